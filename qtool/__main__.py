@@ -1,0 +1,5 @@
+"""`python -m qtool`: the same as the `qtool` command."""
+
+from qtool.cli.main import main
+
+main()

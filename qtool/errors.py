@@ -1,0 +1,29 @@
+"""What can go wrong, as one small tree.
+
+A message says where, what was found, what was expected, and what to do. It is printed in one
+place, `qtool.cli.main`; exit status 1.
+"""
+
+
+class QtoolError(Exception):
+    """Root of every failure that qtool explains in a sentence."""
+
+
+class RecipeError(QtoolError):
+    """A recipe cannot be read or asks for something that does not exist."""
+
+
+class SourceError(QtoolError):
+    """The model, the calibration text or the statistics given cannot be used."""
+
+
+class FormatError(QtoolError):
+    """A file does not keep to its format, or a format cannot store what it is given."""
+
+
+class UnsupportedError(QtoolError):
+    """The request makes sense, but this version or this machine cannot do it."""
+
+
+class ResumeError(QtoolError):
+    """A started run cannot be continued."""
