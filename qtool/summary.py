@@ -1,0 +1,70 @@
+"""What a finished run says: one object, printed as a few lines or as JSON."""
+
+import resource
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """relative_error: sqrt(tr(E H E') / tr(W H W')) where the inputs' Gram matrix H is known,
+    else the Frobenius norm of E = W - Q over that of W."""
+
+    name: str
+    scheme: str
+    relative_error: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One finished `qtool quantize`."""
+
+    artifact: str
+    format: str
+    recipe: str
+    seconds: dict[str, float]
+    peak_rss_bytes: int
+    size_bytes: int
+    bits_per_weight: float
+    tensors: dict[str, int]  # quantized, dense, dropped
+    layers: list[LayerReport]
+    notes: list[str] = field(default_factory=list)
+
+    def json(self) -> dict[str, Any]:
+        """The --json object."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same for a person."""
+        errors = sorted(self.layers, key=lambda layer: layer.relative_error)
+        lines = [
+            f"{self.artifact}: {self.format}, {self.size_bytes / 1e6:.1f} MB, "
+            f"{self.bits_per_weight:.3f} bits per weight",
+            f"tensors: {self.tensors['quantized']} quantized, {self.tensors['dense']} dense, "
+            f"{self.tensors['dropped']} dropped",
+        ]
+        if errors:
+            middle = errors[len(errors) // 2]
+            worst = errors[-1]
+            lines.append(
+                f"relative error: median {middle.relative_error:.4f}, "
+                f"worst {worst.relative_error:.4f} ({worst.name})"
+            )
+        lines += [f"note: {note}" for note in self.notes]
+        lines.append(
+            f"{self.seconds['total']:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
+        )
+        return lines
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the tensor files in an artifact."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
