@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: a bar on a terminal, plain lines elsewhere, and seconds per stage.
+"""What a person sees while work goes on: a bar on a terminal, plain lines elsewhere; seconds per stage.
 
 Everything goes to stderr, so that stdout stays clean for --json and for pipes.
 """
@@ -7,22 +7,25 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.progress import TimeRemainingColumn
 
 STAGES = ("download", "calibrate", "transform", "quantize", "pack", "export", "verify")
+STAGE_TITLES = {"transform": "smooth/rotate"}
 _PLAIN_EVERY = 10.0  # seconds between two plain progress lines
 
 
 class Progress:
     """Seconds spent per stage, and how far along the blocks are."""
 
-    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._began = time.monotonic()
-        self._stream = stream if stream is not None else sys.stderr
         self._quiet = quiet
-        self._bar = not quiet and self._stream.isatty()
-        self._blocks_began = self._began
+        self._console = Console(stderr=True)
         self._last_plain = self._began
 
     @contextmanager
@@ -37,37 +40,45 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if not self._quiet:
-            self._erase()
-            print(text, file=self._stream, flush=True)
+            if self._console.is_terminal:
+                self._console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
-    def start_blocks(self) -> None:
-        """Begin the clock that the estimate of the time left is made from."""
-        self._blocks_began = time.monotonic()
+    def say_stages(self) -> None:
+        """A line per stage with its seconds."""
+        for name in STAGES:
+            self.say(f"{STAGE_TITLES.get(name, name):>13}  {self.seconds[name]:8.2f} s")
 
-    def block(self, done: int, total: int) -> None:
-        """Show that `done` of `total` blocks are finished, with an estimate of the time left."""
+    def blocks(self, count: int) -> Iterator[int]:
+        """Yield 0 .. count-1, showing how many are done and an estimate of the time left."""
         if self._quiet:
-            return
-        now = time.monotonic()
-        elapsed = now - self._blocks_began
-        left = elapsed / done * (total - done) if done else 0.0
-        text = f"block {done}/{total}, {elapsed:.0f} s, about {left:.0f} s left"
-        if self._bar:
-            width = 24
-            filled = width * done // max(total, 1)
-            self._stream.write(f"\r  [{'#' * filled}{'.' * (width - filled)}] {text}\x1b[K")
-            self._stream.flush()
-            if done == total:
-                self._erase()
-        elif done == total or now - self._last_plain >= _PLAIN_EVERY:
-            self._last_plain = now
-            print(f"  {text}", file=self._stream, flush=True)
+            yield from range(count)
+        elif self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            with RichProgress(*columns, console=self._console, transient=True) as bar:
+                yield from bar.track(range(count), description="blocks")
+        else:
+            yield from self._plain_blocks(count)
+
+    def _plain_blocks(self, count: int) -> Iterator[int]:
+        began = time.monotonic()
+        for index in range(count):
+            yield index
+            now = time.monotonic()
+            done = index + 1
+            if done == count or now - self._last_plain >= _PLAIN_EVERY:
+                self._last_plain = now
+                left = (now - began) / done * (count - done)
+                self.say(f"  block {done}/{count}, {now - began:.0f} s, about {left:.0f} s left")
 
     def total(self) -> float:
         """Seconds since this run began."""
         return time.monotonic() - self._began
-
-    def _erase(self) -> None:
-        if self._bar:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
