@@ -1,0 +1,18 @@
+"""Methods turn a float matrix into codes, one file each.
+
+NEEDS: frozenset[str]                                    statistics of the input it asks for
+Options                                                  frozen; the recipe's table of its name
+quantize(weight, stats, scheme, options) -> Result       a pure function, [out, in] float32
+"""
+
+from dataclasses import dataclass
+
+from qtool.scheme import GroupQuant
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method made, and what its user should be told about it."""
+
+    quant: GroupQuant
+    notes: tuple[str, ...] = ()

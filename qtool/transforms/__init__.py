@@ -1,0 +1,1 @@
+"""Transforms rewrite the float weights of a block without changing what it computes."""
