@@ -1,0 +1,236 @@
+"""A checkpoint as its headers tell it: which tensors exist, in which file, at which bytes.
+
+Opening reads headers and config.json only. A tensor is read when it is asked for, by one ranged
+read into a fresh buffer. Python pickles (*.bin, *.pt, *.pth) are never loaded: unpickling runs
+whatever code the file holds.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats import safetensors_file as st
+from qtool.formats.safetensors_file import TensorInfo
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+# What a model needs beside its weights and config.json. A positive list, so that optimizer states
+# and other people's outputs in the same folder are not carried along.
+SIDE_PATTERNS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template*",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "*.py",
+    "LICENSE*",
+    "NOTICE*",
+)
+_CHUNK = 1 << 22
+
+
+def _refuse_pickle(path: Path) -> SourceError:
+    return SourceError(
+        f"{path}: a Python pickle, which can run any code when loaded and is therefore refused; "
+        "convert it once, where you trust it, with transformers: "
+        "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT), "
+        "which writes safetensors."
+    )
+
+
+def _index_path(folder: Path) -> Path | None:
+    """The index file of a sharded checkpoint, or None."""
+    usual = folder / st.INDEX_NAME
+    if usual.is_file():
+        return usual
+    others = sorted(folder.glob("*.safetensors.index.json"))
+    if len(others) > 1:
+        names = ", ".join(p.name for p in others)
+        raise SourceError(f"{folder}: several indexes ({names}); keep one.")
+    return others[0] if others else None
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The weight map: tensor name to file name, each inside the folder."""
+    weight_map = st.read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(f"{path}: has no weight_map.")
+    for name, file in weight_map.items():
+        if not isinstance(file, str):
+            raise FormatError(f"{path}: the file of {name!r} is {file!r}, not a name.")
+        # Only the written path counts: in a download cache the files are links to elsewhere.
+        pure = PurePosixPath(file)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in file or "\0" in file or not file:
+            raise FormatError(f"{path}: {file!r} leads out of the folder.")
+        if not file.endswith(".safetensors"):
+            raise (
+                _refuse_pickle(path.parent / file)
+                if file.endswith(PICKLE_SUFFIXES)
+                else FormatError(f"{path}: {file!r} is no safetensors file.")
+            )
+    return weight_map
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
+    """The weight files of a folder, and the weight map where an index gives one."""
+    single = folder / "model.safetensors"
+    index = _index_path(folder)
+    if index is not None:
+        weight_map = _read_index(index)
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        for file in files:
+            if not file.is_file():
+                raise SourceError(f"{file}: named by {index.name}, but missing; fetch it again.")
+        return files, weight_map
+    if single.is_file():
+        return [single], None
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found, None
+    if found:
+        raise SourceError(
+            f"{folder}: {len(found)} safetensors files and no {st.INDEX_NAME} that says which "
+            "belong together; fetch the index too, or name one file."
+        )
+    pickles = sorted(p for s in PICKLE_SUFFIXES for p in folder.glob(f"*{s}"))
+    if pickles:
+        raise _refuse_pickle(pickles[0])
+    if any(folder.glob("*.gguf")):
+        raise UnsupportedError(f"{folder}: holds GGUF files; this version reads safetensors.")
+    raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder.")
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(view[:count])
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror}).") from None
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Headers and config of a safetensors checkpoint; `tensors` is in the order of the files."""
+
+    path: Path  # what was opened: a folder or one file
+    config: Mapping[str, Any]  # {} where there is no config.json
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str] = field(repr=False)
+    files: tuple[Path, ...]
+    _file_of: Mapping[str, Path] = field(repr=False)
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Checkpoint":
+        """Read headers; SourceError or FormatError where anything is missing or contradictory."""
+        path = Path(path)
+        if path.is_dir():
+            files, weight_map = _weight_files(path)
+        elif path.is_file():
+            files, weight_map = [path], None
+            if path.suffix in PICKLE_SUFFIXES:
+                raise _refuse_pickle(path)
+            if path.suffix == ".gguf":
+                raise UnsupportedError(f"{path}: a GGUF file; this version reads safetensors.")
+            if path.suffix == ".json":
+                raise SourceError(f"{path}: not weights; name the folder it lies in.")
+        else:
+            raise SourceError(f"{path}: no such file or folder.")
+        tensors: dict[str, TensorInfo] = {}
+        file_of: dict[str, Path] = {}
+        metadata: dict[str, str] = {}
+        folder = path if path.is_dir() else path.parent
+        for file in files:
+            found, its_metadata = st.read_header(file)
+            metadata |= its_metadata
+            for name, info in sorted(found.items(), key=lambda item: item[1].start):
+                if weight_map is not None and weight_map.get(name, file.name) != str(
+                    file.relative_to(folder).as_posix()
+                ):
+                    continue  # a second copy; the index says which one counts
+                if name in tensors:
+                    raise FormatError(f"{name}: in both {file_of[name].name} and {file.name}.")
+                tensors[name] = info
+                file_of[name] = file
+        for name, its_file in (weight_map or {}).items():
+            if name not in tensors:
+                raise FormatError(f"{folder / its_file}: lacks {name!r}, which the index promises.")
+        if not tensors:
+            raise SourceError(f"{path}: holds no tensors.")
+        config_path = folder / "config.json"
+        config = st.read_json(config_path) if config_path.is_file() else {}
+        return cls(path, config, tensors, metadata, tuple(files), file_of)
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights lie."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._file_of[self._known(name)]
+
+    def _known(self, name: str) -> str:
+        if name not in self.tensors:
+            raise SourceError(f"{self.path}: has no tensor {name!r}.")
+        return name
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, uint8 [nbytes]."""
+        return st.read_range(self.file_of(name), self.tensors[name])
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A tensor in its numpy dtype; BF16 as uint16."""
+        info = self.tensors[self._known(name)]
+        return st.as_array(self.raw(name), info.dtype, info.shape)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """A float tensor as float32, of its own shape."""
+        info = self.tensors[self._known(name)]
+        try:
+            return st.to_float32(self.raw(name), info.dtype, info.shape)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{name}: {error}") from None
+
+    @cached_property
+    def _digest(self) -> str:
+        named = {file.name: _hash_file(file) for file in self.files}
+        canonical = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+        lines = [f"{digest}  {name}\n" for name, digest in sorted(named.items())]
+        lines.append(f"{hashlib.sha256(canonical.encode()).hexdigest()}  config.json\n")
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 over the digests of the weight files, by name, and of the config. Reads all."""
+        return self._digest
+
+    @property
+    def side_files(self) -> tuple[Path, ...]:
+        """Tokenizer, generation config, chat template and the like, relative to the folder."""
+        found = {p for pattern in SIDE_PATTERNS for p in self.folder.glob(pattern) if p.is_file()}
+        return tuple(sorted(p.relative_to(self.folder) for p in found))
