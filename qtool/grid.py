@@ -63,6 +63,7 @@ def from_range(low: Floats, high: Floats, scheme: Scheme) -> Grid:
     small for float16 becomes the smallest one there is. One too large raises UnsupportedError.
     """
     levels = (1 << scheme.bits) - 1
+    wide: NDArray[np.floating]
     if scheme.symmetric:
         half = 1 << (scheme.bits - 1)
         reach = half if scheme.bits <= 4 else half - 0.5

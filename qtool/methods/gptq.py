@@ -1,0 +1,244 @@
+"""GPTQ: columns are rounded one after another, and the rest makes up for each one's error.
+
+With the Gram matrix H = X'X of the input, the output error of a candidate Q is
+tr((W - Q) H (W - Q)'). After column j is rounded, the best values of the columns not yet rounded
+are known in closed form. With U upper triangular and U'U the inverse of H:
+
+    e_j = (w_j - q_j) / U_jj
+    w_k = w_k - e_j U_jk        for every k > j
+
+U is found without forming the inverse: reversed in both axes, H has an ordinary Cholesky factor
+L; reversed back, that is an upper factor R with H = R R', and U = R^-1. One factorization and
+one triangular inverse, where the usual way takes two factorizations and a full inverse.
+
+`act_order` takes the columns with the largest diagonal of H first, while most columns are still
+free to make up for them. With `static_groups` the grids are found before the sweep from groups
+of neighbours, so the file is the same as without act_order. Without, a group is a run of columns
+in sweep order, its grid is found when the sweep reaches it, and the file needs a g_idx.
+
+A column whose input is always zero takes no part and is rounded to nearest. The mean diagonal
+times `damp_percent` is added to the diagonal, ten times more on each failed factorization.
+
+Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool import grid
+from qtool.errors import SourceError
+from qtool.methods import Result
+from qtool.scheme import GroupQuant, Scheme
+from qtool.single_thread import single_thread
+
+NEEDS: frozenset[str] = frozenset({"gram"})
+
+Real = NDArray[np.floating]
+
+_LARGEST_DAMPING = 100.0  # times the mean diagonal: the sweep is round to nearest by then
+_INVERSE_BASE = 256  # below this width a triangle is inverted by LAPACK
+
+
+class Stats(Protocol):
+    """What is read of an input's statistics."""
+
+    @property
+    def gram(self) -> Real | None:
+        """X'X or a multiple of it, [in, in]."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The recipe's `gptq:` table."""
+
+    act_order: bool = True  # largest diagonal first
+    static_groups: bool = True  # grids before the sweep, groups of neighbours
+    damp_percent: float = 0.01  # a fraction, by the name everyone uses
+    block_size: int = 128  # columns whose updates of the rest are applied together
+    mse: bool = False  # clip search for the grids, weighted by the diagonal
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a sweep needs to know of an input; one serves every weight that reads it."""
+
+    upper: Real  # [in, in], row major; U of the damped H in sweep order
+    order: NDArray[np.int32]  # [in], the column taken at each step
+    diagonal: grid.Floats  # [in], of H / its mean, in the order of the columns
+    notes: tuple[str, ...] = ()
+
+
+def factor(gram: Real, options: Options, dtype: type[np.floating] = np.float32) -> Factor:
+    """Damp and factor a Gram matrix [in, in].
+
+    One thread, since LAPACK's sums depend on how many there are. Raises SourceError where the
+    matrix is not finite or no damping helps.
+    """
+    diagonal = np.diagonal(gram).astype(np.float64)
+    if not np.isfinite(diagonal).all() or (diagonal < 0).any():
+        raise SourceError(
+            f"the Gram matrix has {diagonal.min():.3g} on its diagonal, where sums of squares "
+            "were expected; the calibration run produced infinite or undefined activations"
+        )
+    dead = diagonal == 0
+    notes = []
+    if dead.any():
+        notes.append(f"{int(dead.sum())} of {dead.size} input channels are always zero")
+    mean = float(diagonal[~dead].mean()) if not dead.all() else 1.0
+    diagonal[dead] = mean
+    diagonal /= mean
+    if options.act_order:
+        order = np.argsort(-np.where(dead, 0.0, diagonal), kind="stable").astype(np.int32)
+    else:
+        order = np.arange(diagonal.size, dtype=np.int32)
+
+    backwards = order[::-1]
+    damping = options.damp_percent
+    while True:
+        # A Gram matrix of a wide layer is half a gigabyte: one copy of it at a time.
+        reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype)
+        reversed_gram /= dtype(mean)
+        np.fill_diagonal(reversed_gram, diagonal[backwards] + damping)
+        upper = _inverse_factor(reversed_gram)
+        del reversed_gram
+        if upper is not None:
+            break
+        damping *= 10
+        if damping > _LARGEST_DAMPING:
+            raise SourceError(
+                f"the Gram matrix cannot be factored even with {damping / 10:.0%} of its mean "
+                "diagonal added; it is not a sum of squares of finite activations"
+            )
+    if damping != options.damp_percent:
+        notes.append(f"damping raised from {options.damp_percent:.2%} to {damping:.2%}")
+    return Factor(upper, order, diagonal.astype(np.float32), tuple(notes))
+
+
+def _inverse_factor(reversed_gram: Real) -> Real | None:
+    """U, row major, of a matrix given in reverse order; None where it is not positive definite."""
+    with single_thread():
+        # The upper factor is stored by columns, so its memory read by rows is the lower one, and
+        # read backwards it is R.
+        factored, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
+        if int(failed) or not bool(torch.isfinite(torch.diagonal(factored)).all()):
+            return None
+        upper = torch.flip(factored.mT, (0, 1)).contiguous()
+        del factored
+        _invert_upper(upper)
+        if not bool(torch.isfinite(upper).all()):
+            return None
+        return np.asarray(upper.numpy())
+
+
+def _invert_upper(matrix: torch.Tensor) -> None:
+    """Invert an upper triangular matrix in place: [A B; 0 C]^-1 = [A^-1 -A^-1 B C^-1; 0 C^-1]."""
+    size = matrix.shape[0]
+    if size <= _INVERSE_BASE:
+        identity = torch.eye(size, dtype=matrix.dtype)
+        matrix.copy_(torch.linalg.solve_triangular(matrix, identity, upper=True))
+        return
+    half = size // 2
+    above, corner, below = matrix[:half, :half], matrix[:half, half:], matrix[half:, half:]
+    _invert_upper(above)
+    _invert_upper(below)
+    corner.copy_(above @ corner @ below).neg_()
+
+
+def sweep(
+    weight: Real, given: Factor, scheme: Scheme, options: Options, static: grid.Grid | None
+) -> tuple[grid.Bytes, grid.Grid]:
+    """Round weight [out, in] column by column: codes [out, in], and the grids by group.
+
+    With `static` grids, column k is on grid k // group_size. Without, groups are runs in sweep
+    order. Computes in the type of the factor.
+    """
+    rows, columns = weight.shape
+    kind = given.upper.dtype
+    width = grid.group_width(scheme, columns)
+    levels = (1 << scheme.bits) - 1
+    # One row per column of the weight, in sweep order, so that a step works on whole rows.
+    work = np.ascontiguousarray(weight.T[given.order], dtype=kind)
+    codes = np.empty((columns, rows), np.uint8)
+    errors = np.empty((options.block_size, rows), kind)
+    groups = scheme.groups(columns)
+    scales = np.empty((groups, rows), np.float16) if static is None else static.scale.T.copy()
+    zeros = np.empty((groups, rows), np.uint8) if static is None else static.zero.T.copy()
+    importance = given.diagonal[given.order]
+    upper = given.upper
+    for start in range(0, columns, options.block_size):
+        end = min(start + options.block_size, columns)
+        for step in range(start, end):
+            if static is not None:
+                group = int(given.order[step]) // width
+            else:
+                group = step // width
+                if step % width == 0:
+                    # Columns beyond the block still lack this block's corrections.
+                    last = min(step + width, columns)
+                    ahead = work[step:last].copy()
+                    if last > end and step > start:
+                        ahead[end - step :] -= (
+                            upper[start:step, end:last].T @ errors[: step - start]
+                        )
+                    found = _fit(ahead.T, importance[step:last], scheme, options)
+                    scales[group], zeros[group] = found.scale[:, 0], found.zero[:, 0]
+            scale = scales[group].astype(kind)
+            zero = zeros[group].astype(kind)
+            code = np.clip(np.rint(work[step] / scale) + zero, 0, levels)
+            codes[step] = code
+            error = errors[step - start]
+            np.subtract(work[step], (code - zero) * scale, out=error)
+            error /= upper[step, step]
+            work[step + 1 : end] -= upper[step, step + 1 : end, None] * error
+        work[end:] -= upper[start:end, end:].T @ errors[: end - start]
+    found_codes = np.empty((rows, columns), np.uint8)
+    found_codes[:, given.order] = codes.T
+    return found_codes, grid.Grid(np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
+
+
+def _fit(weight: Real, importance: grid.Floats, scheme: Scheme, options: Options) -> grid.Grid:
+    """Grids of the groups of weight [out, in]."""
+    narrow = np.ascontiguousarray(weight, dtype=np.float32)
+    if options.mse:
+        return grid.fit_clipped(narrow, scheme, importance)
+    return grid.fit(narrow, scheme)
+
+
+def quantize_with(
+    weight: Real, given: Factor, scheme: Scheme, options: Options, static: grid.Grid | None = None
+) -> GroupQuant:
+    """Quantize weight [out, in] with the factor of its input; `static` grids replace the fitted.
+
+    Raises UnsupportedError where a scale exceeds float16.
+    """
+    columns = weight.shape[1]
+    whole_row = grid.group_width(scheme, columns) >= columns
+    if static is None and (options.static_groups or not options.act_order or whole_row):
+        g_idx = None
+        if options.static_groups or whole_row:
+            static = _fit(weight, given.diagonal, scheme, options)
+    elif static is not None:
+        g_idx = None
+    else:
+        g_idx = np.empty(columns, np.int32)
+        width = grid.group_width(scheme, columns)
+        g_idx[given.order] = np.arange(columns, dtype=np.int32) // np.int32(width)
+    codes, fitted = sweep(weight, given, scheme, options, static)
+    return GroupQuant(scheme, codes, fitted.scale, fitted.zero, g_idx)
+
+
+def quantize(
+    weight: NDArray[np.float32], stats: Stats | None, scheme: Scheme, options: Options
+) -> Result:
+    """weight [out, in] to codes. Weights of one input share `factor`; see `quantize_with`."""
+    if stats is None or stats.gram is None:
+        raise SourceError(
+            "GPTQ needs the Gram matrix of the input, which these statistics lack; "
+            "collect it with `qtool calibrate MODEL -o STATS --recipe` and a gptq recipe"
+        )
+    given = factor(stats.gram, options)
+    return Result(quantize_with(weight, given, scheme, options), given.notes)

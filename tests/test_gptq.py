@@ -1,0 +1,202 @@
+"""GPTQ against an oracle that inverts the remaining Hessian anew at every step, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from qtool import grid
+from qtool.errors import SourceError
+from qtool.methods import gptq, rtn
+from qtool.scheme import Scheme
+
+Real = NDArray[np.float64]
+
+
+def problem(seed: int, rows: int = 64, columns: int = 64) -> tuple[NDArray[np.float32], Real]:
+    """A weight and the Gram matrix of a correlated input with unequal channels."""
+    random = np.random.default_rng(seed)
+    mix = random.normal(size=(columns, columns)) / np.sqrt(columns) + np.eye(columns)
+    inputs = random.normal(size=(4 * columns, columns)) @ mix * random.lognormal(0, 1, columns)
+    weight = random.normal(size=(rows, columns)).astype(np.float32)
+    return weight, inputs.T @ inputs
+
+
+def sweep_reference(
+    weight: Real,
+    gram: Real,
+    scheme: Scheme,
+    options: gptq.Options,
+    static: grid.Grid | None,
+) -> tuple[NDArray[np.uint8], Real]:
+    """GPTQ by its definition: round a column, solve for the rest, drop it. Codes and values."""
+    rows, columns = weight.shape
+    mean = np.diagonal(gram).mean()
+    order = np.arange(columns)
+    if options.act_order:
+        order = np.argsort(-np.diagonal(gram), kind="stable")
+    width = scheme.group_size if scheme.group_size > 0 else columns
+    weight = weight[:, order].astype(np.float64)
+    hessian = gram[np.ix_(order, order)] / mean + options.damp_percent * np.eye(columns)
+    codes = np.empty((rows, columns), np.uint8)
+    values = np.empty((rows, columns))
+    fitted = None
+    for step in range(columns):
+        if static is None and step % width == 0:
+            ahead = np.ascontiguousarray(weight[:, step : step + width], np.float32)
+            fitted = grid.fit(ahead, scheme)
+            scale, zero = fitted.scale[:, 0], fitted.zero[:, 0]
+        if static is not None:
+            group = order[step] // width
+            scale, zero = static.scale[:, group], static.zero[:, group]
+        exact, offset = scale.astype(np.float64), zero.astype(np.float64)
+        code = np.clip(np.rint(weight[:, step] / exact) + offset, 0, 2**scheme.bits - 1)
+        value = (code - offset) * exact
+        inverse = np.linalg.inv(hessian[step:, step:])
+        weight[:, step:] -= np.outer((weight[:, step] - value) / inverse[0, 0], inverse[0])
+        codes[:, order[step]] = code
+        values[:, order[step]] = value
+    return codes, values
+
+
+def output_error(weight: NDArray[np.floating], value: NDArray[np.floating], gram: Real) -> float:
+    """tr((W - Q) H (W - Q)')"""
+    difference = weight.astype(np.float64) - value
+    return float(np.sum(difference @ gram * difference))
+
+
+CASES = [
+    (Scheme(4, 16, False), gptq.Options()),
+    (Scheme(4, 16, False), gptq.Options(act_order=False, static_groups=False)),
+    (Scheme(3, 16, True), gptq.Options(act_order=True, static_groups=False)),
+    (Scheme(2, 32, False), gptq.Options(act_order=False)),
+    (Scheme(8, -1, True), gptq.Options()),
+    (Scheme(4, -1, False), gptq.Options(act_order=True, static_groups=False)),
+    (Scheme(4, 32, True), gptq.Options(act_order=True, static_groups=False, block_size=24)),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options"), CASES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_float64_codes_equal_the_oracle(scheme: Scheme, options: gptq.Options, seed: int) -> None:
+    weight, gram = problem(seed)
+    static = None
+    if options.static_groups or scheme.group_size == -1:
+        static = grid.fit(weight, scheme)
+    given = gptq.factor(gram, options, np.float64)
+    codes, fitted = gptq.sweep(weight.astype(np.float64), given, scheme, options, static)
+    expected, _ = sweep_reference(weight.astype(np.float64), gram, scheme, options, static)
+    assert (codes == expected).all()
+    # The sweep must have moved codes, or the comparison says nothing.
+    if static is not None:
+        assert (codes != grid.round_codes(weight, fitted, scheme)).mean() > 0.05
+
+
+@pytest.mark.parametrize(("scheme", "options"), CASES)
+def test_float32_path_is_as_good(scheme: Scheme, options: gptq.Options) -> None:
+    weight, gram = problem(2, rows=96)
+    quant = gptq.quantize_with(
+        weight, gptq.factor(gram.astype(np.float32), options), scheme, options
+    )
+    static = None
+    if options.static_groups or scheme.group_size == -1:
+        static = grid.fit(weight, scheme)
+    codes, values = sweep_reference(weight.astype(np.float64), gram, scheme, options, static)
+    assert (quant.codes != codes).mean() <= 1e-3
+    expected = output_error(weight, values, gram)
+    assert output_error(weight, quant.dequantize(), gram) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [gptq.Options(), gptq.Options(act_order=False)])
+def test_factor_is_the_textbook_one(options: gptq.Options) -> None:
+    _, gram = problem(3, columns=600)  # wide enough for the recursive inverse
+    given = gptq.factor(gram, options, np.float64)
+    damped = gram / np.diagonal(gram).mean() + 0.01 * np.eye(600)
+    inverse = np.linalg.inv(damped[np.ix_(given.order, given.order)])
+    assert np.allclose(given.upper, np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-10)
+    assert given.upper.flags.c_contiguous
+
+
+def test_the_thread_count_changes_nothing() -> None:
+    _, gram = problem(4, columns=512)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(gptq.factor(gram, gptq.Options()).upper.tobytes())
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+def test_groups_of_the_file() -> None:
+    weight, gram = problem(5)
+    scheme = Scheme(4, 16, False)
+    static = gptq.quantize_with(weight, gptq.factor(gram, gptq.Options()), scheme, gptq.Options())
+    assert static.g_idx is None
+    options = gptq.Options(static_groups=False)
+    dynamic = gptq.quantize_with(weight, gptq.factor(gram, options), scheme, options)
+    assert dynamic.g_idx is not None
+    assert np.bincount(dynamic.g_idx).tolist() == [16] * 4
+    first = np.argsort(-np.diagonal(gram), kind="stable")[:16]
+    assert (dynamic.g_idx[first] == 0).all()
+    plain = rtn.quantize(weight, None, scheme, rtn.Options()).quant
+    worst = output_error(weight, plain.dequantize(), gram)
+    for quant in (static, dynamic):
+        assert output_error(weight, quant.dequantize(), gram) < 0.6 * worst
+
+
+def test_dead_columns_are_rounded_to_nearest() -> None:
+    weight, gram = problem(6)
+    gram[[3, 40]] = 0
+    gram[:, [3, 40]] = 0
+    scheme = Scheme(4, 16, False)
+    given = gptq.factor(gram, gptq.Options())
+    quant = gptq.quantize_with(weight, given, scheme, gptq.Options())
+    plain = rtn.quantize(weight, None, scheme, rtn.Options()).quant
+    assert (quant.codes[:, [3, 40]] == plain.codes[:, [3, 40]]).all()
+    assert given.notes == ("2 of 64 input channels are always zero",)
+    nothing = gptq.factor(np.zeros((64, 64)), gptq.Options())
+    untouched = gptq.quantize_with(weight, nothing, scheme, gptq.Options())
+    assert (untouched.codes == plain.codes).all()
+
+
+def test_damping_is_raised_until_the_factorization_holds() -> None:
+    random = np.random.default_rng(7)
+    gram = np.eye(32) + 0.05 * np.diag(np.ones(31), 1) + 0.05 * np.diag(np.ones(31), -1)
+    gram[0, 1] = gram[1, 0] = 1.05  # not positive definite until 0.05 and more is added
+    given = gptq.factor(gram, gptq.Options())
+    assert given.notes == ("damping raised from 1.00% to 10.00%",)
+    weight = random.normal(size=(8, 32)).astype(np.float32)
+    quant = gptq.quantize_with(weight, given, Scheme(4, 16, False), gptq.Options())
+    assert np.abs(quant.dequantize() - weight).mean() < 0.3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_an_undefined_gram_matrix_is_refused(bad: float) -> None:
+    gram = np.eye(8)
+    gram[2, 2] = bad
+    with pytest.raises(SourceError, match="Gram matrix"):
+        gptq.factor(gram, gptq.Options())
+
+
+def test_no_damping_helps() -> None:
+    gram = np.eye(8)
+    gram[0, 1] = gram[1, 0] = 1e4
+    with pytest.raises(SourceError, match="cannot be factored"):
+        gptq.factor(gram, gptq.Options())
+
+
+def test_missing_statistics_name_the_command() -> None:
+    with pytest.raises(SourceError, match="qtool calibrate"):
+        gptq.quantize(np.ones((2, 16), np.float32), None, Scheme(4, 16, False), gptq.Options())
+
+
+def test_clip_search_lowers_the_error() -> None:
+    weight, gram = problem(8, rows=128)
+    scheme = Scheme(3, 32, False)
+    found = []
+    for options in (gptq.Options(), gptq.Options(mse=True)):
+        quant = gptq.quantize_with(weight, gptq.factor(gram, options), scheme, options)
+        found.append(output_error(weight, quant.dequantize(), gram))
+    assert found[1] < 0.95 * found[0]
