@@ -1,0 +1,26 @@
+/* The table of kernels: X(name, parameters, arguments). Every one exists for each instruction set
+ * as name_ISA, is reached through the table that dispatch.c chose, and is exported as qt_name. */
+#ifndef QTOOL_OPS_H
+#define QTOOL_OPS_H
+
+#include "qtool_kernels.h"
+
+#define QT_OPS(X)                                                    \
+    X(gptq_sweep_f32, (const qt_sweep *sweep), (sweep))              \
+    X(gptq_sweep_f64, (const qt_sweep *sweep), (sweep))
+
+#define QT_DECLARE(name, parameters, isa) int name##_##isa parameters;
+
+#define QT_DECLARE_SCALAR(name, parameters, arguments) QT_DECLARE(name, parameters, scalar)
+QT_OPS(QT_DECLARE_SCALAR)
+#if defined(__x86_64__)
+#define QT_DECLARE_AVX2(name, parameters, arguments) QT_DECLARE(name, parameters, avx2)
+#define QT_DECLARE_AVX512(name, parameters, arguments) QT_DECLARE(name, parameters, avx512)
+QT_OPS(QT_DECLARE_AVX2)
+QT_OPS(QT_DECLARE_AVX512)
+#elif defined(__aarch64__)
+#define QT_DECLARE_NEON(name, parameters, arguments) QT_DECLARE(name, parameters, neon)
+QT_OPS(QT_DECLARE_NEON)
+#endif
+
+#endif

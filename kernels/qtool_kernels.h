@@ -1,0 +1,43 @@
+/* The C interface of the kernel library. All functions return QT_OK or an error code; none keeps
+ * a pointer after it returns, none writes outside the arrays it is given, and results do not
+ * depend on the instruction set. Sizes count elements; matrices are row major and contiguous. */
+#ifndef QTOOL_KERNELS_H
+#define QTOOL_KERNELS_H
+
+#include <stdint.h>
+
+enum { QT_OK = 0, QT_E_ARGUMENT = 1, QT_E_MEMORY = 2, QT_E_ISA = 3 };
+
+/* The dtype that a scale is rounded to before codes are computed with it. */
+enum { QT_SCALE_F32 = 0, QT_SCALE_F16 = 1, QT_SCALE_BF16 = 2 };
+
+/* Where the scales of a sweep come from: the columns as they are when the sweep enters the group,
+ * the original columns before the sweep, or the caller. */
+enum { QT_GROUPS_DYNAMIC = 0, QT_GROUPS_STATIC = 1, QT_GROUPS_GIVEN = 2 };
+
+/* How the scale and zero of a group are found from its weights. */
+typedef struct {
+    int32_t bits;          /* 2 .. 8 */
+    int32_t symmetric;     /* zero = 2^(bits-1), scale = 2 max|w| / (2^bits - 1) */
+    int32_t scale_dtype;   /* QT_SCALE_* */
+    int32_t search_steps;  /* candidates of the shrink search; 0 or 1: none */
+    double search_grid;    /* candidate k shrinks the range by 1 - k / search_grid */
+    double search_norm;    /* minimizes sum importance |w - dq|^norm */
+} qt_quantizer;
+
+typedef struct {
+    qt_quantizer quantizer;
+    int64_t rows, cols, group_size; /* the last group may be smaller */
+    const void *weight;     /* [rows, cols] */
+    const void *hinv;       /* [cols, cols] upper factor U, inverse Hessian = U'U, in sweep order */
+    const int32_t *order;   /* [cols] column taken at each step, a permutation; or NULL */
+    const float *importance; /* [cols] weights of the search's error, original order; or NULL */
+    int32_t groups;         /* QT_GROUPS_* */
+    int32_t reserved;
+    uint8_t *codes;         /* [rows, cols], original order */
+    void *scale;            /* [rows, groups], in for QT_GROUPS_GIVEN, else out */
+    uint8_t *zero;          /* [rows, groups], likewise */
+    double *loss;           /* [rows] sum of squared scaled errors */
+} qt_sweep;
+
+#endif
