@@ -1,0 +1,214 @@
+"""Which part of which module parameter a checkpoint tensor is.
+
+A checkpoint keeps each expert's matrices apart (`...experts.3.w1.weight`); transformers 5 keeps a
+block's experts in one 3-D parameter (`...experts.gate_up_proj` [experts, 2 * inner, hidden]). The
+way from the one to the other is transformers' own conversion mapping: renamings, and converters
+made of operations on lists of tensors. Here those operations are carried out on names instead of
+numbers, so that each checkpoint tensor comes out as an index into a parameter:
+
+    parameter[index] is the checkpoint tensor, and a view: writing into it changes the block
+
+This is the one file that knows transformers' conversion classes (checked with transformers 5.23).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qtool.errors import SourceError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+Index = tuple[int | slice, ...]
+
+
+class HasShape(Protocol):
+    """Whatever says a stored tensor's shape, such as a header entry."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One checkpoint tensor is `parameter[index]`; an empty index is the whole parameter."""
+
+    checkpoint_name: str
+    parameter_name: str
+    index: Index
+    shape: tuple[int, ...]  # of the checkpoint tensor
+
+    def view(self, parameter: "torch.Tensor") -> "torch.Tensor":
+        """The checkpoint tensor's part of the parameter, sharing its memory."""
+        return parameter[self.index] if self.index else parameter
+
+
+@dataclass(frozen=True)
+class Names:
+    """The two vocabularies side by side."""
+
+    of_parameter: Mapping[str, tuple[Binding, ...]]  # by parameter or persistent buffer name
+    of_tensor: Mapping[str, Binding]  # by checkpoint name
+    unknown: tuple[str, ...]  # checkpoint tensors that the model class has no place for
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tensor being put together: its shape, and where in it each checkpoint tensor lies."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[str, Index], ...]
+
+
+def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
+    """Bind every checkpoint tensor that the model class has a place for.
+
+    `model` is a transformers PreTrainedModel, on the meta device or not. A tensor whose shape is
+    not the model's raises SourceError; a conversion that is not a view, UnsupportedError.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    state = model.state_dict()
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+    prefix = model.base_model_prefix
+
+    plain: dict[str, str] = {}
+    gathered: dict[str, tuple[Any, dict[str, list[str]]]] = {}
+    unknown: list[str] = []
+    # Natural order, because a tensor's place in a list is its expert's number.
+    for name in sorted(tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = name, None
+        if target not in state:
+            unknown.append(name)
+        elif pattern is None:
+            if target in plain:
+                unknown.append(name)
+            else:
+                plain[target] = name
+        else:
+            _, sources = gathered.setdefault(target, (by_pattern[pattern], {}))
+            sources.setdefault(pattern, []).append(name)
+
+    of_parameter: dict[str, tuple[Binding, ...]] = {}
+    for target, name in plain.items():
+        shape = tuple(tensors[name].shape)
+        _check_shape(model, target, tuple(state[target].shape), shape, f"tensor {name!r}")
+        of_parameter[target] = (Binding(name, target, (), shape),)
+    for target, (converter, sources) in gathered.items():
+        tile = _convert(model, target, converter, sources, tensors)
+        first = tile.pieces[0][0]
+        _check_shape(
+            model, target, tuple(state[target].shape), tile.shape, f"{first!r} and its companions"
+        )
+        of_parameter[target] = tuple(
+            Binding(name, target, index, tuple(tensors[name].shape)) for name, index in tile.pieces
+        )
+    of_tensor = {piece.checkpoint_name: piece for group in of_parameter.values() for piece in group}
+    return Names(of_parameter, of_tensor, tuple(unknown))
+
+
+def _check_shape(
+    model: Any, target: str, expected: tuple[int, ...], found: tuple[int, ...], what: str
+) -> None:
+    if found != expected:
+        raise SourceError(
+            f"{what}: shape {list(found)}, but {type(model).__name__} with this config.json expects "
+            f"{list(expected)} for {target!r}; config and weights are not of the same model"
+        )
+
+
+def _convert(
+    model: Any,
+    target: str,
+    converter: Any,
+    sources: Mapping[str, list[str]],
+    tensors: Mapping[str, HasShape],
+) -> _Tile:
+    """Carry out a converter's operations on tiles; the one tile that results is the parameter."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    lists: dict[str, list[_Tile]] = {}
+    for pattern in converter.source_patterns:
+        if pattern not in sources:
+            example = next(iter(sources.values()))[0]
+            raise SourceError(
+                f"{target!r} is made of {converter.source_patterns}, but next to {example!r} the "
+                f"checkpoint has no tensor like {pattern!r}"
+            )
+        lists[pattern] = [_whole(name, tensors[name].shape) for name in sources[pattern]]
+    for operation in converter.operations:
+        if isinstance(operation, MergeModulelist):
+            lists = {key: [_stack(tiles, operation.dim)] for key, tiles in lists.items()}
+        elif isinstance(operation, Concatenate):
+            joined = [tile for tiles in lists.values() for tile in tiles]
+            lists = {target: [_concatenate(joined, operation.dim)]}
+        else:
+            example = next(iter(sources.values()))[0]
+            raise UnsupportedError(
+                f"{type(model).__name__} keeps {example!r} through the conversion "
+                f"{type(operation).__name__}, which is not a view of {target!r}; calibrated "
+                "methods cannot run this model, RTN can (it needs no forward pass)"
+            )
+    tiles = [tile for group in lists.values() for tile in group]
+    if len(tiles) != 1:
+        raise UnsupportedError(
+            f"{type(model).__name__} turns {converter.source_patterns} into several parameters; "
+            "calibrated methods cannot run this model, RTN can (it needs no forward pass)"
+        )
+    return tiles[0]
+
+
+def _whole(name: str, shape: tuple[int, ...]) -> _Tile:
+    return _Tile(tuple(shape), ((name, tuple(slice(0, size) for size in shape)),))
+
+
+def _stack(tiles: list[_Tile], dim: int) -> _Tile:
+    """torch.stack: a new dimension, in which each tile has a number."""
+    _check_equal(tiles, lambda tile: tile.shape)
+    shape = tiles[0].shape
+    pieces = tuple(
+        (name, (*index[:dim], number, *index[dim:]))
+        for number, tile in enumerate(tiles)
+        for name, index in tile.pieces
+    )
+    return _Tile((*shape[:dim], len(tiles), *shape[dim:]), pieces)
+
+
+def _concatenate(tiles: list[_Tile], dim: int) -> _Tile:
+    """torch.cat: each tile moves by the sizes of those before it."""
+    _check_equal(tiles, lambda tile: (*tile.shape[:dim], *tile.shape[dim + 1 :]))
+    pieces: list[tuple[str, Index]] = []
+    offset = 0
+    for tile in tiles:
+        for name, index in tile.pieces:
+            pieces.append((name, (*index[:dim], _moved(index[dim], offset), *index[dim + 1 :])))
+        offset += tile.shape[dim]
+    shape = tiles[0].shape
+    return _Tile((*shape[:dim], offset, *shape[dim + 1 :]), tuple(pieces))
+
+
+def _moved(index: int | slice, offset: int) -> int | slice:
+    if isinstance(index, int):
+        return index + offset
+    return slice(index.start + offset, index.stop + offset)
+
+
+def _check_equal(tiles: list[_Tile], key: Any) -> None:
+    for tile in tiles[1:]:
+        if key(tile) != key(tiles[0]):
+            raise SourceError(
+                f"tensor {tile.pieces[0][0]!r}: shape {list(tile.shape)} does not go with "
+                f"{tiles[0].pieces[0][0]!r} of shape {list(tiles[0].shape)}"
+            )

@@ -1,0 +1,518 @@
+"""A forward pass of any decoder-only transformers model with one block of weights in memory.
+
+    skeleton = Skeleton.open(checkpoint)           all modules, no weights (torch's meta device)
+    stream = skeleton.embed(tokens)                hidden states before block 0, and each block's
+                                                   own arguments as the model's loop passes them
+    for i in range(skeleton.count):
+        block = skeleton.block(i)                  float32 weights of this block only
+        ...                                        collect statistics, write into block.weights
+        skeleton.advance(block, stream, workers)   hidden states before block i + 1
+
+The model's code is transformers' own and is only observed: the blocks are the outermost ModuleList
+that holds most parameters, and embed() runs the outer forward with each block's forward replaced by
+a recorder that returns its input.
+
+Micro-batches have a fixed number of tokens, each is computed by one thread, and what is summed over
+them is summed in their order: the number of threads changes no bit.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError, UnsupportedError
+from qtool.names import Binding, Names, bind
+
+MICRO_BATCH_TOKENS = 2048
+PROBE_TOKENS = 64
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """A pool of threads, each of which computes on one core; results come in the order asked."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(1)
+        self.threads = threads
+        # OpenMP counts threads per calling thread, so each one has to be told.
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """function of each item; the first failure, in order, is raised once all have ended."""
+        futures = [self._pool.submit(function, item) for item in items]
+        for future in futures:
+            future.exception()
+        return [future.result() for future in futures]
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a block is called with beside the hidden states; equal tensors are shared."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass
+class Stream:
+    """Hidden states on their way through the blocks."""
+
+    hidden: list[torch.Tensor]  # by micro-batch, each [samples, length, width] float32
+    calls: list[list[Call]]  # by block, then micro-batch
+    probe_calls: list[Call]  # by block, for probe()
+    probe_tokens: int
+
+    def probe(self, block: int) -> tuple[torch.Tensor, Call]:
+        """The first few positions of the first sample, [1, probe_tokens, width]: a small input.
+
+        In a causal model the hidden states of a prefix are a prefix of the hidden states.
+        """
+        return self.hidden[0][:1, : self.probe_tokens].clone(), self.probe_calls[block]
+
+    @property
+    def tokens(self) -> int:
+        """Positions in all micro-batches."""
+        return sum(hidden.shape[0] * hidden.shape[1] for hidden in self.hidden)
+
+
+@dataclass(eq=False)
+class LoadedBlock:
+    """One block with its weights. Writing into a tensor of `weights` changes the block."""
+
+    index: int
+    prefix: str  # of its parameters in the model, "model.layers.3."
+    module: nn.Module
+    bindings: Mapping[str, Binding]  # by checkpoint name
+    weights: Mapping[str, torch.Tensor]  # by checkpoint name, float32 views
+
+    def run(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+        """The block's output, [samples, length, width]."""
+        with torch.no_grad():
+            output = self.module(hidden, *call.args, **call.kwargs)
+        result = output[0] if isinstance(output, tuple) else output
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its parameters."""
+        return sum(p.numel() * p.element_size() for p in self.module.parameters())
+
+
+class _LastBlockReachedError(Exception):
+    """Ends the outer forward of embed(): what comes after the blocks is of no use there."""
+
+
+@dataclass(eq=False)
+class Skeleton:
+    """A transformers model without weights, and the way to give them to it piece by piece."""
+
+    checkpoint: Checkpoint
+    model: Any  # a PreTrainedModel on the meta device
+    prefix: str  # of the blocks, "model.layers."
+    blocks: nn.ModuleList
+    names: Names
+    _returns_tuple: bool = field(default=False, init=False)
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint) -> "Skeleton":
+        """Build the modules from config.json and bind the checkpoint's tensors to them.
+
+        UnsupportedError where transformers has no such decoder, SourceError where a block's
+        parameter has no tensor.
+        """
+        model = _meta_model(checkpoint)
+        prefix, blocks = _find_blocks(model)
+        skeleton = cls(checkpoint, model, prefix, blocks, bind(model, checkpoint.tensors))
+        _fill_buffers(model, skeleton.names)
+        for index in range(len(blocks)):
+            skeleton._check_block(index)
+        return skeleton
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Checkpoint tensors that the model class has no place for (MTP blocks, extra heads)."""
+        return self.names.unknown
+
+    def block_tensors(self, index: int) -> tuple[str, ...]:
+        """Checkpoint names of what a block is made of."""
+        prefix = f"{self.prefix}{index}."
+        return tuple(
+            piece.checkpoint_name
+            for name, pieces in self.names.of_parameter.items()
+            if name.startswith(prefix)
+            for piece in pieces
+        )
+
+    def block(self, index: int) -> LoadedBlock:
+        """Read one block's weights, in float32. Its memory is free once it is dropped."""
+        prefix = f"{self.prefix}{index}."
+        # Its configuration is shared with the skeleton, its modules are not.
+        config = self.model.config
+        module = copy.deepcopy(self.blocks[index], {id(config): config})
+        bindings: dict[str, Binding] = {}
+        weights: dict[str, torch.Tensor] = {}
+        for owner, attribute, name in _tensors_of(module, prefix):
+            pieces = self.names.of_parameter.get(name)
+            if pieces is None:
+                continue  # a buffer that no checkpoint holds; open() has seen to parameters
+            tensor = self._read_parameter(owner, attribute, pieces)
+            for piece in pieces:
+                bindings[piece.checkpoint_name] = piece
+                weights[piece.checkpoint_name] = piece.view(tensor)
+        return LoadedBlock(index, prefix, module.eval(), bindings, weights)
+
+    def embed(
+        self, tokens: NDArray[np.int64], micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    ) -> Stream:
+        """Hidden states before the first block, and every block's arguments; tokens [n, length]."""
+        samples, length = tokens.shape
+        size = max(1, -(-micro_batch_tokens // length))
+        shared: list[torch.Tensor] = []
+        with self._outer_weights():
+            hidden: list[torch.Tensor] = []
+            calls: list[list[Call]] = [[] for _ in range(self.count)]
+            for start in range(0, samples, size):
+                first, its_calls = self._record(tokens[start : start + size], shared)
+                hidden.append(first)
+                for per_block, call in zip(calls, its_calls, strict=True):
+                    per_block.append(call)
+            probe_tokens = min(length, PROBE_TOKENS)
+            _, probe_calls = self._record(tokens[:1, :probe_tokens], shared)
+        return Stream(hidden, calls, probe_calls, probe_tokens)
+
+    def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
+        """Replace the stream's hidden states by the block's outputs."""
+
+        def step(number: int) -> None:
+            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+            stream.hidden[number] = output
+
+        workers.map(step, range(len(stream.hidden)))
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: logits [samples, length, vocabulary] of the last block's output."""
+        with self._outer_weights():
+            return self._head(hidden)
+
+    def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
+        """The whole forward pass, block by block: logits [n, length, vocabulary]."""
+        stream = self.embed(tokens)
+        for index in range(self.count):
+            self.advance(self.block(index), stream, workers)
+        with self._outer_weights():
+            return torch.cat([self._head(hidden) for hidden in stream.hidden])
+
+    def _check_block(self, index: int) -> None:
+        prefix = f"{self.prefix}{index}."
+        for name, module in self.blocks[index].named_modules(prefix=prefix[:-1]):
+            if type(module).__name__ == "Conv1D":
+                raise UnsupportedError(
+                    f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
+                    "does; this version quantizes Linear layers only"
+                )
+        for owner, attribute, name in _tensors_of(self.blocks[index], prefix):
+            if attribute in owner._parameters and name not in self.names.of_parameter:
+                raise SourceError(
+                    f"{self.checkpoint.path}: no tensor for {name!r}, which "
+                    f"{type(self.model).__name__} needs in block {index}; the checkpoint is "
+                    "incomplete or config.json is of another model"
+                )
+
+    def _read_parameter(
+        self, owner: nn.Module, attribute: str, pieces: Sequence[Binding]
+    ) -> torch.Tensor:
+        """Put the checkpoint's values, in float32, where the module expects its parameter."""
+        meta = getattr(owner, attribute)
+        dtype = torch.float32 if meta.is_floating_point() else meta.dtype
+        tensor = torch.empty(meta.shape, dtype=dtype)
+        for piece in pieces:
+            copy_tensor(self.checkpoint, piece.checkpoint_name, piece.view(tensor))
+        if attribute in owner._parameters:
+            owner._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            owner._buffers[attribute] = tensor
+        return tensor
+
+    @contextmanager
+    def _outer_weights(self) -> Iterator[None]:
+        """Within, a module outside of the blocks reads its own weights when first called."""
+        filled: list[tuple[nn.Module, str, torch.Tensor]] = []
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+
+        def fill(owner: nn.Module, path: str) -> None:
+            for attribute in (*owner._parameters, *owner._buffers):
+                meta = getattr(owner, attribute)
+                if meta is None or meta.device.type != "meta":
+                    continue
+                name = f"{path}.{attribute}" if path else attribute
+                of_parameter = self.names.of_parameter
+                pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
+                if pieces is None:
+                    raise SourceError(
+                        f"{self.checkpoint.path}: no tensor for {name!r}, which "
+                        f"{type(self.model).__name__} needs; the checkpoint is incomplete or "
+                        "config.json is of another model"
+                    )
+                filled.append((owner, attribute, meta))
+                self._read_parameter(owner, attribute, pieces)
+
+        hooks = [
+            module.register_forward_pre_hook(lambda owner, _, path=path: fill(owner, path))
+            for path, module in self.model.named_modules()
+            if not f"{path}.".startswith(self.prefix)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for owner, attribute, meta in filled:
+                group = owner._parameters if attribute in owner._parameters else owner._buffers
+                group[attribute] = meta  # type: ignore[assignment]
+
+    def _record(
+        self, tokens: NDArray[np.int64], shared: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[Call]]:
+        """Run the outer forward on one micro-batch; the first hidden states and all arguments."""
+        seen: list[tuple[torch.Tensor, Call]] = []
+
+        def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+            if index != len(seen) or (seen and hidden is not seen[-1][0]):
+                raise _OtherLoopError
+            seen.append((hidden, call))
+            if index == self.count - 1:
+                raise _LastBlockReachedError
+            return hidden
+
+        # Most loops take a block's output as it is, some its first element: whichever makes the
+        # next block see what the one before it returned.
+        for returns_tuple in (False, True):
+            seen.clear()
+            try:
+                with self._replaced(record, returns_tuple), torch.no_grad():
+                    self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
+            except _LastBlockReachedError:
+                self._returns_tuple = returns_tuple
+                calls = [
+                    Call(_share(call.args, shared), _share(dict(call.kwargs), shared))
+                    for _, call in seen
+                ]
+                return seen[0][0].to(torch.float32), calls
+            except _OtherLoopError:
+                continue
+            break
+        raise UnsupportedError(
+            f"{type(self.model).__name__} does not hand its hidden states from block to block "
+            f"of {self.prefix!r} unchanged; calibrated methods cannot stream it, RTN can quantize "
+            "it (it needs no forward pass)"
+        )
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        embedding = self.model.get_input_embeddings()
+        width = getattr(embedding, "embedding_dim", hidden.shape[-1])
+        last = self.count - 1
+
+        def pass_on(index: int, ignored: torch.Tensor, call: Call) -> torch.Tensor:
+            return hidden if index == last else ignored
+
+        # What enters the blocks is ignored, so nothing has to be looked up in the table.
+        embedding.forward = lambda ids, *_, **__: torch.zeros(*ids.shape, width)
+        try:
+            with self._replaced(pass_on, self._returns_tuple), torch.no_grad():
+                ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+                logits = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            del embedding.forward
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+    @contextmanager
+    def _replaced(
+        self, function: Callable[[int, torch.Tensor, Call], torch.Tensor], returns_tuple: bool
+    ) -> Iterator[None]:
+        """Within, block i computes function(i, hidden, its other arguments)."""
+
+        def forward_of(index: int) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                hidden = args[0] if args else kwargs.pop("hidden_states")
+                output = function(index, hidden, Call(args[1:], kwargs))
+                return (output,) if returns_tuple else output
+
+            return forward
+
+        for index, block in enumerate(self.blocks):
+            block.forward = forward_of(index)
+        try:
+            yield
+        finally:
+            for block in self.blocks:
+                del block.forward
+
+
+class _OtherLoopError(Exception):
+    """A block got something else than the block before it returned."""
+
+
+def copy_tensor(checkpoint: Checkpoint, name: str, target: torch.Tensor) -> None:
+    """Read a tensor into `target`, converting on the way; NaN and infinity are refused."""
+    info = checkpoint.tensors[name]
+    if info.dtype not in _STORED or not target.is_floating_point():
+        if target.is_floating_point():
+            raise UnsupportedError(
+                f"{name}: stored as {info.dtype}; this version calibrates models stored in "
+                f"{', '.join(_STORED)}"
+            )
+        target.copy_(torch.from_numpy(checkpoint.array(name)))
+        return
+    source = torch.from_numpy(checkpoint.raw(name)).view(_STORED[info.dtype])
+    target.copy_(source.view(target.shape))
+    if target.numel() == 0:
+        return
+    low, high = torch.aminmax(target)
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        bad = (~torch.isfinite(target)).nonzero()[0].tolist()
+        raise SourceError(
+            f"{checkpoint.file_of(name)}: tensor {name!r} holds {float(target[tuple(bad)])} at "
+            f"{bad}; weights must be finite, so the file is damaged or was saved wrongly"
+        )
+
+
+def _meta_model(checkpoint: Checkpoint) -> Any:
+    """The model class of config.json, built by transformers without memory for its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, initialization
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    where = checkpoint.folder
+    if not (where / "config.json").is_file():
+        raise SourceError(f"{where}: no config.json, without which the model cannot be run")
+    kind = checkpoint.config.get("model_type", "(none)")
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    except (KeyError, ValueError) as error:
+        raise UnsupportedError(
+            f"{where / 'config.json'}: transformers has no causal language model of model_type "
+            f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no "
+            "forward pass)"
+        ) from error
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    with (
+        torch.device("meta"),
+        initialization.no_init_weights(),
+        initialization.meta_device_safe_creation_ops(),
+    ):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            # One F.linear per expert, in which the expert's own rows can be seen.
+            experts_implementation="eager",
+            trust_remote_code=False,
+        )
+    return model.eval()
+
+
+def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The outermost ModuleList that holds most parameters, and its prefix."""
+    best: tuple[int, str, nn.ModuleList] | None = None
+    outer: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or any(name.startswith(o) for o in outer):
+            continue
+        outer.append(f"{name}.")
+        size = sum(parameter.numel() for parameter in module.parameters())
+        if best is None or size > best[0]:
+            best = (size, f"{name}.", module)
+    if best is None:
+        raise UnsupportedError(f"{type(model).__name__} has no list of blocks to stream")
+    return best[1], best[2]
+
+
+def _fill_buffers(model: Any, names: Names) -> None:
+    """Compute the buffers that no checkpoint holds (rotary frequencies and the like).
+
+    This is how transformers' own loading ends: room is made for them, and the class that owns a
+    module initializes it; parameters stay on the meta device, where initializing does nothing.
+    """
+    from transformers import PreTrainedModel
+
+    owners: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, PreTrainedModel)
+    ]
+    for path, module in model.named_modules():
+        missing = [
+            attribute
+            for attribute, buffer in module._buffers.items()
+            if buffer is not None
+            and buffer.device.type == "meta"
+            and (f"{path}.{attribute}" if path else attribute) not in names.of_parameter
+        ]
+        for attribute in missing:
+            meta = module._buffers[attribute]
+            # A buffer that the class forgets must not be read as chance would have it.
+            fill = float("nan") if meta.is_floating_point() else 0
+            module._buffers[attribute] = torch.full_like(meta, fill, device="cpu")
+        if missing:
+            inside = [o for name, o in owners if name == "" or f"{path}.".startswith(f"{name}.")]
+            with torch.no_grad():
+                inside[-1]._init_weights(module)
+
+
+def _tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
+    """Every parameter and buffer: the module that owns it, its attribute, its name in the model."""
+    for path, owner in module.named_modules():
+        for attribute in (*owner._parameters, *owner._buffers):
+            if getattr(owner, attribute) is not None:
+                yield (
+                    owner,
+                    attribute,
+                    f"{prefix}{path}.{attribute}" if path else (f"{prefix}{attribute}"),
+                )
+
+
+def _share(value: Any, shared: list[torch.Tensor]) -> Any:
+    """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
+    if isinstance(value, torch.Tensor):
+        for other in shared:
+            if other.dtype == value.dtype and torch.equal(other, value):
+                return other
+        shared.append(value)
+        return value
+    if isinstance(value, tuple | list):
+        return type(value)(_share(item, shared) for item in value)
+    if isinstance(value, dict):
+        return {key: _share(item, shared) for key, item in value.items()}
+    return value
