@@ -1,0 +1,125 @@
+"""Where finished tensors go: packed by the recipe's format and written into the planned place."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import __version__
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError
+from qtool.formats import FORMATS
+from qtool.formats.facts import Facts
+from qtool.formats.safetensors_file import (
+    FLOAT_DTYPES,
+    StreamWriter,
+    from_float32,
+    to_float32,
+)
+from qtool.plan import Plan, Planned, format_options
+from qtool.scheme import Dense, GroupQuant, Scheme
+
+_CHECKED_AT_ONCE = 1 << 20  # elements
+
+
+class Sink:
+    """Writes an artifact's tensors; safe to call from several threads for different tensors."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path) -> None:
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.folder = folder
+        self.writer = StreamWriter(folder, plan.layout)
+        self._format = FORMATS[plan.format]
+        self._options = format_options(plan.recipe)
+
+    def quantized(self, planned: Planned, quant: GroupQuant) -> None:
+        """Pack and write one matrix."""
+        module = planned.name.removesuffix(".weight")
+        for name, array in self._format.pack(module, quant, self._options).items():
+            self.writer.add(name, array)
+
+    def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
+        """Write a tensor in its own dtype: as the source has it, or with new values."""
+        if values is None:
+            raw = self.checkpoint.raw(planned.name)
+            check_finite(raw, planned, self.checkpoint.file_of(planned.name))
+        else:
+            raw = from_float32(values, planned.dtype, planned.name)
+        self.writer.add(planned.name, raw)
+
+    def close(self, provenance: dict[str, Any], card: str) -> None:
+        """Finish the tensor files and write everything beside them."""
+        self.writer.close()
+        config = dict(self.checkpoint.config)
+        facts = artifact_facts(self.plan)
+        if facts is not None:
+            config["quantization_config"] = self._format.config(facts, self._options)
+            for name, content in self._format.side_files(facts, self._options).items():
+                _write_json(self.folder / name, content)
+        if config:
+            _write_json(self.folder / "config.json", config)
+        for relative in self.checkpoint.side_files:
+            target = self.folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((self.checkpoint.folder / relative).read_bytes())
+        _write_json(self.folder / "qtool.json", provenance)
+        (self.folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def artifact_facts(plan: Plan) -> Facts | None:
+    """What the format's config tells; None where nothing is quantized."""
+    quantized = {
+        t.name.removesuffix(".weight"): t.action for t in plan.tensors if isinstance(t.action, Scheme)
+    }
+    if not quantized:
+        return None
+    recipe = plan.recipe
+    options = recipe.gptq
+    return Facts(
+        quantized=quantized,
+        dense=_dense_linears(plan.tensors),
+        version=__version__,
+        static_groups=options.static_groups,
+        damp_percent=options.damp_percent if recipe.rounding == "gptq" else None,
+        act_order=recipe.rounding == "gptq" and options.act_order and not options.static_groups,
+        mse=options.mse,
+    )
+
+
+def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
+    """Matrices that engines would take for linear layers, and that are not quantized."""
+    return tuple(
+        t.name.removesuffix(".weight")
+        for t in tensors
+        if isinstance(t.action, Dense)
+        and t.name.endswith(".weight")
+        and len(t.shape) == 2
+        and not t.action.reason.startswith("embedding")
+    )
+
+
+def check_finite(raw: NDArray[np.uint8], planned: Planned, where: Path) -> None:
+    """SourceError naming the first NaN or infinity of a float tensor's bytes."""
+    if planned.dtype not in FLOAT_DTYPES or not raw.size:
+        return
+    width = raw.size // max(1, int(np.prod(planned.shape, dtype=np.int64)))
+    step = _CHECKED_AT_ONCE * width
+    for start in range(0, raw.size, step):
+        part = raw[start : start + step]
+        values = to_float32(part, planned.dtype, (part.size // width,))
+        finite = np.isfinite(values)
+        if not finite.all():
+            flat = start // width + int(np.argmin(finite))
+            index = [int(i) for i in np.unravel_index(flat, planned.shape)]
+            raise SourceError(
+                f"{where}: tensor {planned.name!r} holds {values[int(np.argmin(finite))]} at "
+                f"{index}; weights must be finite, so the file is damaged or was saved wrongly"
+            )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
