@@ -124,7 +124,7 @@ def _check_shape(
 ) -> None:
     if found != expected:
         raise SourceError(
-            f"{what}: shape {list(found)}, but {type(model).__name__} with this config.json expects "
+            f"{what}: shape {list(found)}, but with this config.json {type(model).__name__} expects "
             f"{list(expected)} for {target!r}; config and weights are not of the same model"
         )
 
