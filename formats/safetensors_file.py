@@ -15,7 +15,6 @@ Source: the format section of the safetensors documentation (huggingface.co/docs
 import errno
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -197,7 +196,7 @@ def _parse_entry(where: str, name: str, entry: object, data_start: int, size: in
 def _read_exactly(path: Path, start: int, count: int) -> NDArray[np.uint8]:
     """`count` bytes from `start`, in a fresh buffer."""
     buffer = np.empty(count, np.uint8)
-    view = memoryview(buffer)
+    view = buffer.data
     done = 0
     try:
         with open(path, "rb", buffering=0) as file:
@@ -494,7 +493,7 @@ class StreamWriter:
                 f"{name}: the layout has {info.dtype} {list(info.shape)}, "
                 f"given {array.dtype} {list(array.shape)}."
             )
-        view = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._write(file, info.start, view)
         self.checksums[name] = zlib.crc32(view)
 
@@ -529,13 +528,3 @@ class StreamWriter:
         else:
             self.abandon()
         return False
-
-
-def parse_size(text: str) -> int:
-    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if not found:
-        raise FormatError(f"{text!r} is no size; write it like 5GB or 500MiB.")
-    number, prefix, binary = found.groups()
-    power = " kmgt".index(prefix) if prefix else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)

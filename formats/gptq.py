@@ -1,0 +1,359 @@
+"""GPTQ: 2, 3, 4 or 8 bits in groups along the input, w = (q - zero) * scale.
+
+    qweight  int32 [in * b / 32, out]           codes packed along the input, a little-endian
+                                                bitstream (3 bits: 32 codes in three words)
+    qzeros   int32 [groups, ceil(out * b / 32)] zeros packed along the output, likewise
+    scales   fp16  [groups, out]
+    g_idx    int32 [in]                         the group of every column
+
+v1 (`checkpoint_format: gptq`) stores (zero - 1) mod 2^b, v2 (`gptq_v2`) stores zero. The
+difference is taken field by field: an addition to the packed word would carry into the next
+field wherever zero is 0. Files exist that say v1 and hold v2; symmetric ones give themselves away,
+because every field is then 2^(b-1) and no symmetric v1 file has that.
+
+Sources: the packing of AutoGPTQ and GPTQModel; the config keys of GPTQModel and vLLM.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats import bits
+from qtool.formats.facts import (
+    ArtifactScheme,
+    Facts,
+    Options,
+    check_shape,
+    first,
+    group_size_of,
+    head_quantized,
+    whole,
+)
+from qtool.formats.safetensors_file import TensorSpec
+from qtool.scheme import GroupQuant, Scheme
+
+NAME = "gptq"
+WIDTHS = (2, 3, 4, 8)
+CHECKPOINT_FORMATS = {"v1": "gptq", "v2": "gptq_v2"}
+# Linears that engines fuse on load and then look up under the fused name.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
+    """v1 where everything is symmetric, since engines load nothing else; v2 otherwise."""
+    if layout is not None and layout not in CHECKPOINT_FORMATS:
+        raise FormatError(f"gptq has no layout {layout!r}; there are v1 and v2.")
+    return Options(layout or ("v1" if all(s.symmetric for s in schemes) else "v2"))
+
+
+def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | None:
+    """Why a matrix [out, in] cannot be stored, or None."""
+    rows, columns = shape
+    if scheme.bits not in WIDTHS:
+        return f"gptq holds 2, 3, 4 or 8 bits, not {scheme.bits}"
+    if scheme.scale_dtype != "float16":
+        return f"gptq stores float16 scales, not {scheme.scale_dtype}"
+    if scheme.group_size > 0 and columns % scheme.group_size:
+        return f"in_features {columns} is not divisible by the group size {scheme.group_size}"
+    step = bits.WORD if scheme.bits == 3 else bits.WORD // scheme.bits
+    for what, count in (("in_features", columns), ("out_features", rows)):
+        if count % step:
+            return f"{what} {count} is not divisible by {step}, as gptq's {scheme.bits} bits need"
+    if options.layout == "v1" and not scheme.symmetric:
+        return "gptq v1 cannot hold every asymmetric zero; use v2"
+    return None
+
+
+def supports_together(schemes: Iterable[Scheme]) -> str | None:
+    """Any mixture can stand in one artifact, through `dynamic`."""
+    return None
+
+
+def specs(
+    module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
+) -> list[TensorSpec]:
+    """The tensors that store a matrix [out, in]."""
+    rows, columns = shape
+    groups = scheme.groups(columns)
+    return [
+        TensorSpec(f"{module}.qweight", "I32", (bits.word_count(columns, scheme.bits), rows)),
+        TensorSpec(f"{module}.qzeros", "I32", (groups, bits.word_count(rows, scheme.bits))),
+        TensorSpec(f"{module}.scales", "F16", (groups, rows)),
+        TensorSpec(f"{module}.g_idx", "I32", (columns,)),
+    ]
+
+
+def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
+    """The stored tensors of one matrix; FormatError where it cannot be stored exactly."""
+    scheme = quant.scheme
+    reason = supports(scheme, quant.shape, options)
+    if reason:
+        raise FormatError(f"{module}: {reason}.")
+    rows, columns = quant.shape
+    groups = scheme.groups(columns)
+    check_shape(f"{module}: scale", quant.scale.shape, (rows, groups))
+    check_shape(f"{module}: zero", quant.zero.shape, (rows, groups))
+    if quant.scale.dtype != np.float16:
+        raise FormatError(f"{module}: scales are {quant.scale.dtype}; gptq stores float16.")
+    middle = 1 << (scheme.bits - 1)
+    if scheme.symmetric and (quant.zero != middle).any():
+        raise FormatError(f"{module}: symmetric, but not every zero is {middle}.")
+    index = quant.group_index()
+    check_shape(f"{module}: g_idx", index.shape, (columns,))
+    if columns and (int(index.min()) < 0 or int(index.max()) >= groups):
+        raise FormatError(f"{module}: g_idx names a group outside of 0 .. {groups - 1}.")
+    zero = bits.transpose(quant.zero)
+    if (zero >> scheme.bits).any():
+        raise FormatError(f"{module}: a zero does not fit {scheme.bits} bits.")
+    if options.layout == "v1":
+        zero = (zero - np.uint8(1)) & np.uint8((1 << scheme.bits) - 1)
+    return {
+        f"{module}.qweight": bits.transpose(bits.pack(quant.codes, scheme.bits)),
+        f"{module}.qzeros": bits.pack(zero, scheme.bits),
+        f"{module}.scales": bits.transpose(quant.scale),
+        f"{module}.g_idx": np.ascontiguousarray(index, dtype="<i4"),
+    }
+
+
+def scheme_of(
+    module: str,
+    found: ArtifactScheme,
+    words: int,
+    zero_words: int,
+    groups: int,
+    rows: int,
+    columns: int | None,
+) -> tuple[Scheme, int]:
+    """The scheme and in_features of one module, from its shapes first and the config second.
+
+    The shapes cannot be wrong about the width and the group size, a config's patterns can.
+    columns: the length of g_idx, or None where there is none.
+    """
+    if found.scheme is None:
+        raise FormatError(f"{module}: the config does not say how it is stored.")
+    default = overridden(module, found)
+    for width in (default.bits, *(b for b in WIDTHS if b != default.bits)):
+        length = words * bits.WORD // width if columns is None else columns
+        if (
+            words == bits.word_count(length, width)
+            and zero_words == bits.word_count(rows, width)
+            and groups > 0
+            and length > 0
+        ):
+            break
+    else:
+        raise FormatError(
+            f"{module}: {words} words of {columns} codes fit no width of 2, 3, 4 or 8 bits."
+        )
+    size = default.group_size
+    if -(-length // (size if size > 0 else length)) != groups:
+        size = -1 if groups == 1 else -(-length // groups)
+        if -(-length // (size if size > 0 else length)) != groups:
+            raise FormatError(f"{module}: {length} columns do not divide into {groups} groups.")
+    return Scheme(width, size, default.symmetric), length
+
+
+def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
+    """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
+    if found.layout not in CHECKPOINT_FORMATS:
+        raise UnsupportedError(f"{module}: checkpoint_format {found.layout!r} is not read here.")
+    weight = get(f"{module}.qweight")
+    stored_zeros = get(f"{module}.qzeros")
+    scales = get(f"{module}.scales")
+    try:
+        index = get(f"{module}.g_idx")
+    except KeyError:
+        index = None
+    if weight.ndim != 2 or stored_zeros.ndim != 2 or scales.ndim != 2:
+        raise FormatError(f"{module}: qweight, qzeros and scales must be matrices.")
+    groups, rows = scales.shape
+    scheme, columns = scheme_of(
+        module,
+        found,
+        weight.shape[0],
+        stored_zeros.shape[1],
+        groups,
+        rows,
+        None if index is None else index.size,
+    )
+    check_shape(f"{module}.qweight", weight.shape, (weight.shape[0], rows))
+    check_shape(f"{module}.qzeros", stored_zeros.shape, (groups, stored_zeros.shape[1]))
+    width = scheme.bits
+    codes = bits.unpack(bits.transpose(weight), width, columns)
+    zero = bits.unpack(stored_zeros, width, rows)
+    middle = np.uint8(1 << (width - 1))
+    mislabelled = scheme.symmetric and bool((zero == middle).all())
+    if found.layout == "v1" and not mislabelled:
+        zero = (zero + np.uint8(1)) & np.uint8((1 << width) - 1)
+    if found.overrides:  # `dynamic` may change sym for this module: the zeros tell
+        scheme = Scheme(width, scheme.group_size, bool((zero == middle).all()))
+    plain = GroupQuant(scheme, codes, bits.transpose(scales), bits.transpose(zero))
+    if index is None:
+        return plain
+    check_shape(f"{module}.g_idx", index.shape, (columns,))
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        raise FormatError(f"{module}.g_idx names a group outside of 0 .. {groups - 1}.")
+    if np.array_equal(index, plain.group_index()):
+        return plain
+    return GroupQuant(scheme, codes, plain.scale, plain.zero, index.astype(np.int32))
+
+
+def _template(name: str) -> tuple[str, tuple[str, ...]]:
+    """A module name with its numbers taken out: ("model.layers.#.mlp", ("3",))."""
+    parts = name.split(".")
+    numbers = tuple(p for p in parts if p.isdecimal())
+    return ".".join("#" if p.isdecimal() else p for p in parts), numbers
+
+
+def _pattern(template: str, numbers: Iterable[str]) -> str:
+    """An anchored regular expression; each number is an expression of its own."""
+    expressions = iter(numbers)
+    escaped = (next(expressions) if p == "#" else re.escape(p) for p in template.split("."))
+    return r"\.".join(escaped)
+
+
+def _patterns(chosen: Iterable[str], everything: Iterable[str]) -> list[str]:
+    """Anchored expressions that match `chosen` and nothing else of `everything`, few of them."""
+    wanted: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    present: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for names, table in ((chosen, wanted), (everything, present)):
+        for name in names:
+            template, numbers = _template(name)
+            table[template].add(numbers)
+    found = []
+    for template, tuples in wanted.items():
+        depth = template.split(".").count("#")
+        if depth and tuples == present[template]:
+            found.append(_pattern(template, [r"\d+"] * depth))
+            continue
+        blocks = sorted({t[0] for t in tuples}, key=int) if depth else []
+        if depth and tuples == {t for t in present[template] if t[0] in blocks}:
+            either = blocks[0] if len(blocks) == 1 else f"(?:{'|'.join(blocks)})"
+            found.append(_pattern(template, [either] + [r"\d+"] * (depth - 1)))
+            continue
+        found += [_pattern(template, t) for t in sorted(tuples, key=lambda t: [int(n) for n in t])]
+    return found
+
+
+def _with_fused(names: set[str]) -> set[str]:
+    """Names, and for shards that are all there the name under which engines fuse them."""
+    found = set(names)
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        for fused, shards in FUSED.items():
+            if last in shards and all(f"{parent}.{s}" in names for s in shards):
+                found.add(f"{parent}.{fused}")
+    return found
+
+
+def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
+    """GPTQModel's table of exceptions: `-:` for dense modules, `+:` for another scheme.
+
+    The first match counts; these expressions are anchored and exclude each other. A dense head is
+    left to `lm_head`.
+    """
+    everything = _with_fused({*facts.quantized, *facts.dense})
+    table: dict[str, dict[str, Any]] = {}
+    dense = {n for n in facts.dense if n.rpartition(".")[2] not in ("lm_head", "embed_out")}
+    for pattern in _patterns(sorted(_with_fused(dense)), everything):
+        table[f"-:^{pattern}$"] = {}
+    by_scheme: dict[Scheme, set[str]] = defaultdict(set)
+    for name, scheme in facts.overrides.items():
+        by_scheme[scheme].add(name)
+    for scheme, names in by_scheme.items():
+        for pattern in _patterns(sorted(_with_fused(names)), everything):
+            table[f"+:^{pattern}$"] = {
+                "bits": scheme.bits,
+                "group_size": scheme.group_size,
+                "sym": scheme.symmetric,
+            }
+    return table
+
+
+def config(facts: Facts, options: Options) -> dict[str, Any]:
+    """quantization_config of config.json, and all of quantize_config.json."""
+    default = facts.default
+    meta: dict[str, Any] = {
+        "quantizer": [f"qtool:{facts.version}"],
+        "static_groups": facts.static_groups,
+        "true_sequential": True,
+        "mse": facts.mse,
+    }
+    if facts.damp_percent is not None:
+        meta["damp_percent"] = facts.damp_percent
+    return {
+        "quant_method": "gptq",
+        "bits": default.bits,
+        "group_size": default.group_size,
+        "desc_act": facts.act_order,
+        "sym": default.symmetric,
+        "lm_head": head_quantized(facts),
+        "checkpoint_format": CHECKPOINT_FORMATS[options.layout],
+        "pack_dtype": "int32",
+        "dynamic": dynamic(facts),
+        "meta": meta,
+    }
+
+
+def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:
+    """quantize_config.json, equal to what config.json holds."""
+    return {"quantize_config.json": config(facts, options)}
+
+
+def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
+    """The scheme that a quantization_config tells, or None."""
+    method = str(first(config, "quant_method", "method") or "").lower()
+    if method != NAME and not (not method and {"bits", "group_size", "desc_act"} <= set(config)):
+        return None
+    width = whole(first(config, "bits", "wbits"), "bits", 2, 8)
+    size = group_size_of(first(config, "group_size"))
+    written = str(first(config, "checkpoint_format", "format") or "gptq").lower()
+    layout = {"gptq": "v1", "gptq_v2": "v2"}.get(written, written)
+    table = config.get("dynamic")
+    overrides: tuple[tuple[str, Mapping[str, object]], ...] = ()
+    if isinstance(table, dict):
+        overrides = tuple(
+            (k, v if isinstance(v, dict) else {}) for k, v in table.items() if not _negative(k)
+        )
+        dense = tuple(k.removeprefix("-:") for k in table if _negative(k))
+    else:
+        dense = ()
+    symmetric = config.get("sym", True) is not False
+    return ArtifactScheme(NAME, NAME, Scheme(width, size, symmetric), layout, dense, overrides)
+
+
+def _negative(pattern: str) -> bool:
+    return pattern.startswith("-:")
+
+
+# Expressions from a file are run only where they cannot take exponential time.
+_HARMLESS = re.compile(r"[\w.\\^$|:?()\[\]\-+*]{1,2000}")
+
+
+def _matches(pattern: str, module: str) -> bool:
+    expression = pattern.removeprefix("+:")
+    risky = re.search(r"\)\s*[+*{?]", expression) or len(re.findall(r"[+*]", expression)) > 4
+    if risky or not _HARMLESS.fullmatch(expression) or len(module) > 256:
+        return False
+    try:
+        return re.match(expression, module) is not None
+    except re.error:
+        return False
+
+
+def overridden(module: str, found: ArtifactScheme) -> Scheme:
+    """The scheme that the config gives a module: its default, or the first `dynamic` match."""
+    if found.scheme is None:
+        raise FormatError(f"{module}: the config does not say how it is stored.")
+    for pattern, keys in found.overrides:
+        if _matches(pattern, module):
+            width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)
+            size = group_size_of(keys.get("group_size", found.scheme.group_size))
+            symmetric = keys.get("sym", found.scheme.symmetric) is not False
+            return Scheme(width, size, symmetric)
+    return found.scheme
