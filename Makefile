@@ -9,6 +9,8 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt \
 	$(shell find qtool formats kernels recipes -type f -not -path '*/__pycache__/*' 2>/dev/null)
 DEMO := out/tiny-w4g128-awq
 ROOT := $(CURDIR)
+# The tests are small matrices; threads of a BLAS only stand in each other's way.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-slow test-oracle test-sanitize lint kernels clean
 

@@ -9,10 +9,12 @@ enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20 };
 #define QT_REAL_BITS 32
 #include "real.h"
 #include "quantizer_body.h"
+#include "tile_body.h"
 #include "gptq_sweep_body.h"
 #undef QT_REAL_BITS
 
 #define QT_REAL_BITS 64
 #include "real.h"
 #include "quantizer_body.h"
+#include "tile_body.h"
 #include "gptq_sweep_body.h"

@@ -8,32 +8,7 @@
  * a weight sees its updates one after another in the order of the steps, so that blocking changes
  * no bit of the result. */
 
-/* w[c] += sum over k of e[k] * u[k][c], c < QT_TILE_COLUMNS, k in order. */
-static void T(spread)(REAL *w, const REAL *e, const REAL *u, int64_t steps)
-{
-    V sum[QT_TILE_COLUMNS][2];
-    QT_UNROLL
-    for (int c = 0; c < QT_TILE_COLUMNS; c++) {
-        sum[c][0] = T(load)(w + c * PANEL);
-        sum[c][1] = T(load)(w + c * PANEL + LANES);
-    }
-    for (int64_t k = 0; k < steps; k++) {
-        V e0 = T(load)(e + k * PANEL), e1 = T(load)(e + k * PANEL + LANES);
-        QT_UNROLL
-        for (int c = 0; c < QT_TILE_COLUMNS; c++) {
-            V factor = T(splat)(u[k * QT_TILE_COLUMNS + c]);
-            sum[c][0] = FMA(e0, factor, sum[c][0]);
-            sum[c][1] = FMA(e1, factor, sum[c][1]);
-        }
-    }
-    QT_UNROLL
-    for (int c = 0; c < QT_TILE_COLUMNS; c++) {
-        T(store)(w + c * PANEL, sum[c][0]);
-        T(store)(w + c * PANEL + LANES, sum[c][1]);
-    }
-}
-
-/* The same for the last tile, `columns` wide. */
+/* `spread` for the last tile, `columns` wide. */
 static void T(spread_edge)(REAL *w, const REAL *e, const REAL *u, int64_t steps, int64_t columns)
 {
     REAL tile[QT_TILE_COLUMNS * PANEL] = {0};

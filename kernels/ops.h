@@ -7,7 +7,8 @@
 
 #define QT_OPS(X)                                                    \
     X(gptq_sweep_f32, (const qt_sweep *sweep), (sweep))              \
-    X(gptq_sweep_f64, (const qt_sweep *sweep), (sweep))
+    X(gptq_sweep_f64, (const qt_sweep *sweep), (sweep))              \
+    X(quantize_groups, (const qt_groups *groups), (groups))
 
 #define QT_DECLARE(name, parameters, isa) int name##_##isa parameters;
 

@@ -18,12 +18,28 @@ enum { QT_GROUPS_DYNAMIC = 0, QT_GROUPS_STATIC = 1, QT_GROUPS_GIVEN = 2 };
 /* How the scale and zero of a group are found from its weights. */
 typedef struct {
     int32_t bits;          /* 2 .. 8 */
-    int32_t symmetric;     /* zero = 2^(bits-1), scale = 2 max|w| / (2^bits - 1) */
+    int32_t symmetric;     /* zero = 2^(bits-1), scale = max|w| / reach */
     int32_t scale_dtype;   /* QT_SCALE_* */
-    int32_t search_steps;  /* candidates of the shrink search; 0 or 1: none */
-    double search_grid;    /* candidate k shrinks the range by 1 - k / search_grid */
-    double search_norm;    /* minimizes sum importance |w - dq|^norm */
+    int32_t ratio_count;   /* ratios to try; 0: the full range */
+    double reach;          /* steps from zero to max|w| on a symmetric grid */
+    double norm;           /* the search minimizes sum importance |w - dq|^norm */
+    const double *ratios;  /* [ratio_count] of the range kept; the first of equals wins */
 } qt_quantizer;
+
+/* Groups of a matrix on their own, without a sweep. */
+typedef struct {
+    qt_quantizer quantizer;
+    int64_t rows, cols, group_size; /* the last group may be smaller */
+    const float *weight;     /* [rows, cols] */
+    const float *importance; /* [cols] weights of the search's error, or NULL */
+    const float *gram; /* [groups, group_size, group_size]: the search minimizes e'He instead; the
+                        * rows and columns of a smaller last group come first; or NULL */
+    int64_t given;     /* scale and zero are read, not searched */
+    float *scale;      /* [rows, groups] */
+    uint8_t *zero;     /* [rows, groups] */
+    uint8_t *codes;    /* [rows, cols], or NULL */
+    float *dequantized; /* [rows, cols], or NULL */
+} qt_groups;
 
 typedef struct {
     qt_quantizer quantizer;

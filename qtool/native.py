@@ -28,12 +28,14 @@ _ROWS_PER_TASK = 32  # a panel on every instruction set, so that threads share n
 
 
 @dataclass(frozen=True)
-class ScaleSearch:
-    """Shrinks a group's range by 1 - k / grid, k < shrink * grid, to minimize sum |w - dq|^norm."""
+class RangeSearch:
+    """Tries each ratio of a group's range and keeps the one with the least sum |w - dq|^norm.
 
-    grid: int = 100
-    shrink: float = 0.8
-    norm: float = 2.4
+    The first of equals wins. A norm other than 2 is computed to about five digits.
+    """
+
+    ratios: tuple[float, ...] = tuple(1.0 - 0.025 * step for step in range(21))
+    norm: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class _Quantizer(ctypes.Structure):
         ("bits", ctypes.c_int32),
         ("symmetric", ctypes.c_int32),
         ("scale_dtype", ctypes.c_int32),
-        ("search_steps", ctypes.c_int32),
-        ("search_grid", ctypes.c_double),
-        ("search_norm", ctypes.c_double),
+        ("ratio_count", ctypes.c_int32),
+        ("reach", ctypes.c_double),
+        ("norm", ctypes.c_double),
+        ("ratios", ctypes.c_void_p),
     )
 
 
@@ -74,6 +77,23 @@ class _Sweep(ctypes.Structure):
         ("scale", ctypes.c_void_p),
         ("zero", ctypes.c_void_p),
         ("loss", ctypes.c_void_p),
+    )
+
+
+class _Groups(ctypes.Structure):
+    _fields_ = (
+        ("quantizer", _Quantizer),
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("importance", ctypes.c_void_p),
+        ("gram", ctypes.c_void_p),
+        ("given", ctypes.c_int64),
+        ("scale", ctypes.c_void_p),
+        ("zero", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("dequantized", ctypes.c_void_p),
     )
 
 
@@ -177,19 +197,62 @@ def _over_rows(rows: int, threads: int | None, run: Callable[[int, int], int]) -
             raise ValueError(f"the kernel library refused: {_ERRORS.get(code, code)}")
 
 
-def _quantizer(
-    bits: int, symmetric: bool, scale_dtype: str, search: ScaleSearch | None
-) -> _Quantizer:
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits is {bits}, expected 2 to 8")
-    if scale_dtype not in _SCALE_DTYPES:
-        raise ValueError(f"scale_dtype is {scale_dtype!r}, expected {', '.join(_SCALE_DTYPES)}")
-    steps, grid, norm = 0, 1.0, 2.0
-    if search is not None:
-        if not (search.grid > 0 and 0 < search.shrink < 1 and search.norm > 0):
-            raise ValueError(f"{search} is out of range: grid > 0, 0 < shrink < 1, norm > 0")
-        steps, grid, norm = int(search.shrink * search.grid), float(search.grid), search.norm
-    return _Quantizer(bits, symmetric, _SCALE_DTYPES[scale_dtype], steps, grid, norm)
+@dataclass(frozen=True)
+class _Grid:
+    """The checked options that every quantizing kernel takes; keeps the ratios alive."""
+
+    bits: int
+    symmetric: bool
+    scale_dtype: str
+    reach: float | None
+    search: RangeSearch | None
+
+    def structure(self) -> tuple[_Quantizer, NDArray[np.float64]]:
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"bits is {self.bits}, expected 2 to 8")
+        if self.scale_dtype not in _SCALE_DTYPES:
+            wanted = ", ".join(_SCALE_DTYPES)
+            raise ValueError(f"scale_dtype is {self.scale_dtype!r}, expected {wanted}")
+        half = 2.0 ** (self.bits - 1)
+        reach = half - 0.5 if self.reach is None else self.reach
+        if not half - 1 <= reach <= half:
+            raise ValueError(f"reach is {reach}, expected {half - 1} to {half}")
+        search = self.search or RangeSearch((), 2.0)
+        ratios = np.array(search.ratios, np.float64)
+        if not ((ratios > 0) & (ratios <= 1)).all():
+            raise ValueError(f"ratios are {search.ratios}, expected numbers in (0, 1]")
+        if not 0 < search.norm < 16:
+            raise ValueError(f"norm is {search.norm}, expected more than 0 and less than 16")
+        dtype = _SCALE_DTYPES[self.scale_dtype]
+        return _Quantizer(
+            self.bits, self.symmetric, dtype, len(ratios), reach, search.norm, _address(ratios)
+        ), ratios
+
+    def stored(self, scale: NDArray[Any]) -> NDArray[Any]:
+        """Scales in the dtype asked for; exact, since they were rounded to it."""
+        return scale.astype(np.float16 if self.scale_dtype == "float16" else np.float32)
+
+    def check_given(
+        self, given: tuple[NDArray[Any], NDArray[np.uint8]], dtype: DTypeLike, shape: list[int]
+    ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        scale = _check("given scale", given[0], dtype, shape)
+        zero = _check("given zero", given[1], np.uint8, shape)
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise ValueError("a given scale is not a positive finite number")
+        if zero.size and int(zero.max()) >= 1 << self.bits:
+            raise ValueError(f"a given zero is {zero.max()}, expected below {1 << self.bits}")
+        return scale, zero
+
+
+def _group_shape(weight: NDArray[Any], group_size: int) -> tuple[int, int, int, int]:
+    """(out_features, in_features, group_size, groups) of a weight that has elements."""
+    out_features, in_features = weight.shape
+    if not out_features or not in_features:
+        raise ValueError(f"weight has shape {weight.shape}, expected at least one element")
+    if group_size != -1 and group_size < 1:
+        raise ValueError(f"group_size is {group_size}, expected -1 or at least 1")
+    size = in_features if group_size == -1 else min(group_size, in_features)
+    return out_features, in_features, size, -(-in_features // size)
 
 
 def gptq_sweep(
@@ -199,10 +262,11 @@ def gptq_sweep(
     bits: int,
     group_size: int,
     symmetric: bool,
+    reach: float | None = None,
     order: NDArray[np.int32] | None = None,
     static_groups: bool = False,
     scale_dtype: str = "float16",
-    search: ScaleSearch | None = None,
+    search: RangeSearch | None = None,
     importance: NDArray[np.float32] | None = None,
     given: tuple[NDArray[Any], NDArray[np.uint8]] | None = None,
     threads: int | None = None,
@@ -211,24 +275,21 @@ def gptq_sweep(
 
     weight: [out, in], not changed. hinv_upper: [in, in] of the same dtype, the upper Cholesky
     factor U of the inverse Hessian, U'U, whose rows and columns are in the order of the sweep.
-    group_size: -1 for one group a row; the last group may be smaller. order: [in] the column
-    taken at each step (act_order); groups are then runs of the order, with g_idx to tell, unless
-    static_groups fixes groups and scales from the original columns. given: scale (weight's dtype)
-    and zero, [out, groups], to round with instead. importance: [in] factors of the search's error.
+    group_size: -1 for one group a row; the last group may be smaller. reach: steps from zero to
+    max|w| on a symmetric grid, 2^(bits-1) - 1/2 unless told. order: [in] the column taken at each
+    step (act_order); groups are then runs of the order, with g_idx to tell, unless static_groups
+    fixes groups and scales from the original columns. given: scale (weight's dtype) and zero,
+    [out, groups] of original columns, to round with instead. importance: [in] factors of the
+    search's error.
     """
     dtype = weight.dtype
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"weight is {dtype}, expected float32 or float64")
     weight = _check("weight", weight, dtype, (None, None))
-    out_features, in_features = weight.shape
-    if not out_features or not in_features:
-        raise ValueError(f"weight has shape {weight.shape}, expected at least one element")
+    out_features, in_features, size, groups = _group_shape(weight, group_size)
     _check("hinv_upper", hinv_upper, dtype, (in_features, in_features))
-    if group_size != -1 and group_size < 1:
-        raise ValueError(f"group_size is {group_size}, expected -1 or at least 1")
-    size = in_features if group_size == -1 else min(group_size, in_features)
-    groups = -(-in_features // size)
-    quantizer = _quantizer(bits, symmetric, scale_dtype, search)
+    options = _Grid(bits, symmetric, scale_dtype, reach, search)
+    quantizer, ratios = options.structure()
     if order is not None:
         _check("order", order, np.int32, (in_features,))
         if not np.array_equal(np.sort(order), np.arange(in_features)):
@@ -238,20 +299,13 @@ def gptq_sweep(
 
     codes = np.empty((out_features, in_features), np.uint8)
     loss = np.empty(out_features, np.float64)
-    mode = 1 if static_groups else 0
     if given is None:
-        scale, zero = (
-            np.empty((out_features, groups), dtype),
-            np.empty((out_features, groups), np.uint8),
-        )
+        mode = 1 if static_groups else 0
+        scale = np.empty((out_features, groups), dtype)
+        zero = np.empty((out_features, groups), np.uint8)
     else:
         mode = 2
-        scale = _check("given scale", given[0], dtype, (out_features, groups))
-        zero = _check("given zero", given[1], np.uint8, (out_features, groups))
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise ValueError("a given scale is not a positive finite number")
-        if zero.size and int(zero.max()) >= 1 << bits:
-            raise ValueError(f"a given zero is {zero.max()}, expected below {1 << bits}")
+        scale, zero = options.check_given(given, dtype, [out_features, groups])
     function = getattr(_library(), f"qt_gptq_sweep_f{dtype.itemsize * 8}")
 
     def run(first: int, last: int) -> int:
@@ -274,9 +328,82 @@ def gptq_sweep(
         return int(function(ctypes.byref(task)))
 
     _over_rows(out_features, threads, run)
+    del ratios  # its address was in use until here
     g_idx = None
     if order is not None and mode == 0:
         g_idx = np.empty(in_features, np.int32)
         g_idx[order] = np.arange(in_features, dtype=np.int32) // np.int32(size)
-    stored = scale.astype(np.float16) if scale_dtype == "float16" else scale.astype(np.float32)
-    return Sweep(codes, stored, zero, g_idx, loss)
+    return Sweep(codes, options.stored(scale), zero, g_idx, loss)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A matrix rounded group by group."""
+
+    codes: NDArray[np.uint8]  # [out, in]
+    scale: NDArray[np.floating[Any]]  # [out, groups], float16 unless asked otherwise
+    zero: NDArray[np.uint8]  # [out, groups]
+    dequantized: NDArray[np.float32] | None  # [out, in]
+
+
+def quantize_groups(
+    weight: NDArray[np.float32],
+    *,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    reach: float | None = None,
+    scale_dtype: str = "float16",
+    search: RangeSearch | None = None,
+    importance: NDArray[np.float32] | None = None,
+    gram: NDArray[np.float32] | None = None,
+    given: tuple[NDArray[np.float32], NDArray[np.uint8]] | None = None,
+    dequantize: bool = False,
+    threads: int | None = None,
+) -> Groups:
+    """Round to nearest with the full range of each group, the best searched one, or `given` ones.
+
+    weight: [out, in]. search weighs squared errors by importance [in], or minimizes e'He with
+    gram [groups, group_size, group_size], symmetric blocks of the Gram matrix's diagonal (those
+    of a smaller last group stand in its first rows and columns). dequantize: also what the codes
+    stand for, (codes - zero) * scale.
+    """
+    weight = _check("weight", weight, np.float32, (None, None))
+    out_features, in_features, size, groups = _group_shape(weight, group_size)
+    options = _Grid(bits, symmetric, scale_dtype, reach, search)
+    quantizer, ratios = options.structure()
+    if importance is not None:
+        _check("importance", importance, np.float32, (in_features,))
+    if gram is not None:
+        _check("gram", gram, np.float32, (groups, size, size))
+        if search is None or importance is not None or search.norm != 2:
+            raise ValueError("gram needs a search of norm 2, and no importance")
+    codes = np.empty((out_features, in_features), np.uint8)
+    values = np.empty((out_features, in_features), np.float32) if dequantize else None
+    if given is None:
+        scale = np.empty((out_features, groups), np.float32)
+        zero = np.empty((out_features, groups), np.uint8)
+    else:
+        scale, zero = options.check_given(given, np.float32, [out_features, groups])
+    function = _library().qt_quantize_groups
+
+    def run(first: int, last: int) -> int:
+        task = _Groups(
+            quantizer,
+            last - first,
+            in_features,
+            size,
+            _address(weight, first),
+            _address(importance),
+            _address(gram),
+            given is not None,
+            _address(scale, first),
+            _address(zero, first),
+            _address(codes, first),
+            _address(values, first),
+        )
+        return int(function(ctypes.byref(task)))
+
+    _over_rows(out_features, threads, run)
+    del ratios  # its address was in use until here
+    return Groups(codes, options.stored(scale), zero, values)

@@ -1,7 +1,6 @@
 """The GPTQ column sweep against a float64 loop that recomputes the inverse at every step."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +93,7 @@ def run(
     static_groups: bool = False,
     dtype: type = np.float64,
     threads: int = 1,
-    search: native.ScaleSearch | None = None,
+    search: native.RangeSearch | None = None,
 ) -> native.Sweep:
     permuted = h if order is None else h[np.ix_(order, order)]
     return native.gptq_sweep(
@@ -178,7 +177,7 @@ def test_same_bits_on_every_instruction_set_and_thread_count(
     w = np.random.default_rng(5).standard_normal((75, 290))
     h = hessian(290, seed=5)
     order = np.random.default_rng(6).permutation(290).astype(np.int32)
-    search = native.ScaleSearch(grid=20)
+    search = native.RangeSearch(norm=2.4)
     results = []
     for isa in native.available():
         native.select(isa)
@@ -194,11 +193,12 @@ def test_search_finds_the_least_error_of_its_grid() -> None:
     """One group a row and an identity Hessian, where the sweep is plain rounding."""
     rng = np.random.default_rng(8)
     w = rng.standard_t(3, (40, 64))
-    search = native.ScaleSearch(grid=50, shrink=0.8, norm=2.4)
+    ratios = tuple(1 - step / 50 for step in range(40))
+    search = native.RangeSearch(ratios, norm=2.4)
     sweep = run(w, np.eye(64), 3, -1, True, search=search)
     errors = []
-    for step in range(40):
-        scale, zero = group_parameters(w * (1 - step / 50), 3, True)
+    for ratio in ratios:
+        scale, zero = group_parameters(w * ratio, 3, True)
         q = np.clip(np.round(w / scale[:, None]) + zero[:, None], 0, 7)
         errors.append((np.abs(w - (q - zero[:, None]) * scale[:, None]) ** 2.4).sum(1))
     dq = (sweep.codes - sweep.zero.astype(np.float64)) * sweep.scale
