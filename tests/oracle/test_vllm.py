@@ -1,0 +1,102 @@
+"""vLLM's CPU build loads our AWQ and symmetric GPTQ artifacts and predicts what we predict.
+
+The reference is a plain float32 evaluation of the dequantized weights in transformers. vLLM
+computes in bfloat16; an unquantized model differs from its own float32 evaluation by 0.034 nat.
+"""
+
+import json
+import os
+import pydoc_data.topics
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qtool.artifact import Artifact
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+
+WINDOWS, LENGTH = 4, 512  # 2048 tokens
+MEAN_DIFFERENCE = 0.08  # nat
+CLOSE_CALL = 0.2  # nat between the two best tokens: bfloat16 may choose either
+PROMPT, STEPS = 64, 48
+
+
+def windows(model: Path) -> list[list[int]]:
+    """Consecutive windows of a text that comes with Python, or of $QTOOL_ORACLE_TEXT."""
+    from tokenizers import Tokenizer
+
+    given = os.environ.get("QTOOL_ORACLE_TEXT")
+    topics = sorted(pydoc_data.topics.topics.items())
+    text = Path(given).read_text("utf-8") if given else "\n".join(body for _, body in topics)
+    tokens = Tokenizer.from_file(str(model / "tokenizer.json")).encode(
+        text, add_special_tokens=False
+    )
+    return [tokens.ids[i * LENGTH : (i + 1) * LENGTH] for i in range(WINDOWS)]
+
+
+def dequantized_model(path: Path):
+    """The artifact in transformers, every weight float32."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    for key in ("quantization_config", "torch_dtype", "dtype"):
+        config.pop(key, None)
+    config = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    state = {k: torch.from_numpy(np.array(v)) for k, v in Artifact.open(path).dense_state()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    assert set(missing) <= tied and not unexpected, (missing, unexpected)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("w4g128-awq", ()),
+        ("w4g128-gptq", ()),
+        ("w8-gptq", ("weights.group_size=128",)),
+        ("w4g128-rtn", ("format=gptq", "weights.symmetric=true")),
+    ],
+    ids=["awq", "gptq", "gptq-8-bit", "rtn-as-gptq"],
+)
+def test_vllm_agrees_with_the_dequantized_model(
+    recipe: str,
+    sets: tuple[str, ...],
+    vllm: Callable[..., object],
+    models: Path,
+    quantize: Callable[..., Path],
+) -> None:
+    import torch
+
+    source = models / "smollm2-768"
+    path = quantize(source, recipe, *sets, more=("--samples", "16", "--length", "256"))
+    text = windows(source)
+    prompt = text[0][:PROMPT]
+    request = {"model": str(path), "windows": text, "prompt": prompt, "steps": STEPS}
+    seen = vllm("vllm_logprobs.py", request)
+
+    model = dequantized_model(path)
+    differences = []
+    with torch.inference_mode():
+        for tokens, theirs in zip(text, seen["logprobs"], strict=True):
+            ids = torch.tensor(tokens)
+            ours = torch.log_softmax(model(ids[None]).logits[0, :-1], -1)
+            ours = ours.gather(1, ids[1:, None])[:, 0].numpy()
+            differences.append(np.abs(ours - np.array(theirs)))
+        mean = float(np.mean(np.concatenate(differences)))
+        print(f"{recipe}: mean |difference| {mean:.4f} nat")
+        assert mean <= MEAN_DIFFERENCE
+
+        # Greedy continuation: equal until the first position that is a close call.
+        both = torch.tensor([prompt + seen["tokens"]])
+        scores = torch.log_softmax(model(both).logits[0, PROMPT - 1 : -1], -1)
+    best = scores.topk(2)
+    margin = (best.values[:, 0] - best.values[:, 1]).numpy()
+    close = np.flatnonzero(margin <= CLOSE_CALL)
+    sure = int(close[0]) if len(close) else STEPS
+    assert len(seen["tokens"]) == STEPS
+    assert seen["tokens"][:sure] == best.indices[:sure, 0].tolist()
