@@ -124,8 +124,8 @@ def _check_shape(
 ) -> None:
     if found != expected:
         raise SourceError(
-            f"{what}: shape {list(found)}, but with this config.json {type(model).__name__} expects "
-            f"{list(expected)} for {target!r}; config and weights are not of the same model"
+            f"{what}: shape {list(found)}, but with this config.json {type(model).__name__} "
+            f"expects {list(expected)} for {target!r}; config and weights are of different models"
         )
 
 

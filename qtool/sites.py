@@ -114,6 +114,9 @@ class _Trace:
     norms: tuple[tuple[str, str | None, frozenset[int]], ...]  # weight, bias, output rows
 
 
+_Key = tuple[tuple[int, ...], int, int | None, str | None]
+
+
 class WeightIndex:
     """From a tensor handed to a linear call back to the block's parameter it is part of."""
 
@@ -272,8 +275,8 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
         found = pieces.get(parameter) if parameter is not None else None
         return found[0].checkpoint_name if found and len(found) == 1 else None
 
-    groups: dict[object, list[_TracedCall]] = {}
-    producers: dict[object, tuple[str, str | None] | None] = {}
+    groups: dict[_Key, list[_TracedCall]] = {}
+    producers: dict[_Key, tuple[str, str | None] | None] = {}
     for call in traced.calls:
         producer = _producer(traced, call)
         complete = producer is None or len(set(call.rows)) == len(producer[2])

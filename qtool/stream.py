@@ -412,7 +412,7 @@ def _meta_model(checkpoint: Checkpoint) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, initialization
     from transformers.utils import logging
 
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     where = checkpoint.folder
     if not (where / "config.json").is_file():
         raise SourceError(f"{where}: no config.json, without which the model cannot be run")
@@ -432,7 +432,7 @@ def _meta_model(checkpoint: Checkpoint) -> Any:
         initialization.no_init_weights(),
         initialization.meta_device_safe_creation_ops(),
     ):
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=torch.float32,
             attn_implementation=attention,

@@ -77,8 +77,7 @@ def _gemma3() -> Any:  # four norms a block of which the weight is 1 + w, window
         head_dim=16,
         query_pre_attn_scalar=16,
         sliding_window=8,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"]
-        + ["sliding_attention"],
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")],
         max_position_embeddings=256,
         pad_token_id=0,
         bos_token_id=1,
