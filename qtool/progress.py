@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: a bar on a terminal, plain lines elsewhere; seconds per stage.
+"""What a person sees while work goes on: a bar or plain lines, and seconds per stage.
 
 Everything goes to stderr, so that stdout stays clean for --json and for pipes.
 """
@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
-from rich.progress import TimeRemainingColumn
 
 STAGES = ("download", "calibrate", "transform", "quantize", "pack", "export", "verify")
 STAGE_TITLES = {"transform": "smooth/rotate"}

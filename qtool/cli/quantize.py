@@ -35,7 +35,7 @@ def quantize(
     from qtool.pipeline import Request, check_device, default_threads, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
-    from qtool.units import parse_size
+    from qtool.formats.safetensors_file import parse_size
 
     check_device(device)
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)

@@ -5,8 +5,11 @@ Options                                                  frozen; the recipe's ta
 quantize(weight, stats, scheme, options) -> Result       a pure function, [out, in] float32
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from qtool.errors import QtoolError
 from qtool.scheme import GroupQuant
 
 
@@ -16,3 +19,12 @@ class Result:
 
     quant: GroupQuant
     notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def named(tensor: str) -> Iterator[None]:
+    """Put a tensor's name before whatever is wrong with it."""
+    try:
+        yield
+    except QtoolError as error:
+        raise type(error)(f"{tensor}: {error}") from None

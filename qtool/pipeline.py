@@ -1,0 +1,129 @@
+"""`qtool quantize`, from a request to a finished artifact.
+
+    plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, write
+         -> config, tokenizer, model card, provenance -> read back and compare -> final name
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import methods, modelcard, provenance
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.methods import rtn
+from qtool.outcome import Outcome
+from qtool.plan import Plan, Planned, make_plan
+from qtool.progress import Progress
+from qtool.recipe import Recipe
+from qtool.scheme import Dropped, GroupQuant, Scheme
+from qtool.sink import Sink, check_finite
+from qtool.staging import check_out, staged
+from qtool.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.verify import verify
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; `model` is as typed, `source` is the folder it was resolved to."""
+
+    model: str
+    source: Path
+    recipe: Recipe
+    out: Path | None
+    stats: Path | None
+    threads: int
+    max_shard_bytes: int
+
+    @property
+    def artifact(self) -> Path:
+        """OUT, or MODEL-RECIPE in the working folder."""
+        if self.out is not None:
+            return self.out
+        name = Path(self.model).name or self.source.resolve().name
+        return Path(f"{name.removesuffix('.safetensors')}-{self.recipe.name}")
+
+
+def check_device(device: str) -> None:
+    """UnsupportedError where the work cannot be done on `device`."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
+    if device == "cuda":
+        raise UnsupportedError(
+            "--device cuda: this version quantizes on the CPU only; use --device auto"
+        )
+
+
+def run(request: Request, progress: Progress) -> Summary:
+    """Make the artifact; nothing is left under its name unless all of it succeeds."""
+    out = request.artifact
+    check_out(out)
+    checkpoint = Checkpoint.open(request.source)
+    plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes)
+    for warning in plan.warnings:
+        progress.say(f"note: {warning}")
+    with staged(out) as folder:
+        sink = Sink(plan, checkpoint, folder)
+        if request.recipe.calibrates:
+            from qtool.blockwise import quantize_blocks
+
+            outcome = quantize_blocks(request, plan, checkpoint, sink, progress)
+        else:
+            outcome = _quantize_each(request, plan, checkpoint, sink, progress)
+        with progress.stage("export"):
+            record = provenance.record(request.recipe, checkpoint, request.model, outcome)
+            sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
+        with progress.stage("verify"):
+            verify(folder, plan, sink.writer.checksums)
+    seconds = {**progress.seconds, "total": progress.total()}
+    return Summary(
+        artifact=str(out),
+        format=plan.format,
+        recipe=request.recipe.name,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+        peak_rss_bytes=peak_rss_bytes(),
+        size_bytes=plan.size_bytes,
+        bits_per_weight=plan.bits_per_weight,
+        tensors=plan.counts,
+        layers=outcome.layers,
+        notes=[*plan.warnings, *outcome.notes],
+    )
+
+
+def _quantize_each(
+    request: Request, plan: Plan, checkpoint: Checkpoint, sink: Sink, progress: Progress
+) -> Outcome:
+    """Without a forward pass every tensor stands alone; one a thread is in memory."""
+    options = rtn.Options(clip=request.recipe.clips)
+
+    def work(planned: Planned) -> LayerReport | None:
+        if isinstance(planned.action, Dropped):
+            return None
+        if not isinstance(planned.action, Scheme):
+            sink.dense(planned)
+            return None
+        raw = checkpoint.raw(planned.name)
+        check_finite(raw, planned, checkpoint.file_of(planned.name))
+        weight = checkpoint.float32(planned.name)
+        with methods.named(planned.name):
+            quant = rtn.quantize(weight, None, planned.action, options).quant
+        sink.quantized(planned, quant)
+        return LayerReport(planned.name, str(planned.action), frobenius_error(weight, quant))
+
+    layers: list[LayerReport] = []
+    with ThreadPoolExecutor(request.threads) as pool, progress.stage("quantize"):
+        outside = [pool.submit(work, planned) for planned in plan.by_block.get(None, ())]
+        for index in progress.blocks(plan.blocks.count):
+            futures = [pool.submit(work, planned) for planned in plan.by_block.get(index, ())]
+            layers += [report for future in futures if (report := future.result()) is not None]
+        layers += [report for future in outside if (report := future.result()) is not None]
+    return Outcome(layers=layers)
+
+
+def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
+    """Norm of W - Q over the norm of W; 0 for a zero matrix."""
+    size = float(np.linalg.norm(weight))
+    return float(np.linalg.norm(weight - quant.dequantize())) / size if size else 0.0
