@@ -32,12 +32,17 @@ from qtool.formats import bits
 from qtool.formats.facts import (
     ArtifactScheme,
     Facts,
+    Look,
     Options,
     check_shape,
+    find,
+    find_floats,
+    find_words,
     first,
     group_size_of,
     head_quantized,
     names_of,
+    read_all,
     whole,
 )
 from qtool.formats.safetensors_file import TensorSpec
@@ -76,7 +81,7 @@ def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
     """The layout asked for, gemm by default."""
     chosen = (layout or "gemm").replace("-", "_")
     if chosen not in LAYOUTS:
-        raise FormatError(f"awq has no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
+        raise FormatError(f"awq has no layout {layout!r}; there are {', '.join(LAYOUTS)}")
     return Options(chosen)
 
 
@@ -123,15 +128,15 @@ def supports_together(schemes: Iterable[Scheme]) -> str | None:
 def _check(module: str, quant: GroupQuant, options: Options) -> None:
     reason = supports(quant.scheme, quant.shape, options)
     if reason:
-        raise FormatError(f"{module}: {reason}.")
+        raise FormatError(f"{module}: {reason}")
     rows, columns = quant.shape
     groups = quant.scheme.groups(columns)
     check_shape(f"{module}: scale", quant.scale.shape, (rows, groups))
     check_shape(f"{module}: zero", quant.zero.shape, (rows, groups))
     if quant.scale.dtype != np.float16:
-        raise FormatError(f"{module}: scales are {quant.scale.dtype}; awq stores float16.")
+        raise FormatError(f"{module}: scales are {quant.scale.dtype}; awq stores float16")
     if quant.g_idx is not None:
-        raise FormatError(f"{module}: awq cannot store columns out of group order (g_idx).")
+        raise FormatError(f"{module}: awq cannot store columns out of group order (g_idx)")
 
 
 def specs(
@@ -188,11 +193,9 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
     _check(module, quant, options)
     layout = LAYOUTS[options.layout]
     if layout.axis == "out":
-        turned = bits.reorder(bits.transpose(quant.codes), layout.order)
-        zeros = bits.reorder(bits.transpose(quant.zero), layout.order)
         return {
-            f"{module}.qweight": bits.pack(turned, BITS),
-            f"{module}.qzeros": bits.pack(zeros, BITS),
+            f"{module}.qweight": bits.transpose(bits.pack_rows(quant.codes, layout.order)),
+            f"{module}.qzeros": bits.transpose(bits.pack_rows(quant.zero, layout.order)),
             f"{module}.scales": bits.transpose(quant.scale),
         }
     columns = quant.shape[1]
@@ -208,7 +211,7 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
         product = quant.scale.astype(np.float32) * quant.zero.astype(np.float32)
         scaled = (-product).astype(np.float16)
     if not np.isfinite(scaled).all():
-        raise FormatError(f"{module}: scale * zero is too large for the float16 of this layout.")
+        raise FormatError(f"{module}: scale * zero is too large for the float16 of this layout")
     return {
         f"{module}.qweight": _pack_strips(quant.codes, layout.order),
         f"{module}.{layout.zeros}": bits.transpose(_padded(scaled, width)),
@@ -222,38 +225,46 @@ def _zero_from_scaled(module: str, scaled: NDArray[Any], scale: NDArray[Any]) ->
         ratio = -scaled.astype(np.float32) / scale.astype(np.float32)
     zero = np.rint(np.where(scale == 0, 0, ratio))
     if not (np.isfinite(zero).all() and (zero >= 0).all() and (zero < 1 << BITS).all()):
-        raise FormatError(f"{module}: the scaled zeros are no 4-bit zeros times the scales.")
+        raise FormatError(f"{module}: the scaled zeros are no 4-bit zeros times the scales")
     return zero.astype(np.uint8)
 
 
-def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
-    """Read one matrix; `get` gives a stored tensor by name."""
+def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
+    """The scheme and shape [out, in] of a stored matrix; FormatError where shapes disagree."""
     if found.scheme is None:
-        raise FormatError(f"{module}: the config does not say how it is stored.")
+        raise FormatError(f"{module}: the config does not say how it is stored")
     layout = LAYOUTS[found.layout]
-    weight = get(f"{module}.qweight")
-    stored_zeros = get(f"{module}.{layout.zeros}")
-    scales = get(f"{module}.scales")
-    if weight.ndim != 2 or scales.ndim != 2 or stored_zeros.ndim != 2:
-        raise FormatError(f"{module}: qweight, {layout.zeros} and scales must be matrices.")
+    strips = layout.axis == "strips"
+    weight = find_words(look, f"{module}.qweight", 2 if strips else 4)
+    zeros = f"{module}.{layout.zeros}"
+    _ = find_floats(look, zeros) if strips else find_words(look, zeros)
+    find_floats(look, f"{module}.scales")
+    first_axis, second_axis = weight.shape
+    shape = (first_axis, second_axis * 8)
     if layout.axis == "out":
-        columns, rows = weight.shape[0], weight.shape[1] * 8
-    elif layout.axis == "in":
-        rows, columns = weight.shape[0], weight.shape[1] * 8
-    else:
-        rows, columns = weight.shape[0] * _ROWS, weight.shape[1]
-    scheme = found.scheme
-    reason = supports(scheme, (rows, columns), Options(found.layout))
+        shape = (second_axis * 8, first_axis)
+    elif strips:
+        shape = (first_axis * _ROWS, second_axis)
+    reason = "it is empty" if 0 in shape else supports(found.scheme, shape, Options(found.layout))
     if reason:
-        raise FormatError(f"{module}: {reason}.")
+        raise FormatError(f"{module}: {reason}")
+    for spec in specs(module, found.scheme, shape, Options(found.layout)):
+        check_shape(spec.name, find(look, spec.name).shape, spec.shape)
+    return found.scheme, shape
+
+
+def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
+    """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
+    layout = LAYOUTS[found.layout]
+    tensors = read_all(module, get, ("qweight", layout.zeros, "scales"))
+    scheme, (_, columns) = scheme_in(module, tensors.get, found)
+    weight = tensors[f"{module}.qweight"]
+    stored_zeros = tensors[f"{module}.{layout.zeros}"]
+    scales = tensors[f"{module}.scales"]
     groups = scheme.groups(columns)
-    for spec in specs(module, scheme, (rows, columns), Options(found.layout)):
-        stored = {"qweight": weight, "scales": scales}.get(spec.name.rpartition(".")[2])
-        check_shape(spec.name, (stored_zeros if stored is None else stored).shape, spec.shape)
-    undo = bits.inverse(layout.order)
     if layout.axis == "out":
-        codes = bits.transpose(bits.reorder(bits.unpack(weight, BITS, rows), undo))
-        zero = bits.transpose(bits.reorder(bits.unpack(stored_zeros, BITS, rows), undo))
+        codes = bits.unpack_rows(bits.transpose(weight), layout.order)
+        zero = bits.unpack_rows(bits.transpose(stored_zeros), layout.order)
         scale = bits.transpose(scales)
     elif layout.axis == "in":
         codes = bits.unpack(weight, BITS, columns)
@@ -273,7 +284,7 @@ def _not_converted(facts: Facts) -> list[str] | None:
             if dense in name:
                 raise FormatError(
                     f"{dense} is dense and {name} is quantized: awq's modules_to_not_convert "
-                    "matches parts of names and would skip both; quantize both or neither."
+                    "matches parts of names and would skip both; quantize both or neither"
                 )
     return sorted(facts.dense) or None
 
@@ -286,7 +297,7 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
     """
     reason = supports_together(facts.quantized.values())
     if reason:
-        raise FormatError(f"{reason}.")
+        raise FormatError(f"{reason}")
     default = facts.default
     return {
         "quant_method": "awq",
@@ -327,7 +338,7 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     version = first(config, "version", "checkpoint_format", "format")
     name = str("gemm" if version is None else version).lower().replace("-", "_")
     if name not in LAYOUTS:
-        raise FormatError(f"quantization_config: awq version {version!r} is not known.")
+        raise FormatError(f"quantization_config: awq version {version!r} is not known")
     meta = config.get("meta")
     symmetric = config.get("sym") is True or config.get("zero_point") is False
     if isinstance(meta, dict) and meta.get("symmetric") is True:

@@ -36,7 +36,7 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     FormatError where a code needs more than `bits` bits.
     """
     if codes.size and int(codes.max()) >> bits:
-        raise FormatError(f"the code {int(codes.max())} does not fit {bits} bits.")
+        raise FormatError(f"the code {int(codes.max())} does not fit {bits} bits")
     *lead, count = codes.shape
     eights = -(-count // 8)
     padded = np.zeros((*lead, eights * 8), np.uint8)
@@ -60,7 +60,7 @@ def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     *lead, have = words.shape
     if have != word_count(count, bits):
         expected = word_count(count, bits)
-        raise FormatError(f"{have} words for {count} codes of {bits} bits; expected {expected}.")
+        raise FormatError(f"{have} words for {count} codes of {bits} bits; expected {expected}")
     eights = -(-count // 8)
     raw = np.ascontiguousarray(words, dtype="<u4").view(np.uint8)
     stream = np.zeros((*lead, eights * bits), np.uint8)
@@ -89,6 +89,36 @@ def transpose(matrix: NDArray[Any]) -> NDArray[Any]:
             tile = matrix[row : row + _TILE, column : column + _TILE]
             out[column : column + _TILE, row : row + _TILE] = tile.T
     return out
+
+
+def pack_rows(codes: NDArray[np.uint8], order: tuple[int, ...]) -> NDArray[np.int32]:
+    """4-bit codes of eight neighbouring rows in one word: uint8 [n, m] -> int32 [n / 8, m].
+
+    Nibble i of a word is row order[i] of its eight. Packing rows before a transpose moves an
+    eighth of what transposing codes would.
+    """
+    if codes.size and int(codes.max()) > 15:
+        raise FormatError(f"the code {int(codes.max())} does not fit 4 bits")
+    rows, columns = codes.shape
+    eights = codes.reshape(rows // 8, 8, columns)
+    planes = np.empty((rows // 8, columns, 4), np.uint8)
+    for byte in range(4):
+        low, high = eights[:, order[2 * byte]], eights[:, order[2 * byte + 1]]
+        planes[..., byte] = low | high << np.uint8(4)
+    return planes.reshape(rows // 8, columns * 4).view("<i4")
+
+
+def unpack_rows(words: NDArray[Any], order: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The inverse: int32 [n / 8, m] -> uint8 [n, m]."""
+    eighth, columns = words.shape
+    raw = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
+    planes = raw.reshape(eighth, columns, 4)
+    codes = np.empty((eighth, 8, columns), np.uint8)
+    for byte in range(4):
+        plane = np.ascontiguousarray(planes[..., byte])
+        np.bitwise_and(plane, np.uint8(15), out=codes[:, order[2 * byte]])
+        np.right_shift(plane, np.uint8(4), out=codes[:, order[2 * byte + 1]])
+    return codes.reshape(eighth * 8, columns)
 
 
 def reorder(codes: NDArray[np.uint8], order: tuple[int, ...]) -> NDArray[np.uint8]:

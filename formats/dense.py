@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
-from qtool.formats.facts import ArtifactScheme, Facts, Options
+from qtool.formats.facts import ArtifactScheme, Facts, Look, Options
 from qtool.formats.safetensors_file import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
@@ -33,17 +33,22 @@ def specs(
     module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
 ) -> list[TensorSpec]:
     """Nothing quantized is stored here."""
-    raise FormatError(f"{module}: {_REASON}.")
+    raise FormatError(f"{module}: {_REASON}")
 
 
 def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
     """Nothing quantized is stored here."""
-    raise FormatError(f"{module}: {_REASON}.")
+    raise FormatError(f"{module}: {_REASON}")
+
+
+def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
+    """Nothing quantized is stored here."""
+    raise FormatError(f"{module}: stored dense, there are no codes to read")
 
 
 def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
     """Nothing quantized is stored here."""
-    raise FormatError(f"{module}: stored dense, there are no codes to read.")
+    raise FormatError(f"{module}: stored dense, there are no codes to read")
 
 
 def config(facts: Facts, options: Options) -> None:

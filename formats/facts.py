@@ -8,6 +8,7 @@ Every format module has the same functions:
     supports_together(schemes)               -> str | None     the same, of an artifact's mixture
     specs(module, scheme, shape, options)    -> list[TensorSpec]
     pack(module, quant, options)             -> dict[str, array]
+    scheme_in(module, look, found)           -> Scheme, shape  of a stored matrix, from shapes
     unpack(module, get, found)               -> GroupQuant
     config(facts, options)                   -> dict           quantization_config of config.json
     side_files(facts, options)               -> dict[str, dict]   further JSON files
@@ -17,8 +18,11 @@ A module is named as in the checkpoint, without `.weight`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from qtool.errors import FormatError
 from qtool.scheme import Scheme
@@ -47,7 +51,7 @@ class Facts:
     def default(self) -> Scheme:
         """The scheme of most modules."""
         if not self.quantized:
-            raise FormatError("nothing is quantized: there is no quantization_config to write.")
+            raise FormatError("nothing is quantized: there is no quantization_config to write")
         return Counter(self.quantized.values()).most_common(1)[0][0]
 
     @property
@@ -82,7 +86,7 @@ def first(config: Mapping[str, object], *keys: str) -> object:
 def whole(value: object, what: str, low: int, high: int) -> int:
     """A whole number from a config, within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FormatError(f"quantization_config: {what} is {value!r}; expected {low} to {high}.")
+        raise FormatError(f"quantization_config: {what} is {value!r}; expected {low} to {high}")
     return value
 
 
@@ -90,7 +94,7 @@ def group_size_of(value: object) -> int:
     """A group size: -1, or a positive number."""
     size = whole(value, "group_size", -1, 1 << 24)
     if size == 0:
-        raise FormatError("quantization_config: group_size is 0; expected -1 or a positive number.")
+        raise FormatError("quantization_config: group_size is 0; expected -1 or a positive number")
     return size
 
 
@@ -101,7 +105,65 @@ def names_of(value: object) -> tuple[str, ...]:
     return tuple(name for name in value if isinstance(name, str))
 
 
+class Stored(Protocol):
+    """A stored tensor as far as it is known: a header's entry, or an array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> object:
+        """Its type, as safetensors or as numpy calls it."""
+        ...
+
+
+Look = Callable[[str], Stored | None]
+
+_WORDS = {"I32": 4, "int32": 4, "I16": 2, "int16": 2}
+
+
+def find(look: Look, name: str, dimensions: int = 2) -> Stored:
+    """A stored tensor; FormatError where it is missing or has other dimensions."""
+    stored = look(name)
+    if stored is None:
+        raise FormatError(f"{name}: missing, though the rest of its matrix is there")
+    if len(stored.shape) != dimensions:
+        raise FormatError(f"{name}: the shape is {list(stored.shape)}; expected {dimensions} axes")
+    return stored
+
+
+def find_words(look: Look, name: str, width: int = 4, dimensions: int = 2) -> Stored:
+    """The same for packed words, signed integers of `width` bytes."""
+    stored = find(look, name, dimensions)
+    if _WORDS.get(str(stored.dtype)) != width:
+        raise FormatError(f"{name}: the dtype is {stored.dtype}; expected int{8 * width} words")
+    return stored
+
+
+def find_floats(look: Look, name: str) -> Stored:
+    """The same for scales."""
+    stored = find(look, name)
+    if str(stored.dtype) not in ("F16", "BF16", "F32", "float16", "float32"):
+        raise FormatError(f"{name}: the dtype is {stored.dtype}; expected a float type")
+    return stored
+
+
+def read_all(
+    module: str, get: Callable[[str], NDArray[Any]], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """The stored tensors of a module that are there, by their full names."""
+    found = {}
+    for name in (f"{module}.{last}" for last in names):
+        try:
+            found[name] = get(name)
+        except KeyError:
+            continue  # the caller knows which ones it cannot do without
+    return found
+
+
 def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """FormatError where a stored tensor has another shape than its neighbours ask for."""
     if found != expected:
-        raise FormatError(f"{name}: the shape is {list(found)}; expected {list(expected)}.")
+        raise FormatError(f"{name}: the shape is {list(found)}; expected {list(expected)}")

@@ -27,11 +27,16 @@ from qtool.formats import bits
 from qtool.formats.facts import (
     ArtifactScheme,
     Facts,
+    Look,
     Options,
     check_shape,
+    find,
+    find_floats,
+    find_words,
     first,
     group_size_of,
     head_quantized,
+    read_all,
     whole,
 )
 from qtool.formats.safetensors_file import TensorSpec
@@ -47,7 +52,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
     """v1 where everything is symmetric, since engines load nothing else; v2 otherwise."""
     if layout is not None and layout not in CHECKPOINT_FORMATS:
-        raise FormatError(f"gptq has no layout {layout!r}; there are v1 and v2.")
+        raise FormatError(f"gptq has no layout {layout!r}; there are v1 and v2")
     return Options(layout or ("v1" if all(s.symmetric for s in schemes) else "v2"))
 
 
@@ -93,23 +98,23 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
     scheme = quant.scheme
     reason = supports(scheme, quant.shape, options)
     if reason:
-        raise FormatError(f"{module}: {reason}.")
+        raise FormatError(f"{module}: {reason}")
     rows, columns = quant.shape
     groups = scheme.groups(columns)
     check_shape(f"{module}: scale", quant.scale.shape, (rows, groups))
     check_shape(f"{module}: zero", quant.zero.shape, (rows, groups))
     if quant.scale.dtype != np.float16:
-        raise FormatError(f"{module}: scales are {quant.scale.dtype}; gptq stores float16.")
+        raise FormatError(f"{module}: scales are {quant.scale.dtype}; gptq stores float16")
     middle = 1 << (scheme.bits - 1)
     if scheme.symmetric and (quant.zero != middle).any():
-        raise FormatError(f"{module}: symmetric, but not every zero is {middle}.")
+        raise FormatError(f"{module}: symmetric, but not every zero is {middle}")
     index = quant.group_index()
     check_shape(f"{module}: g_idx", index.shape, (columns,))
     if columns and (int(index.min()) < 0 or int(index.max()) >= groups):
-        raise FormatError(f"{module}: g_idx names a group outside of 0 .. {groups - 1}.")
+        raise FormatError(f"{module}: g_idx names a group outside of 0 .. {groups - 1}")
     zero = bits.transpose(quant.zero)
     if (zero >> scheme.bits).any():
-        raise FormatError(f"{module}: a zero does not fit {scheme.bits} bits.")
+        raise FormatError(f"{module}: a zero does not fit {scheme.bits} bits")
     if options.layout == "v1":
         zero = (zero - np.uint8(1)) & np.uint8((1 << scheme.bits) - 1)
     return {
@@ -120,86 +125,67 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
     }
 
 
-def scheme_of(
-    module: str,
-    found: ArtifactScheme,
-    words: int,
-    zero_words: int,
-    groups: int,
-    rows: int,
-    columns: int | None,
-) -> tuple[Scheme, int]:
-    """The scheme and in_features of one module, from its shapes first and the config second.
+def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
+    """The scheme and shape [out, in] of a stored matrix; FormatError where shapes disagree.
 
-    The shapes cannot be wrong about the width and the group size, a config's patterns can.
-    columns: the length of g_idx, or None where there is none.
+    Width and group size come from the shapes, which cannot be wrong about them as a config's
+    patterns can; the config decides where several widths would fit.
     """
-    if found.scheme is None:
-        raise FormatError(f"{module}: the config does not say how it is stored.")
     default = overridden(module, found)
+    weight = find_words(look, f"{module}.qweight")
+    zeros = find_words(look, f"{module}.qzeros")
+    groups, rows = find_floats(look, f"{module}.scales").shape
+    index = look(f"{module}.g_idx")
+    words = weight.shape[0]
     for width in (default.bits, *(b for b in WIDTHS if b != default.bits)):
-        length = words * bits.WORD // width if columns is None else columns
-        if (
-            words == bits.word_count(length, width)
-            and zero_words == bits.word_count(rows, width)
-            and groups > 0
-            and length > 0
-        ):
+        columns = words * bits.WORD // width
+        if index is not None:
+            (columns,) = find_words(look, f"{module}.g_idx", dimensions=1).shape
+        fits = words == bits.word_count(columns, width)
+        if fits and zeros.shape[1] == bits.word_count(rows, width):
             break
     else:
         raise FormatError(
-            f"{module}: {words} words of {columns} codes fit no width of 2, 3, 4 or 8 bits."
+            f"{module}: {words} words of codes and {zeros.shape[1]} words of zeros fit no width "
+            "of 2, 3, 4 or 8 bits"
         )
+    if not (rows and columns and groups):
+        raise FormatError(f"{module}: it is empty")
     size = default.group_size
-    if -(-length // (size if size > 0 else length)) != groups:
-        size = -1 if groups == 1 else -(-length // groups)
-        if -(-length // (size if size > 0 else length)) != groups:
-            raise FormatError(f"{module}: {length} columns do not divide into {groups} groups.")
-    return Scheme(width, size, default.symmetric), length
+    if Scheme(width, size, True).groups(columns) != groups:
+        size = -1 if groups == 1 else -(-columns // groups)
+    if Scheme(width, size, True).groups(columns) != groups:
+        raise FormatError(f"{module}: {columns} columns do not divide into {groups} groups")
+    scheme = Scheme(width, size, default.symmetric)
+    for spec in specs(module, scheme, (rows, columns), Options(found.layout)):
+        if spec.name != f"{module}.g_idx" or index is not None:
+            check_shape(spec.name, find(look, spec.name, len(spec.shape)).shape, spec.shape)
+    return scheme, (rows, columns)
 
 
 def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
     """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
     if found.layout not in CHECKPOINT_FORMATS:
-        raise UnsupportedError(f"{module}: checkpoint_format {found.layout!r} is not read here.")
-    weight = get(f"{module}.qweight")
-    stored_zeros = get(f"{module}.qzeros")
-    scales = get(f"{module}.scales")
-    try:
-        index = get(f"{module}.g_idx")
-    except KeyError:
-        index = None
-    if weight.ndim != 2 or stored_zeros.ndim != 2 or scales.ndim != 2:
-        raise FormatError(f"{module}: qweight, qzeros and scales must be matrices.")
-    groups, rows = scales.shape
-    scheme, columns = scheme_of(
-        module,
-        found,
-        weight.shape[0],
-        stored_zeros.shape[1],
-        groups,
-        rows,
-        None if index is None else index.size,
-    )
-    check_shape(f"{module}.qweight", weight.shape, (weight.shape[0], rows))
-    check_shape(f"{module}.qzeros", stored_zeros.shape, (groups, stored_zeros.shape[1]))
+        raise UnsupportedError(f"{module}: checkpoint_format {found.layout!r} is not read here")
+    tensors = read_all(module, get, ("qweight", "qzeros", "scales", "g_idx"))
+    scheme, (rows, columns) = scheme_in(module, tensors.get, found)
     width = scheme.bits
-    codes = bits.unpack(bits.transpose(weight), width, columns)
-    zero = bits.unpack(stored_zeros, width, rows)
+    codes = bits.unpack(bits.transpose(tensors[f"{module}.qweight"]), width, columns)
+    zero = bits.unpack(tensors[f"{module}.qzeros"], width, rows)
     middle = np.uint8(1 << (width - 1))
     mislabelled = scheme.symmetric and bool((zero == middle).all())
     if found.layout == "v1" and not mislabelled:
         zero = (zero + np.uint8(1)) & np.uint8((1 << width) - 1)
     if found.overrides:  # `dynamic` may change sym for this module: the zeros tell
         scheme = Scheme(width, scheme.group_size, bool((zero == middle).all()))
-    plain = GroupQuant(scheme, codes, bits.transpose(scales), bits.transpose(zero))
-    if index is None:
+    scale = bits.transpose(tensors[f"{module}.scales"])
+    plain = GroupQuant(scheme, codes, scale, bits.transpose(zero))
+    index = tensors.get(f"{module}.g_idx")
+    if index is None or np.array_equal(index, plain.group_index()):
         return plain
-    check_shape(f"{module}.g_idx", index.shape, (columns,))
+    groups = scale.shape[1]
     if int(index.min()) < 0 or int(index.max()) >= groups:
-        raise FormatError(f"{module}.g_idx names a group outside of 0 .. {groups - 1}.")
-    if np.array_equal(index, plain.group_index()):
-        return plain
+        raise FormatError(f"{module}.g_idx names a group outside of 0 .. {groups - 1}")
     return GroupQuant(scheme, codes, plain.scale, plain.zero, index.astype(np.int32))
 
 
@@ -349,7 +335,7 @@ def _matches(pattern: str, module: str) -> bool:
 def overridden(module: str, found: ArtifactScheme) -> Scheme:
     """The scheme that the config gives a module: its default, or the first `dynamic` match."""
     if found.scheme is None:
-        raise FormatError(f"{module}: the config does not say how it is stored.")
+        raise FormatError(f"{module}: the config does not say how it is stored")
     for pattern, keys in found.overrides:
         if _matches(pattern, module):
             width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)

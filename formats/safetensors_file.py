@@ -15,6 +15,7 @@ Source: the format section of the safetensors documentation (huggingface.co/docs
 import errno
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,11 +136,11 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except RecursionError:
-        raise FormatError(f"{where}: the JSON is nested too deeply.") from None
+        raise FormatError(f"{where}: the JSON is nested too deeply") from None
     except ValueError as error:
-        raise FormatError(f"{where}: not valid JSON ({error}).") from None
+        raise FormatError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(found, dict):
-        raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}.")
+        raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
     return found
 
 
@@ -148,10 +149,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise FormatError(f"{path}: {size} bytes of JSON, at most {MAX_JSON_BYTES} are read.")
+            raise FormatError(f"{path}: {size} bytes of JSON, at most {MAX_JSON_BYTES} are read")
         data = path.read_bytes()
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
     return parse_json(data, str(path))
 
 
@@ -162,33 +163,33 @@ def _is_count(value: object) -> bool:
 def _parse_entry(where: str, name: str, entry: object, data_start: int, size: int) -> TensorInfo:
     """One tensor of the header, with every number checked."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise FormatError(f"{where}: tensor {name!r} needs exactly dtype, shape and data_offsets.")
+        raise FormatError(f"{where}: tensor {name!r} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise FormatError(f"{where}: tensor {name!r} has the unknown dtype {dtype!r}.")
+        raise FormatError(f"{where}: tensor {name!r} has the unknown dtype {dtype!r}")
     if not isinstance(shape, list) or not all(_is_count(n) for n in shape):
         raise FormatError(
-            f"{where}: tensor {name!r} has the shape {shape!r}; expected a list of counts."
+            f"{where}: tensor {name!r} has the shape {shape!r}; expected a list of counts"
         )
     if len(shape) > MAX_DIMENSIONS:
-        raise FormatError(f"{where}: tensor {name!r} has {len(shape)} dimensions.")
+        raise FormatError(f"{where}: tensor {name!r} has {len(shape)} dimensions")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         raise FormatError(
-            f"{where}: tensor {name!r} has data_offsets {offsets!r}; expected [begin, end]."
+            f"{where}: tensor {name!r} has data_offsets {offsets!r}; expected [begin, end]"
         )
     begin, end = offsets
     if begin > end:
-        raise FormatError(f"{where}: tensor {name!r} ends at {end}, before it begins at {begin}.")
+        raise FormatError(f"{where}: tensor {name!r} ends at {end}, before it begins at {begin}")
     if data_start + end > size:
         raise FormatError(
             f"{where}: tensor {name!r} ends at byte {data_start + end} of a file of {size} bytes; "
-            "the file is truncated: fetch it again."
+            "the file is truncated: fetch it again"
         )
     expected = byte_size(dtype, shape)
     if expected != end - begin:
         raise FormatError(
             f"{where}: tensor {name!r} is {dtype} {shape} and needs {expected} bytes, "
-            f"but its data_offsets hold {end - begin}."
+            f"but its data_offsets hold {end - begin}"
         )
     return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
 
@@ -206,11 +207,11 @@ def _read_exactly(path: Path, start: int, count: int) -> NDArray[np.uint8]:
                 if not got:
                     raise FormatError(
                         f"{path}: ends {count - done} bytes early; "
-                        "the file is truncated: fetch it again."
+                        "the file is truncated: fetch it again"
                     )
                 done += got
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
     return buffer
 
 
@@ -220,28 +221,28 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise SourceError(f"{where}: cannot be read ({error.strerror}).") from None
+        raise SourceError(f"{where}: cannot be read ({error.strerror})") from None
     if size < 8:
         raise FormatError(
-            f"{where}: {size} bytes are too few for a safetensors file; fetch it again."
+            f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
         )
     length = int(_read_exactly(path, 0, 8).view("<u8")[0])
     if length > size - 8:
         raise FormatError(
             f"{where}: the header is said to be {length} bytes long, the file has {size}; "
-            "it is truncated or no safetensors file."
+            "it is truncated or no safetensors file"
         )
     if length > MAX_HEADER_BYTES:
         raise FormatError(
-            f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read."
+            f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
         )
     raw = _read_exactly(path, 8, length).tobytes()
     if raw[:1] != b"{":
-        raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file.")
+        raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file")
     header = parse_json(raw, f"{where}: header")
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise FormatError(f"{where}: {_METADATA} must map strings to strings.")
+        raise FormatError(f"{where}: {_METADATA} must map strings to strings")
     data_start = 8 + length
     tensors = {n: _parse_entry(where, n, e, data_start, size) for n, e in header.items()}
     position = data_start
@@ -250,12 +251,12 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             problem = "overlaps the tensor before it" if info.start < position else "leaves a gap"
             raise FormatError(
                 f"{where}: tensor {info.name!r} begins at byte {info.start} and {problem}, "
-                f"which ends at {position}."
+                f"which ends at {position}"
             )
         position = info.end
     if position != size:
         raise FormatError(
-            f"{where}: {size - position} bytes follow the last tensor and belong to none."
+            f"{where}: {size - position} bytes follow the last tensor and belong to none"
         )
     return tensors, metadata
 
@@ -268,7 +269,7 @@ def read_range(path: Path, info: TensorInfo) -> NDArray[np.uint8]:
 def as_array(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[Any]:
     """Raw bytes as an array of their numpy dtype, without a copy; BF16 comes as uint16."""
     if dtype not in NUMPY_DTYPES:
-        raise UnsupportedError(f"{dtype} tensors cannot be read as numbers by this version.")
+        raise UnsupportedError(f"{dtype} tensors cannot be read as numbers by this version")
     return raw.view(NUMPY_DTYPES[dtype]).reshape(tuple(shape))
 
 
@@ -276,7 +277,7 @@ def to_float32(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDAr
     """Raw bytes of a float tensor as float32; exact for F16, BF16 and F32."""
     if dtype not in FLOAT_DTYPES:
         raise UnsupportedError(
-            f"expected weights in F32, F16 or BF16, found {dtype}; this version reads no other."
+            f"expected weights in F32, F16 or BF16, found {dtype}; this version reads no other"
         )
     array = as_array(raw, dtype, shape)
     if dtype == "BF16":
@@ -308,12 +309,12 @@ def from_float32(array: NDArray[np.float32], dtype: str, name: str) -> NDArray[n
             stored[nan] = 0x7FC0
         infinite = (stored & 0x7FFF) == 0x7F80
     else:
-        raise FormatError(f"{name}: float weights cannot be written as {dtype}.")
+        raise FormatError(f"{name}: float weights cannot be written as {dtype}")
     if infinite.any() and (infinite & np.isfinite(source)).any():
         index = tuple(int(i) for i in np.argwhere(infinite & np.isfinite(source))[0])
         raise FormatError(
             f"{name}: the value {float(source[index]):.6g} at {list(index)} is too large for "
-            f"{dtype}; write this tensor as F32 or BF16."
+            f"{dtype}; write this tensor as F32 or BF16"
         )
     return stored.reshape(-1).view(np.uint8)
 
@@ -360,7 +361,7 @@ def lay_out(
     ordered = tuple(specs)
     for spec in ordered:
         if spec.name in header:
-            raise FormatError(f"{name}: two tensors are called {spec.name!r}.")
+            raise FormatError(f"{name}: two tensors are called {spec.name!r}")
         header[spec.name] = {
             "dtype": spec.dtype,
             "shape": list(spec.shape),
@@ -372,7 +373,7 @@ def lay_out(
     if len(text) > MAX_HEADER_BYTES:
         raise FormatError(
             f"{name}: a header of {len(text)} bytes; readers take no more than "
-            f"{MAX_HEADER_BYTES}: use smaller shards."
+            f"{MAX_HEADER_BYTES}: use smaller shards"
         )
     start = 8 + len(text)
     tensors = {}
@@ -395,7 +396,7 @@ def plan_shards(
     that every tensor is aligned to its own element.
     """
     if max_shard_bytes <= 0:
-        raise FormatError(f"a shard of {max_shard_bytes} bytes holds nothing.")
+        raise FormatError(f"a shard of {max_shard_bytes} bytes holds nothing")
     shards: list[list[TensorSpec]] = [[]]
     filled = 0
     for spec in specs:
@@ -417,7 +418,7 @@ def plan_shards(
     everything = [name for file in files for name in file.tensors]
     if len(set(everything)) != len(everything):
         twice = next(name for name in everything if everything.count(name) > 1)
-        raise FormatError(f"two tensors are called {twice!r}.")
+        raise FormatError(f"two tensors are called {twice!r}")
     if len(files) == 1:
         return Layout(files)
     weight_map = {name: file.name for file in files for name in file.tensors}
@@ -430,8 +431,8 @@ def plan_shards(
 
 def _write_failed(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnsupportedError(f"{path}: the disk is full; free some space or choose another -o.")
-    return UnsupportedError(f"{path}: cannot be written ({error.strerror}).")
+        return UnsupportedError(f"{path}: the disk is full; free some space or choose another -o")
+    return UnsupportedError(f"{path}: cannot be written ({error.strerror})")
 
 
 @dataclass
@@ -452,7 +453,7 @@ class StreamWriter:
         if self.layout.size > free:
             raise UnsupportedError(
                 f"{self.folder}: the disk is full: {self.layout.size} bytes are needed, "
-                f"{free} are free; choose another -o."
+                f"{free} are free; choose another -o"
             )
         for file in self.layout.files:
             path = self.folder / file.name
@@ -474,15 +475,15 @@ class StreamWriter:
                 done = os.pwrite(descriptor, data, position)
                 data, position = data[done:], position + done
         except OSError as error:
-            self.abandon()
+            # The files stay open: other threads may be writing, and a closed number is reused.
             raise _write_failed(self.folder / file, error) from None
 
     def add(self, name: str, data: bytes | NDArray[Any]) -> None:
         """Store one tensor: raw bytes, a uint8 array of them, or an array of the tensor's shape."""
         if name not in self._places:
-            raise FormatError(f"{name}: not in the layout of {self.folder}.")
+            raise FormatError(f"{name}: not in the layout of {self.folder}")
         if name in self.checksums:
-            raise FormatError(f"{name}: written twice.")
+            raise FormatError(f"{name}: written twice")
         file, info = self._places[name]
         array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         raw = array.ndim == 1 and array.dtype == np.uint8 and array.size == info.nbytes
@@ -491,7 +492,7 @@ class StreamWriter:
         ):
             raise FormatError(
                 f"{name}: the layout has {info.dtype} {list(info.shape)}, "
-                f"given {array.dtype} {list(array.shape)}."
+                f"given {array.dtype} {list(array.shape)}"
             )
         view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._write(file, info.start, view)
@@ -502,7 +503,7 @@ class StreamWriter:
         missing = [name for name in self._places if name not in self.checksums]
         if missing:
             self.abandon()
-            raise FormatError(f"{missing[0]}: never written ({len(missing)} tensors missing).")
+            raise FormatError(f"{missing[0]}: never written ({len(missing)} tensors missing)")
         try:
             for descriptor in self._files.values():
                 os.fsync(descriptor)
@@ -528,3 +529,13 @@ class StreamWriter:
         else:
             self.abandon()
         return False
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else."""
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if not found:
+        raise FormatError(f"{text!r} is no size; write it like 5GB or 500MiB")
+    number, prefix, binary = found.groups()
+    power = " kmgt".index(prefix) if prefix else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)

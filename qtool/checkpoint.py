@@ -50,7 +50,7 @@ def _refuse_pickle(path: Path) -> SourceError:
         f"{path}: a Python pickle, which can run any code when loaded and is therefore refused; "
         "convert it once, where you trust it, with transformers: "
         "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT), "
-        "which writes safetensors."
+        "which writes safetensors"
     )
 
 
@@ -62,7 +62,7 @@ def _index_path(folder: Path) -> Path | None:
     others = sorted(folder.glob("*.safetensors.index.json"))
     if len(others) > 1:
         names = ", ".join(p.name for p in others)
-        raise SourceError(f"{folder}: several indexes ({names}); keep one.")
+        raise SourceError(f"{folder}: several indexes ({names}); keep one")
     return others[0] if others else None
 
 
@@ -70,19 +70,19 @@ def _read_index(path: Path) -> dict[str, str]:
     """The weight map: tensor name to file name, each inside the folder."""
     weight_map = st.read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(f"{path}: has no weight_map.")
+        raise FormatError(f"{path}: has no weight_map")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise FormatError(f"{path}: the file of {name!r} is {file!r}, not a name.")
+            raise FormatError(f"{path}: the file of {name!r} is {file!r}, not a name")
         # Only the written path counts: in a download cache the files are links to elsewhere.
         pure = PurePosixPath(file)
         if pure.is_absolute() or ".." in pure.parts or "\\" in file or "\0" in file or not file:
-            raise FormatError(f"{path}: {file!r} leads out of the folder.")
+            raise FormatError(f"{path}: {file!r} leads out of the folder")
         if not file.endswith(".safetensors"):
             raise (
                 _refuse_pickle(path.parent / file)
                 if file.endswith(PICKLE_SUFFIXES)
-                else FormatError(f"{path}: {file!r} is no safetensors file.")
+                else FormatError(f"{path}: {file!r} is no safetensors file")
             )
     return weight_map
 
@@ -96,7 +96,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.is_file():
-                raise SourceError(f"{file}: named by {index.name}, but missing; fetch it again.")
+                raise SourceError(f"{file}: named by {index.name}, but missing; fetch it again")
         return files, weight_map
     if single.is_file():
         return [single], None
@@ -106,14 +106,14 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     if found:
         raise SourceError(
             f"{folder}: {len(found)} safetensors files and no {st.INDEX_NAME} that says which "
-            "belong together; fetch the index too, or name one file."
+            "belong together; fetch the index too, or name one file"
         )
     pickles = sorted(p for s in PICKLE_SUFFIXES for p in folder.glob(f"*{s}"))
     if pickles:
         raise _refuse_pickle(pickles[0])
     if any(folder.glob("*.gguf")):
-        raise UnsupportedError(f"{folder}: holds GGUF files; this version reads safetensors.")
-    raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder.")
+        raise UnsupportedError(f"{folder}: holds GGUF files; this version reads safetensors")
+    raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder")
 
 
 def _hash_file(path: Path) -> str:
@@ -125,7 +125,7 @@ def _hash_file(path: Path) -> str:
             while count := file.readinto(buffer):
                 digest.update(view[:count])
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()
 
 
@@ -151,11 +151,11 @@ class Checkpoint:
             if path.suffix in PICKLE_SUFFIXES:
                 raise _refuse_pickle(path)
             if path.suffix == ".gguf":
-                raise UnsupportedError(f"{path}: a GGUF file; this version reads safetensors.")
+                raise UnsupportedError(f"{path}: a GGUF file; this version reads safetensors")
             if path.suffix == ".json":
-                raise SourceError(f"{path}: not weights; name the folder it lies in.")
+                raise SourceError(f"{path}: not weights; name the folder it lies in")
         else:
-            raise SourceError(f"{path}: no such file or folder.")
+            raise SourceError(f"{path}: no such file or folder")
         tensors: dict[str, TensorInfo] = {}
         file_of: dict[str, Path] = {}
         metadata: dict[str, str] = {}
@@ -169,14 +169,14 @@ class Checkpoint:
                 ):
                     continue  # a second copy; the index says which one counts
                 if name in tensors:
-                    raise FormatError(f"{name}: in both {file_of[name].name} and {file.name}.")
+                    raise FormatError(f"{name}: in both {file_of[name].name} and {file.name}")
                 tensors[name] = info
                 file_of[name] = file
         for name, its_file in (weight_map or {}).items():
             if name not in tensors:
-                raise FormatError(f"{folder / its_file}: lacks {name!r}, which the index promises.")
+                raise FormatError(f"{folder / its_file}: lacks {name!r}, which the index promises")
         if not tensors:
-            raise SourceError(f"{path}: holds no tensors.")
+            raise SourceError(f"{path}: holds no tensors")
         config_path = folder / "config.json"
         config = st.read_json(config_path) if config_path.is_file() else {}
         return cls(path, config, tensors, metadata, tuple(files), file_of)
@@ -197,7 +197,7 @@ class Checkpoint:
 
     def _known(self, name: str) -> str:
         if name not in self.tensors:
-            raise SourceError(f"{self.path}: has no tensor {name!r}.")
+            raise SourceError(f"{self.path}: has no tensor {name!r}")
         return name
 
     def raw(self, name: str) -> NDArray[np.uint8]:

@@ -1,0 +1,265 @@
+"""An artifact opened for reading: any checkpoint folder or safetensors file, quantized or not.
+
+The quantized matrices of a folder are the modules that have a `qweight`; everything else is a
+dense tensor. Opening reads headers and JSON only.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
+from qtool.formats import safetensors_file as st
+from qtool.scheme import GroupQuant, Scheme
+
+PROVENANCE = "qtool.json"
+# Where a quantization_config may lie beside config.json, and the key it has there.
+_CONFIG_FILES = (
+    ("quantize_config.json", None),
+    ("quant_config.json", None),
+    ("hf_quant_config.json", "quantization"),
+)
+# Tensors that belong to a packed matrix in formats that are not decoded here.
+_AUXILIARY = (
+    "scales",
+    "qzeros",
+    "scaled_zeros",
+    "g_idx",
+    "weight_scale",
+    "weight_scale_2",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "weight_global_scale",
+    "weight_shape",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "SCB",
+    "weight_format",
+    "k_scale",
+    "v_scale",
+)
+_BITSANDBYTES = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One matrix or tensor of the model, with the tensors that store it."""
+
+    name: str  # as in the unquantized checkpoint
+    shape: tuple[int, ...]  # likewise
+    dtype: str  # of the largest stored tensor
+    scheme: Scheme | str | None  # None is dense; a word where the format is not decoded
+    stored: tuple[str, ...]
+    nbytes: int
+    parameters: int
+
+    @property
+    def module(self) -> str:
+        """The name without `.weight`."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits stored for each number."""
+        return 8 * self.nbytes / self.parameters if self.parameters else 0.0
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checkpoint and what its config says about how it is quantized."""
+
+    checkpoint: Checkpoint
+    found: ArtifactScheme
+    provenance: Mapping[str, Any] | None
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Artifact":
+        """Read headers and configs; FormatError where they contradict each other."""
+        checkpoint = Checkpoint.open(path)
+        found = detect(_quantization_config(checkpoint))
+        packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
+        if packed and found.format == "dense":
+            found = _guess(checkpoint, packed[0].removesuffix(".qweight"))
+        beside = checkpoint.folder / PROVENANCE
+        provenance = st.read_json(beside) if beside.is_file() else None
+        return cls(checkpoint, found, provenance)
+
+    @property
+    def decoded(self) -> bool:
+        """Whether quantized matrices can be read here."""
+        return self.found.scheme is not None and self.found.format in FORMATS
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """Everything in the artifact by its unquantized name, in the order of the files."""
+        tensors = self.checkpoint.tensors
+        taken: set[str] = set()
+        entries: dict[str, Entry] = {}
+        found: list[Entry] = []
+        for name, info in tensors.items():
+            if name.endswith(".qweight") and self.found.format != "dense":
+                entry = self._packed(name.removesuffix(".qweight"))
+            elif not self.decoded and self.found.format != "dense":
+                entry = self._undecoded(name)
+            else:
+                entry = Entry(name, info.shape, info.dtype, None, (name,), info.nbytes, info.size)
+            found.append(entry)
+            taken.update(entry.stored[1:])
+        for entry in found:
+            if entry.stored[0] not in taken:
+                if entry.name in entries:
+                    raise FormatError(
+                        f"{self.checkpoint.path}: {entry.name} is there both packed and dense"
+                    )
+                entries[entry.name] = entry
+        return entries
+
+    def _stored(self, module: str) -> tuple[str, ...]:
+        """The tensors of a packed module that are there."""
+        names = (f"{module}.{last}" for last in ("qweight", *_AUXILIARY))
+        return tuple(name for name in names if name in self.checkpoint.tensors)
+
+    def _packed(self, module: str) -> Entry:
+        tensors = self.checkpoint.tensors
+        stored = self._stored(module)
+        weight = tensors[f"{module}.qweight"]
+        scheme: Scheme | str = self.found.format
+        if self.decoded:
+            module_format = FORMATS[self.found.format]
+            scheme, shape = module_format.scheme_in(module, tensors.get, self.found)
+        else:
+            shape = weight.shape
+        nbytes = sum(tensors[name].nbytes for name in stored)
+        return Entry(f"{module}.weight", shape, weight.dtype, scheme, stored, nbytes, prod(shape))
+
+    def _undecoded(self, name: str) -> Entry:
+        """A tensor of a format that is named here, not read; its aids are counted with it."""
+        tensors = self.checkpoint.tensors
+        info = tensors[name]
+        module, _, last = name.rpartition(".")
+        if last not in ("weight", "weight_packed") or info.dtype in st.FLOAT_DTYPES:
+            return Entry(name, info.shape, info.dtype, None, (name,), info.nbytes, info.size)
+        aids = tuple(f"{module}.{aid}" for aid in _AUXILIARY if f"{module}.{aid}" in tensors)
+        if self.found.format == "bitsandbytes":
+            marks = tuple(f"{module}.{mark}" for mark in _BITSANDBYTES)
+            aids += tuple(n for n in tensors if n.startswith(marks))
+        stored = (name, *aids)
+        nbytes = sum(tensors[n].nbytes for n in stored)
+        parameters = info.size * _codes_per_element(info.dtype, last, self._config_bits())
+        shape = info.shape
+        if last == "weight_packed" and len(shape) == 2:
+            shape = (shape[0], parameters // shape[0] if shape[0] else 0)
+        return Entry(
+            f"{module}.weight", shape, info.dtype, self.found.format, stored, nbytes, parameters
+        )
+
+    def _config_bits(self) -> int:
+        """The width that a compressed-tensors config gives its first group."""
+        config = _quantization_config(self.checkpoint)
+        groups = config.get("config_groups")
+        if isinstance(groups, dict):
+            for group in groups.values():
+                weights = group.get("weights") if isinstance(group, dict) else None
+                if isinstance(weights, dict) and isinstance(weights.get("num_bits"), int):
+                    return max(1, min(32, int(weights["num_bits"])))
+        return 4
+
+    def _get(self, name: str) -> NDArray[Any]:
+        """A stored tensor; BF16 as float32. KeyError where there is none."""
+        info = self.checkpoint.tensors[name]
+        if info.dtype == "BF16":
+            return self.checkpoint.float32(name)
+        return self.checkpoint.array(name)
+
+    def entry(self, name: str) -> Entry:
+        """The entry of a tensor, a module, or a stored tensor."""
+        for candidate in (name, f"{name}.weight"):
+            if candidate in self.entries:
+                return self.entries[candidate]
+        for entry in self.entries.values():
+            if name in entry.stored:
+                return entry
+        raise SourceError(f"{self.checkpoint.path}: has no tensor {name!r}")
+
+    def read(self, name: str) -> GroupQuant | NDArray[np.float32]:
+        """One matrix: its codes where it is quantized, float32 where it is dense."""
+        entry = self.entry(name)
+        if entry.scheme is None:
+            return self.checkpoint.float32(entry.stored[0])
+        if not isinstance(entry.scheme, Scheme):
+            raise UnsupportedError(
+                f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"
+            )
+        quant: GroupQuant = FORMATS[self.found.format].unpack(entry.module, self._get, self.found)
+        if quant.scale.dtype != np.float16:
+            stored = self.checkpoint.tensors[f"{entry.module}.scales"].dtype
+            name_of = {"BF16": "bfloat16", "F32": "float32"}.get(stored, stored)
+            quant = replace(quant, scheme=replace(quant.scheme, scale_dtype=name_of))
+        return quant
+
+    def dequantized(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """(name, array) of the whole model under its unquantized names, one at a time: float32,
+        or the stored dtype where a dense tensor is no float."""
+        for name, entry in self.entries.items():
+            if entry.scheme is None and entry.dtype not in st.FLOAT_DTYPES:
+                yield name, self.checkpoint.array(entry.stored[0])
+                continue
+            value = self.read(name)
+            yield name, value.dequantize() if isinstance(value, GroupQuant) else value
+
+
+def _codes_per_element(dtype: str, last: str, width: int) -> int:
+    """Weights in one stored element of a format that is not decoded."""
+    bits = st.DTYPE_BITS[dtype]
+    if last == "weight_packed" or (dtype == "U8" and last == "weight"):
+        return max(1, bits // (width if last == "weight_packed" else 4))
+    return 1
+
+
+def _quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The quantization_config from config.json or, without one, from the files beside it."""
+    inner = checkpoint.config.get("text_config")
+    for config in (checkpoint.config, inner if isinstance(inner, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = config.get(key)
+            if isinstance(found, dict) and found:
+                return found
+    for file, inside in _CONFIG_FILES:
+        path = checkpoint.folder / file
+        if checkpoint.config.get("quantization_config") is None and path.is_file():
+            content = st.read_json(path)
+            if inside is not None:
+                nested = content.get(inside)
+                return {"quant_method": "modelopt", **(nested if isinstance(nested, dict) else {})}
+            return content
+    return {}
+
+
+def _guess(checkpoint: Checkpoint, module: str) -> ArtifactScheme:
+    """AWQ or GPTQ without a config: the shapes of one module tell them apart."""
+    tensors = checkpoint.tensors
+    weight, scales = tensors[f"{module}.qweight"], tensors.get(f"{module}.scales")
+    zeros = tensors.get(f"{module}.qzeros")
+    where = f"{checkpoint.path}: quantized ({module}.qweight), but no config says how"
+    if scales is None or zeros is None or not len(weight.shape) == len(scales.shape) == 2:
+        raise FormatError(f"{where}; expected config.json beside it")
+    groups, rows = scales.shape
+    if weight.shape[1] * 8 == rows and groups and weight.shape[0] % groups == 0:
+        size = weight.shape[0] // groups
+        return ArtifactScheme("awq", "awq", Scheme(4, -1 if groups == 1 else size, False), "gemm")
+    if weight.shape[1] == rows and groups:
+        # Without a config nothing tells v1 from v2; v1 is what most files are.
+        rough = ArtifactScheme("gptq", "gptq", Scheme(4, -1, False), "v1")
+        scheme, _ = gptq.scheme_in(module, tensors.get, rough)
+        return replace(rough, scheme=scheme)
+    raise FormatError(f"{where}, and its shapes are neither AWQ's nor GPTQ's")
