@@ -118,6 +118,9 @@ class GptqOptions(_Table):
     damp_percent: float = Field(default=0.01, gt=0, le=1)
     block_size: int = Field(default=128, ge=1, le=4096)
     mse: bool = Field(default=False, description="search each group's range for the least error")
+    layout: Literal["v1", "v2"] | None = Field(
+        default=None, description="of format gptq; default: v1 when symmetric, else v2"
+    )
 
 
 class AwqOptions(_Table):
@@ -125,7 +128,9 @@ class AwqOptions(_Table):
 
     grid: int = Field(default=20, ge=1, le=1000, description="exponents tried from 0 to 1")
     clip: bool = Field(default=True, description="search each group's range for the least error")
-    layout: Literal["gemm", "gemv", "gemv_fast"] = "gemm"
+    layout: Literal["gemm", "gemv", "gemv_fast", "llm_awq"] = Field(
+        default="gemm", description="of format awq; engines load gemm"
+    )
 
 
 class Recipe(_Table):

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
+from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
 from qtool.errors import QtoolError
@@ -42,7 +43,7 @@ def _options(
     pass
 
 
-for _command in (quantize, recipes):
+for _command in (quantize, plan, recipes):
     app.command()(_command)
 
 

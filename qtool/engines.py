@@ -1,0 +1,115 @@
+"""What engines will make of an artifact, told from schemes and shapes.
+
+The limits are those of vLLM's kernels, SGLang and GPTQModel as their sources state them:
+Marlin takes 4 and 8 bits, symmetric for GPTQ, groups of -1, 32, 64 and 128, out_features divisible
+by 64 and in_features by 128, and engines fuse q/k/v, gate/up and the experts of a block, whose
+schemes must then be equal.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qtool.recipe import Recipe
+from qtool.scheme import Dropped
+from qtool.structure import expert_of, fused_key
+
+if TYPE_CHECKING:
+    from qtool.plan import Planned
+
+GROUP_SIZES = (-1, 32, 64, 128)
+MARLIN_OUT, MARLIN_IN = 64, 128
+
+
+def warnings(recipe: Recipe, tensors: Sequence["Planned"]) -> list[str]:
+    """One sentence for each combination that some engine refuses or serves slowly."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    if not quantized:
+        return []
+    found = [*_format(recipe, quantized), *_groups(quantized), *_fused(tensors)]
+    found += _marlin(recipe, quantized)
+    fused = [
+        t.name for t in tensors if t.reason is not None and t.reason.startswith("experts fused")
+    ]
+    if fused:
+        found.append(
+            f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "
+            "they may be most of the model"
+        )
+    return found
+
+
+def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    found = []
+    if recipe.format == "awq" and recipe.awq.layout != "gemm":
+        found.append(
+            f"no current engine loads the AWQ layout {recipe.awq.layout}: vLLM, SGLang and "
+            "transformers read gemm; AutoAWQ's and TinyChat's own kernels read this one"
+        )
+    if recipe.format == "gptq":
+        if any(not scheme.symmetric for scheme in schemes):
+            found.append(
+                "vLLM and SGLang refuse asymmetric GPTQ (sym: false, gptq_v2); GPTQModel and "
+                "transformers load it; --set weights.symmetric=true makes it load everywhere"
+            )
+        if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
+            bits = "/".join(map(str, slow))
+            found.append(
+                f"{bits}-bit GPTQ has no Marlin kernel: vLLM serves it, if at all, with the slower "
+                "exllama kernel in float16; GPTQModel and transformers load it"
+            )
+        if recipe.gptq.act_order and not recipe.gptq.static_groups and recipe.rounding == "gptq":
+            found.append(
+                "act_order without static_groups leaves groups out of order (desc_act): slower "
+                "everywhere and wrong in some engines under tensor parallelism"
+            )
+    return found
+
+
+def _groups(quantized: Sequence["Planned"]) -> list[str]:
+    sizes = {tensor.scheme.group_size for tensor in quantized if tensor.scheme is not None}
+    odd = sorted(sizes.difference(GROUP_SIZES))
+    if not odd:
+        return []
+    return [
+        f"group_size {', '.join(map(str, odd))}: the fast kernels of vLLM and SGLang take "
+        "-1, 32, 64 and 128 only"
+    ]
+
+
+def _fused(tensors: Sequence["Planned"]) -> list[str]:
+    """Fused layers whose parts are stored differently."""
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for tensor in tensors:
+        if tensor.block is None or len(tensor.shape) != 2 or isinstance(tensor.action, Dropped):
+            continue
+        if tensor.name.endswith(".weight"):
+            stored = "dense" if tensor.scheme is None else str(tensor.scheme)
+            groups[fused_key(tensor.module)].setdefault(stored, tensor.module)
+    mixed = {key: kinds for key, kinds in groups.items() if len(kinds) > 1}
+    if not mixed:
+        return []
+    kinds = next(iter(mixed.values()))
+    example = ", ".join(f"{module} is {stored}" for stored, module in list(kinds.items())[:3])
+    return [
+        f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
+        f"refuse to load ({example}); give them one scheme"
+    ]
+
+
+def _marlin(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for tensor in quantized:
+        out, width = tensor.shape
+        if out % MARLIN_OUT or width % MARLIN_IN:
+            shapes[tensor.shape] += 1
+    if not shapes:
+        return []
+    example = ", ".join(f"{count} of {list(shape)}" for shape, count in list(shapes.items())[:3])
+    experts = any(expert_of(tensor.name) is not None for tensor in quantized)
+    return [
+        f"note: {shapes.total()} of {len(quantized)} matrices are no multiples of {MARLIN_OUT} "
+        f"(out) and {MARLIN_IN} (in) ({example}): vLLM serves them with slower kernels than Marlin"
+        + (", the experts with Triton's" if experts else "")
+    ]

@@ -1,0 +1,106 @@
+"""What a run will need, guessed from shapes: peak resident memory and seconds.
+
+    memory  = the process itself
+            + max(embedding as float32,
+                  hidden states in and out + one block as float32 + its Gram matrices + a solve)
+    seconds = tokens * flops of the forward passes and Gram matrices, flops of the solves,
+              and bytes read and written, each over a measured rate
+
+Rounding to nearest holds one matrix at a time and needs no forward pass. The constants below are
+the only measured numbers.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qtool import structure
+from qtool.recipe import Recipe
+from qtool.structure import BlockStack
+
+if TYPE_CHECKING:
+    from qtool.plan import Planned
+
+# Resident bytes of the process before any tensor is read.
+PLAIN_PROCESS_BYTES = 90_000_000
+TORCH_PROCESS_BYTES = 480_000_000
+# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
+ROUNDING_BYTES_PER_WEIGHT = 20
+# Activations of the micro-batches under way in one block, per core.
+ACTIVATION_BYTES_PER_CORE = 48_000_000
+# Rates of one core: matrix products, element-wise rounding (weights per second).
+FLOPS_PER_CORE = 2.0e10
+ROUNDED_PER_CORE = 3.0e7
+STORAGE_BYTES_PER_SECOND = 4.0e8
+STARTUP_SECONDS = {False: 0.3, True: 4.0}
+# Element-wise passes over a matrix that a search over clipped ranges makes.
+CLIP_TRIALS = 20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An estimate."""
+
+    peak_rss_bytes: int
+    seconds: float
+
+
+def run_cost(
+    recipe: Recipe, tensors: Sequence["Planned"], blocks: BlockStack, cores: int | None = None
+) -> Cost:
+    """The estimate for a run over `tensors` on `cores` cores (default: those of this machine)."""
+    cores = cores or os.cpu_count() or 1
+    written = sum(tensor.nbytes for tensor in tensors)
+    read = sum(tensor.parameters for tensor in tensors) * 2
+    seconds = STARTUP_SECONDS[recipe.calibrates] + (read + written) / STORAGE_BYTES_PER_SECOND
+    weights = sum(tensor.parameters for tensor in tensors if tensor.scheme is not None)
+    widest = max((t.parameters for t in tensors if t.scheme is not None), default=0)
+    trials = CLIP_TRIALS if recipe.clips else 1
+    seconds += trials * weights / (ROUNDED_PER_CORE * cores)
+    if not recipe.calibrates:
+        largest = max((tensor.parameters * 4 for tensor in tensors), default=0)
+        peak = PLAIN_PROCESS_BYTES + max(widest * ROUNDING_BYTES_PER_WEIGHT, largest)
+        return Cost(peak, round(seconds, 1))
+
+    block_bytes: dict[int, int] = defaultdict(int)
+    grams: dict[int, dict[str, int]] = defaultdict(dict)  # block -> input site -> in_features
+    flops = 0.0
+    tokens = recipe.calibration.samples * recipe.calibration.length
+    hidden = 0
+    for tensor in tensors:
+        if tensor.block is None:
+            continue
+        block_bytes[tensor.block] += 4 * tensor.parameters
+        if tensor.scheme is None or len(tensor.shape) != 2:
+            continue
+        out, width = tensor.shape
+        site = structure.input_site(tensor.module)
+        if site not in grams[tensor.block]:
+            grams[tensor.block][site] = width
+            flops += 2.0 * tokens * width * width
+            if recipe.rounding == "gptq":
+                flops += 2.0 * width**3
+        flops += 2 * 2.0 * tokens * out * width  # two forward passes
+        if recipe.rounding == "gptq":
+            flops += 2.0 * out * width * width
+        if recipe.transform_chain:
+            flops += recipe.awq.grid * 2.0 * out * width * width
+            seconds += recipe.awq.grid * out * width / (ROUNDED_PER_CORE * cores)
+        hidden = max(hidden, min(tensor.shape))
+    embedding = max(
+        (t.parameters * 4 for t in tensors if t.block is None and len(t.shape) == 2), default=0
+    )
+    matrices = max((sum(4 * w * w for w in sites.values()) for sites in grams.values()), default=0)
+    solve = max((3 * 4 * w * w for sites in grams.values() for w in sites.values()), default=0)
+    streaming = (
+        2 * 4 * tokens * hidden
+        + max(block_bytes.values(), default=0)
+        + matrices
+        + solve
+        + widest * ROUNDING_BYTES_PER_WEIGHT
+        + ACTIVATION_BYTES_PER_CORE * cores
+    )
+    seconds += flops / (FLOPS_PER_CORE * cores)
+    return Cost(TORCH_PROCESS_BYTES + max(embedding, streaming), round(seconds, 1))

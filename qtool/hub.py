@@ -1,0 +1,170 @@
+"""From what a person types to a folder on disk: a folder or file, an alias, or a hub id.
+
+Downloads go through huggingface_hub: its cache, its resuming of interrupted files, HF_ENDPOINT,
+HF_TOKEN and offline mode. Only what quantizing needs is fetched: safetensors, JSON, tokenizer.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import qtool
+from qtool.errors import SourceError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository at one commit."""
+
+    repository: str
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return self.repository + ("" if self.revision == "main" else f"@{self.revision}")
+
+
+# Ungated repositories with safetensors, each at a fixed commit, so that an alias names the same
+# bytes for everybody.
+ALIASES = {
+    "llama-7b": HubModel("huggyllama/llama-7b", "8416d3fefb0cb3ff5775a7b13c1692d10ff1aa16"),
+    "tinyllama-1.1b": HubModel(
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "fe8a4ea1ffedaf415f4da2f062534de366a451e6"
+    ),
+    "smollm2-135m": HubModel(
+        "HuggingFaceTB/SmolLM2-135M", "93efa2f097d58c2a74874c7e644dbc9b0cee75a2"
+    ),
+    "smollm2-360m": HubModel(
+        "HuggingFaceTB/SmolLM2-360M", "f8027fd0eaeea54caa13c31d31b9fdc459c38b49"
+    ),
+    "qwen2.5-0.5b": HubModel("Qwen/Qwen2.5-0.5B", "060db6499f32faf8b98477b0a26969ef7d8b9987"),
+    "qwen3-0.6b": HubModel("Qwen/Qwen3-0.6B", "c1899de289a04d12100db370d81485cdf75e47ca"),
+    "qwen3-1.7b": HubModel("Qwen/Qwen3-1.7B", "70d244cc86ccca08cf5af4e1e306ecf908b1ad5e"),
+    "qwen3-8b": HubModel("Qwen/Qwen3-8B", "b968826d9c46dd6066d109eabc6255188de91218"),
+    "pythia-160m": HubModel("EleutherAI/pythia-160m", "50f5173d932e8e61f858120bcb800b97af589f46"),
+}
+TINY = "tiny"
+
+WANTED = (
+    "*.safetensors",
+    "*.json",
+    "tokenizer.model",
+    "spiece.model",
+    "merges.txt",
+    "vocab.txt",
+    "*.tiktoken",
+    "*.jinja",
+    "LICENSE*",
+)
+# Whole copies of the weights in other formats that some repositories keep in subfolders.
+UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consolidated*.safetensors")
+_PICKLES = (".bin", ".pt", ".pth")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether `text` is written like owner/name or owner/name@revision."""
+    return _HUB_ID.fullmatch(text) is not None and ".." not in text
+
+
+def parse(model: str) -> HubModel | None:
+    """The repository that an alias or a hub id names, or None."""
+    if model in ALIASES:
+        return ALIASES[model]
+    if not is_hub_id(model):
+        return None
+    repository, _, revision = model.partition("@")
+    return HubModel(repository, revision or "main")
+
+
+def public_name(model: str) -> str | None:
+    """The name of a model that means the same on every machine: an alias's or hub id's, or None."""
+    if model == TINY:
+        return TINY
+    if Path(model).exists():
+        return None
+    found = parse(model)
+    return None if found is None else str(found)
+
+
+def tiny_folder() -> Path:
+    """Where the shipped model lies."""
+    for root in qtool.__path__:
+        folder = Path(root) / TINY
+        if (folder / "config.json").is_file():
+            return folder
+    raise SourceError("the shipped model `tiny` is not installed; reinstall qtool")
+
+
+def resolve(model: str) -> Path:
+    """The folder or file of a model, downloaded where it is not there yet.
+
+    An existing path wins over a hub id of the same spelling; an alias is looked up first.
+    """
+    if model == TINY:
+        return tiny_folder()
+    path = Path(model)
+    if model not in ALIASES and path.exists():
+        return path
+    found = parse(model)
+    if found is None:
+        known = ", ".join([TINY, *ALIASES])
+        raise SourceError(
+            f"{model}: no such file or folder, and no hub id (owner/name) or alias ({known})"
+        )
+    return download(found)
+
+
+def download(model: HubModel) -> Path:
+    """The folder of a repository in the hub's cache, complete."""
+    # Half a second to import, which only a download is worth.
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import errors as hub
+
+    where = f"{model.repository} on the hub"
+    try:
+        folder = Path(
+            snapshot_download(
+                model.repository,
+                revision=model.revision,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+            )
+        )
+        if not any(folder.glob("*.safetensors")):
+            names = HfApi().list_repo_files(model.repository, revision=folder.name)
+            raise _unusable(where, names)
+    except hub.GatedRepoError:
+        raise SourceError(
+            f"{where} is gated: accept its terms on its page, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        ) from None
+    except hub.RevisionNotFoundError:
+        raise SourceError(f"{where} has no revision {model.revision!r}") from None
+    except (hub.RepositoryNotFoundError, hub.HFValidationError):
+        raise SourceError(
+            f"{where} does not exist, or is private; check the spelling, and log in with "
+            "`hf auth login` or set HF_TOKEN if it is yours"
+        ) from None
+    except hub.LocalEntryNotFoundError:
+        raise SourceError(
+            f"{where} cannot be reached, and the cache has no complete copy; check the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE"
+        ) from None
+    # Its base is the error of the HTTP library underneath, which differs between versions.
+    except hub.HfHubHTTPError.__bases__[0] as error:
+        raise SourceError(f"{where} cannot be downloaded: {str(error).splitlines()[0]}") from None
+    return folder
+
+
+def _unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
+    """Why a repository without safetensors at its top is no source."""
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return SourceError(
+            f"{where} has only Python pickles ({pickles[0]}), which can run any code when loaded "
+            "and are refused; convert it where you trust it, with transformers: "
+            "AutoModelForCausalLM.from_pretrained(ID).save_pretrained(FOLDER)"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return UnsupportedError(f"{where} has only GGUF files; this version reads safetensors")
+    return SourceError(f"{where} has no safetensors files")

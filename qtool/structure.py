@@ -1,0 +1,211 @@
+"""What the tensors of a checkpoint are, told from their names and shapes alone.
+
+The decoder is the numbered list of modules (`model.layers.0.`, `transformer.h.0.`, ...) that
+holds the most parameters. Inside it, a float matrix called `*.weight` is a linear layer [out, in]
+unless it is a router or an embedding. No table of architectures: an unknown one is read the same
+way.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
+
+_INDEXED = re.compile(r"(.+?)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
+# Towers that see or hear; they can be larger than a small decoder beside them.
+_OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
+_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+_MOST_EXPERTS = 1024
+_BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
+_HEADS = ("lm_head", "embed_out", "output")
+
+# Linear layers that engines fuse into one; the parts must be stored alike.
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+_FUSED_AS = {part: "+".join(parts) for parts in FUSED for part in parts}
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """The decoder blocks `prefix.0` to `prefix.(count - 1)`."""
+
+    prefix: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.prefix}.0-{self.count - 1}"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one tensor is: a linear layer of a block, or the reason why it is not."""
+
+    block: int | None
+    reason: str | None  # None: a linear layer
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the language model."""
+    for key in _TEXT_CONFIGS:
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            return text_config(inner)
+    return config
+
+
+def layer_count(config: Mapping[str, Any]) -> int | None:
+    """How many decoder blocks the model class runs, where config.json says it."""
+    text = text_config(config)
+    for key in _COUNT_KEYS:
+        value = text.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def find_blocks(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> BlockStack:
+    """The decoder stack. SourceError where nothing is numbered."""
+    sizes: dict[str, int] = defaultdict(int)
+    last: dict[str, int] = defaultdict(int)
+    for name, info in tensors.items():
+        if found := _INDEXED.match(name):
+            sizes[found[1]] += prod(info.shape)
+            last[found[1]] = max(last[found[1]], int(found[2]))
+    text = {prefix: size for prefix, size in sizes.items() if not _OTHER_TOWERS.search(prefix)}
+    candidates = text or sizes
+    if not candidates:
+        raise SourceError(
+            "no numbered decoder blocks among the tensors (such as model.layers.0.*); "
+            "is this a decoder language model?"
+        )
+    prefix = max(candidates, key=lambda key: candidates[key])
+    found_count = last[prefix] + 1
+    return BlockStack(prefix, min(found_count, layer_count(config) or found_count))
+
+
+def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+    """Refuse what is no float checkpoint of linear layers: quantized already, or Conv1D."""
+    quantization = config.get("quantization_config") or text_config(config).get(
+        "quantization_config"
+    )
+    if isinstance(quantization, Mapping):
+        method = quantization.get("quant_method", "unknown method")
+        raise UnsupportedError(
+            f"the model is already quantized (config.json: quant_method {method}); "
+            "start from the original in float16, bfloat16 or float32"
+        )
+    for name, info in tensors.items():
+        if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:
+            bias = tensors.get(name.removesuffix("weight") + "bias")
+            if bias is not None and bias.shape == info.shape[1:]:
+                raise UnsupportedError(
+                    f"{name} {list(info.shape)} is a Conv1D, stored [in, out] as GPT-2 does; "
+                    "this version quantizes linear layers stored [out, in]"
+                )
+
+
+def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozenset[str]) -> Role:
+    """What the tensor `name` is. `expert_parents`: modules that have an `experts` child."""
+    start = blocks.prefix + "."
+    if not name.startswith(start) or not (index := name[len(start) :].split(".", 1)[0]).isdecimal():
+        return Role(None, _outside(name))
+    block = int(index)
+    if block >= blocks.count:
+        return Role(
+            None,
+            f"block {block} is beyond the {blocks.count} that the model class runs "
+            "(multi-token prediction or the like)",
+        )
+    return Role(block, _inside(name, info, expert_parents))
+
+
+def _outside(name: str) -> str:
+    module = name.rsplit(".", 1)[0]
+    last = module.rsplit(".", 1)[-1]
+    if last in _HEADS and name.endswith(".weight"):
+        return "output head"
+    if "embed" in last or last in ("wte", "wpe"):
+        return "embedding"
+    if "norm" in last or last.startswith("ln_"):
+        return "norm"
+    if name.endswith(_BUFFERS):
+        return "buffer"
+    return "outside the decoder blocks"
+
+
+def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str | None:
+    module, _, kind = name.rpartition(".")
+    parts = module.split(".")
+    last = parts[-1]
+    if info.dtype not in FLOAT_DTYPES:
+        return "buffer" if info.dtype in ("BOOL", "U8") else f"{info.dtype} values, not float"
+    if name.endswith(_BUFFERS):
+        return "buffer"
+    if len(info.shape) == 3 and "experts" in name:
+        return "experts fused in one 3-D tensor, which this version does not quantize"
+    if len(info.shape) != 2:
+        if kind == "bias":
+            return "bias" if len(info.shape) == 1 else "buffer"
+        if "norm" in last or last.startswith("ln"):
+            return "norm"
+        return "vector" if len(info.shape) < 2 else f"{len(info.shape)}-D, not a matrix"
+    if kind != "weight":
+        return "a parameter that is no linear layer's weight"
+    if "norm" in last:
+        return "norm"
+    if "embed" in last:
+        return "embedding"
+    if _is_router(parts, info.shape, expert_parents):
+        return "router: a few numbers that decide everything"
+    return None
+
+
+def _is_router(parts: list[str], shape: tuple[int, ...], expert_parents: frozenset[str]) -> bool:
+    if "router" in parts:
+        return True
+    few = shape[0] <= _MOST_EXPERTS and 2 * shape[0] <= shape[1]
+    return parts[-1] in _ROUTERS and (few or ".".join(parts[:-1]) in expert_parents)
+
+
+def expert_parents(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
+    """Modules that have an `experts` child."""
+    return frozenset(name.split(".experts.", 1)[0] for name in tensors if ".experts." in name)
+
+
+def expert_of(name: str) -> int | None:
+    """The number of the expert that a tensor belongs to."""
+    found = _EXPERT.match(name)
+    return int(found[2]) if found else None
+
+
+def fused_key(module: str) -> str:
+    """Modules with one key are fused by engines: q/k/v, gate/up, and the experts of a block."""
+    if found := _EXPERT.match(module):
+        module = f"{found[1]}.*.{found[3]}"
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_FUSED_AS.get(last, last)}"
+
+
+# Linear layers that read one input, told from common names.
+_INPUT = {
+    "q_proj": "attention", "k_proj": "attention", "v_proj": "attention",
+    "gate_proj": "mlp", "up_proj": "mlp", "w1": "mlp", "w3": "mlp",
+}  # fmt: skip
+
+
+def input_site(module: str) -> str:
+    """Modules with one site read the same input, as far as names tell; for estimates only."""
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_INPUT.get(last, last)}"
