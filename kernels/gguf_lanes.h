@@ -65,11 +65,11 @@ ALWAYS M eq(V a, V b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_
 ALWAYS M ilt(I a, I b) { return _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b); }
 ALWAYS M ieq(I a, I b) { return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b); }
 ALWAYS M all_lanes(void) { return 0xffff; }
-ALWAYS M not(M a) { return (M)~a; }
-ALWAYS int any(M a) { return a != 0; }
+ALWAYS M not_lanes(M a) { return (M)~a; }
+ALWAYS int any_lane(M a) { return a != 0; }
 ALWAYS unsigned mask_bits(M a) { return a; }
-ALWAYS V select(M m, V yes, V no) { return (V)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes); }
-ALWAYS I iselect(M m, I yes, I no)
+ALWAYS V pick(M m, V yes, V no) { return (V)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes); }
+ALWAYS I ipick(M m, I yes, I no)
 {
     return (I)_mm512_mask_blend_epi32(m, (__m512i)no, (__m512i)yes);
 }
@@ -77,7 +77,7 @@ ALWAYS V least(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
 ALWAYS V most(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
 ALWAYS I ileast(I a, I b) { return (I)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 ALWAYS I imost(I a, I b) { return (I)_mm512_max_epi32((__m512i)a, (__m512i)b); }
-ALWAYS V root(V a) { return (V)_mm512_sqrt_ps((__m512)a); }
+ALWAYS V lane_sqrt(V a) { return (V)_mm512_sqrt_ps((__m512)a); }
 ALWAYS I load_u8(const uint8_t *from)
 {
     return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
@@ -95,14 +95,14 @@ ALWAYS M eq(V a, V b) { return a == b; }
 ALWAYS M ilt(I a, I b) { return a < b; }
 ALWAYS M ieq(I a, I b) { return a == b; }
 ALWAYS M all_lanes(void) { return isplat(-1); }
-ALWAYS M not(M a) { return ~a; }
-ALWAYS I iselect(M m, I yes, I no) { return (yes & m) | (no & ~m); }
+ALWAYS M not_lanes(M a) { return ~a; }
+ALWAYS I ipick(M m, I yes, I no) { return (yes & m) | (no & ~m); }
 
 #if defined(QT_ISA_AVX2)
 
 ALWAYS unsigned mask_bits(M a) { return (unsigned)_mm256_movemask_ps((__m256)a); }
-ALWAYS int any(M a) { return mask_bits(a) != 0; }
-ALWAYS V select(M m, V yes, V no)
+ALWAYS int any_lane(M a) { return mask_bits(a) != 0; }
+ALWAYS V pick(M m, V yes, V no)
 {
     return (V)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)m);
 }
@@ -110,7 +110,7 @@ ALWAYS V least(V a, V b) { return (V)_mm256_min_ps((__m256)a, (__m256)b); }
 ALWAYS V most(V a, V b) { return (V)_mm256_max_ps((__m256)a, (__m256)b); }
 ALWAYS I ileast(I a, I b) { return (I)_mm256_min_epi32((__m256i)a, (__m256i)b); }
 ALWAYS I imost(I a, I b) { return (I)_mm256_max_epi32((__m256i)a, (__m256i)b); }
-ALWAYS V root(V a) { return (V)_mm256_sqrt_ps((__m256)a); }
+ALWAYS V lane_sqrt(V a) { return (V)_mm256_sqrt_ps((__m256)a); }
 ALWAYS I load_u8(const uint8_t *from)
 {
     return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
@@ -122,15 +122,15 @@ ALWAYS I load_i8(const void *from)
 
 #else
 
-ALWAYS V select(M m, V yes, V no) { return (V)iselect(m, (I)yes, (I)no); }
-ALWAYS I ileast(I a, I b) { return iselect(a < b, a, b); }
-ALWAYS I imost(I a, I b) { return iselect(a > b, a, b); }
+ALWAYS V pick(M m, V yes, V no) { return (V)ipick(m, (I)yes, (I)no); }
+ALWAYS I ileast(I a, I b) { return ipick(a < b, a, b); }
+ALWAYS I imost(I a, I b) { return ipick(a > b, a, b); }
 #if defined(__SSE2__)
 ALWAYS unsigned mask_bits(M a) { return (unsigned)_mm_movemask_ps((__m128)a); }
-ALWAYS int any(M a) { return mask_bits(a) != 0; }
+ALWAYS int any_lane(M a) { return mask_bits(a) != 0; }
 ALWAYS V least(V a, V b) { return (V)_mm_min_ps((__m128)a, (__m128)b); }
 ALWAYS V most(V a, V b) { return (V)_mm_max_ps((__m128)a, (__m128)b); }
-ALWAYS V root(V a) { return (V)_mm_sqrt_ps((__m128)a); }
+ALWAYS V lane_sqrt(V a) { return (V)_mm_sqrt_ps((__m128)a); }
 #else
 ALWAYS unsigned mask_bits(M a)
 {
@@ -139,10 +139,10 @@ ALWAYS unsigned mask_bits(M a)
         bits |= (unsigned)(a[lane] & 1) << lane;
     return bits;
 }
-ALWAYS int any(M a) { return mask_bits(a) != 0; }
-ALWAYS V least(V a, V b) { return select(a < b, a, b); }
-ALWAYS V most(V a, V b) { return select(a > b, a, b); }
-ALWAYS V root(V a)
+ALWAYS int any_lane(M a) { return mask_bits(a) != 0; }
+ALWAYS V least(V a, V b) { return pick(a < b, a, b); }
+ALWAYS V most(V a, V b) { return pick(a > b, a, b); }
+ALWAYS V lane_sqrt(V a)
 {
 #if defined(QT_ISA_NEON)
     return (V)vsqrtq_f32((float32x4_t)a);
@@ -194,9 +194,9 @@ ALWAYS I to_half(V value)
     I sign = (I)value >> 16 & 0x8000, bits = (I)value & 0x7fffffff;
     I normal = (bits + 0xfff + (bits >> 13 & 1) - (112 << 23)) >> 13;
     I small = (I)((V)bits + 0.5f) - 0x3f000000; /* ulps of 2^-24 */
-    I half = iselect(ilt(bits, isplat(113 << 23)), small, normal);
-    half = iselect(ilt(bits, isplat(0x477ff000)), half, isplat(0x7c00));
-    half = iselect(ilt(isplat(0x7f800000), bits), isplat(0x7e00), half);
+    I half = ipick(ilt(bits, isplat(113 << 23)), small, normal);
+    half = ipick(ilt(bits, isplat(0x477ff000)), half, isplat(0x7c00));
+    half = ipick(ilt(isplat(0x7f800000), bits), isplat(0x7e00), half);
     return half | sign;
 }
 
@@ -206,7 +206,7 @@ ALWAYS V from_half(I half)
     I sign = (half & 0x8000) << 16, rest = (half & 0x7fff) << 13;
     V value = (V)rest * 0x1p112f;
     I infinite = rest | 0x7f800000;
-    return (V)(iselect(ilt(rest, isplat(31 << 23)), (I)value, infinite) | sign);
+    return (V)(ipick(ilt(rest, isplat(31 << 23)), (I)value, infinite) | sign);
 }
 
 #endif

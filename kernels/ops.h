@@ -3,12 +3,18 @@
 #ifndef QTOOL_OPS_H
 #define QTOOL_OPS_H
 
+#include "gguf_ops.h"
 #include "qtool_kernels.h"
 
-#define QT_OPS(X)                                                    \
-    X(gptq_sweep_f32, (const qt_sweep *sweep), (sweep))              \
-    X(gptq_sweep_f64, (const qt_sweep *sweep), (sweep))              \
-    X(quantize_groups, (const qt_groups *groups), (groups))
+#define QT_OPS(X)                                                          \
+    X(gptq_sweep_f32, (const qt_sweep *sweep), (sweep))                    \
+    X(gptq_sweep_f64, (const qt_sweep *sweep), (sweep))                    \
+    X(quantize_groups, (const qt_groups *groups), (groups))                \
+    X(pack, (const qt_packing *packing), (packing))                        \
+    X(unpack, (const qt_packing *packing), (packing))                      \
+    X(dequantize, (const qt_dequantizing *dequantizing), (dequantizing))   \
+    X(convert, (int32_t from, int32_t to, int64_t count, const void *source, void *target), \
+      (from, to, count, source, target))
 
 #define QT_DECLARE(name, parameters, isa) int name##_##isa parameters;
 

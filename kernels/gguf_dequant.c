@@ -1,0 +1,153 @@
+/* Dequantizes GGUF blocks to float32, float16 or bfloat16. Every product of a block is exact in
+ * float32 except where a format multiplies by a second scale or adds a minimum; the order is the
+ * format's, so all instruction sets agree with it bit for bit (a NaN is some NaN). */
+#include "gguf_grids.h"
+#include "gguf_lanes.h"
+#include "gguf_types.h"
+#include "ops.h"
+
+/* What the codes of the four-bit books stand for; E2M1 is doubled. */
+static const int8_t iq4_book[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                    1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t fp4_book[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/* A half float; a NaN becomes the plain quiet one, whose low bits are zero, so that rounding to
+ * bfloat16 need not look for it. */
+ALWAYS float half_at(const uint8_t *from)
+{
+    uint16_t half;
+    memcpy(&half, from, 2);
+#if defined(QT_ISA_AVX2) || defined(QT_ISA_AVX512)
+    float value = _cvtsh_ss(half);
+#else
+    float value;
+    uint32_t sign = (half & 0x8000u) << 16, rest = (half & 0x7fffu) << 13;
+    memcpy(&value, &rest, 4);
+    value *= 0x1p112f;
+    if ((half & 0x7c00) == 0x7c00)
+        value = rest & 0x7fffff ? NAN : INFINITY;
+    value = sign ? -value : value;
+#endif
+    return value == value ? value : NAN;
+}
+
+/* Half the value of an unsigned E4M3 code; zero for 0 and for 0x7f. The top bit is ignored. */
+ALWAYS float half_ue4m3(unsigned code)
+{
+    unsigned exponent = code >> 3 & 15, mantissa = code & 7;
+    uint32_t bits = (exponent + 119) << 23 | mantissa << 20;
+    float normal;
+    memcpy(&normal, &bits, 4);
+    float value = exponent ? normal : (float)mantissa * 0x1p-10f;
+    return code == 0x7f ? 0.0f : value;
+}
+
+ALWAYS uint32_t word_at(const uint8_t *from)
+{
+    uint32_t word;
+    memcpy(&word, from, 4);
+    return word;
+}
+
+ALWAYS uint64_t words_at(const uint8_t *from)
+{
+    uint64_t words;
+    memcpy(&words, from, 8);
+    return words;
+}
+
+/* Sixteen numbers to look up by the low four bits of an index. */
+typedef struct {
+    V part[16 / LANES];
+} table16;
+
+ALWAYS table16 table_times(const int8_t *values, float scale)
+{
+    table16 table;
+    for (int i = 0; i < 16 / LANES; i++)
+        table.part[i] = to_float(load_i8(values + LANES * i)) * scale;
+    return table;
+}
+
+ALWAYS V look_up(const table16 *table, I index)
+{
+#if defined(QT_ISA_AVX512)
+    return (V)_mm512_permutexvar_ps((__m512i)index, (__m512)table->part[0]);
+#elif defined(QT_ISA_AVX2)
+    V low = (V)_mm256_permutevar8x32_ps((__m256)table->part[0], (__m256i)index);
+    V high = (V)_mm256_permutevar8x32_ps((__m256)table->part[1], (__m256i)index);
+    return pick(index << 28, high, low);
+#else
+    const float *values = (const float *)table;
+    V found;
+    for (int lane = 0; lane < LANES; lane++)
+        found[lane] = values[index[lane] & 15];
+    return found;
+#endif
+}
+
+ALWAYS void put_f32(float *to, V v)
+{
+    store(to, v);
+}
+
+ALWAYS void put_f16(uint16_t *to, V v)
+{
+#if defined(QT_ISA_AVX512)
+    _mm256_storeu_si256((void *)to, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(QT_ISA_AVX2)
+    _mm_storeu_si128((void *)to, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    I half = to_half(v);
+    for (int lane = 0; lane < LANES; lane++)
+        to[lane] = (uint16_t)half[lane];
+#endif
+}
+
+ALWAYS void put_bf16(uint16_t *to, V v)
+{
+    I rounded = (I)v + 0x7fff + ((I)v >> 16 & 1);
+#if defined(QT_ISA_AVX512)
+    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)));
+#elif defined(QT_ISA_AVX2)
+    __m256i high = _mm256_srli_epi32((__m256i)rounded, 16);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((void *)to, _mm256_castsi256_si128(packed));
+#else
+    for (int lane = 0; lane < LANES; lane++)
+        to[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
+#endif
+}
+
+#define OUT float
+#define D(name) name##_f32
+#define PUT put_f32
+#include "gguf_dequant_all.h"
+#undef OUT
+#undef D
+#undef PUT
+
+#define OUT uint16_t
+#define D(name) name##_f16
+#define PUT put_f16
+#include "gguf_dequant_all.h"
+#undef D
+#undef PUT
+
+#define D(name) name##_bf16
+#define PUT put_bf16
+#include "gguf_dequant_all.h"
+
+int QT_NAME(gguf_dequantize)(int32_t type, int32_t dtype, int64_t blocks, const uint8_t *from,
+                             void *to)
+{
+    switch (dtype) {
+    case QT_SCALE_F32:
+        return dequantize_f32(type, blocks, from, to);
+    case QT_SCALE_F16:
+        return dequantize_f16(type, blocks, from, to);
+    case QT_SCALE_BF16:
+        return dequantize_bf16(type, blocks, from, to);
+    }
+    return QT_E_ARGUMENT;
+}

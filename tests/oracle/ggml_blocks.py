@@ -1,0 +1,71 @@
+"""libggml-base through ctypes: what llama.cpp itself makes of a matrix and of blocks.
+
+The library is the oracle of the GGUF kernels. It is built apart from this repository (target
+ggml-base of llama.cpp, no -march flag), and named by QTOOL_ORACLE_GGML.
+"""
+
+import ctypes
+import os
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.gguf_types import BlockType
+
+_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+class _Traits(ctypes.Structure):
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("block_size", ctypes.c_int64),
+        ("interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", _TO_FLOAT),
+    )
+
+
+def path() -> str | None:
+    """Where the library is, if the environment says so."""
+    return os.environ.get("QTOOL_ORACLE_GGML")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    named = path()
+    assert named is not None
+    library = ctypes.CDLL(named)
+    library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk.argtypes = (
+        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p]
+    )
+    return library
+
+
+def traits(block: BlockType) -> _Traits:
+    """Name, weights and bytes of a block as ggml has them."""
+    found: _Traits = _library().ggml_get_type_traits(block.number).contents
+    return found
+
+
+def dequantize(blocks: NDArray[np.uint8], block: BlockType, weights: int) -> NDArray[np.float32]:
+    """The weights, one after the other."""
+    out = np.empty(weights, np.float32)
+    traits(block).to_float(blocks.ctypes.data, out.ctypes.data, weights)
+    return out
+
+
+def encode(
+    weight: NDArray[np.float32], block: BlockType, importance: NDArray[np.float32] | None
+) -> NDArray[np.uint8]:
+    """[rows, bytes of a row]."""
+    rows, in_features = weight.shape
+    blocks = np.zeros((rows, block.row_bytes(in_features)), np.uint8)
+    at = None if importance is None else importance.ctypes.data
+    _library().ggml_quantize_chunk(
+        block.number, weight.ctypes.data, blocks.ctypes.data, 0, rows, in_features, at
+    )
+    return blocks
