@@ -4,9 +4,11 @@ Downloads go through huggingface_hub: its cache, its resuming of interrupted fil
 HF_TOKEN and offline mode. Only what quantizing needs is fetched: safetensors, JSON, tokenizer.
 """
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import qtool
 from qtool.errors import SourceError, UnsupportedError
@@ -121,6 +123,8 @@ def download(model: HubModel) -> Path:
     from huggingface_hub import errors as hub
 
     where = f"{model.repository} on the hub"
+    # OSError, and the error of the HTTP library underneath, which differs between versions.
+    transport = cast("tuple[type[Exception], ...]", hub.HfHubHTTPError.__bases__)
     try:
         folder = Path(
             snapshot_download(
@@ -150,8 +154,72 @@ def download(model: HubModel) -> Path:
             f"{where} cannot be reached, and the cache has no complete copy; check the network, "
             "HF_ENDPOINT and HF_HUB_OFFLINE"
         ) from None
-    # Its base is the error of the HTTP library underneath, which differs between versions.
-    except hub.HfHubHTTPError.__bases__[0] as error:
+    except transport as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{where} cannot be downloaded: {said}") from None
+    return folder
+    raise SourceError("the shipped model `tiny` is not installed; reinstall qtool")
+
+
+def resolve(model: str) -> Path:
+    """The folder or file of a model, downloaded where it is not there yet.
+
+    An existing path wins over a hub id of the same spelling; an alias is looked up first.
+    """
+    if model == TINY:
+        return tiny_folder()
+    path = Path(model)
+    if model not in ALIASES and path.exists():
+        return path
+    found = parse(model)
+    if found is None:
+        known = ", ".join([TINY, *ALIASES])
+        raise SourceError(
+            f"{model}: no such file or folder, and no hub id (owner/name) or alias ({known})"
+        )
+    return download(found)
+
+
+def download(model: HubModel) -> Path:
+    """The folder of a repository in the hub's cache, complete."""
+    # Half a second to import, which only a download is worth.
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import errors as hub
+
+    where = f"{model.repository} on the hub"
+    try:
+        folder = Path(
+            snapshot_download(
+                model.repository,
+                revision=model.revision,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+            )
+        )
+        if not any(folder.glob("*.safetensors")):
+            names = HfApi().list_repo_files(model.repository, revision=folder.name)
+            raise _unusable(where, names)
+    except hub.GatedRepoError:
+        raise SourceError(
+            f"{where} is gated: accept its terms on its page, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        ) from None
+    except hub.RevisionNotFoundError:
+        raise SourceError(f"{where} has no revision {model.revision!r}") from None
+    except (hub.RepositoryNotFoundError, hub.HFValidationError):
+        raise SourceError(
+            f"{where} does not exist, or is private; check the spelling, and log in with "
+            "`hf auth login` or set HF_TOKEN if it is yours"
+        ) from None
+    except hub.LocalEntryNotFoundError:
+        raise SourceError(
+            f"{where} cannot be reached, and the cache has no complete copy; check the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE"
+        ) from None
+    # The base class is the error of the HTTP library underneath, which versions change.
+    except (hub.HfHubHTTPError, *hub.HfHubHTTPError.__bases__) as error:
         raise SourceError(f"{where} cannot be downloaded: {str(error).splitlines()[0]}") from None
     return folder
 

@@ -1,0 +1,85 @@
+"""Where an artifact comes from, as the `qtool.json` inside it.
+
+Nothing in it depends on the clock, on names of folders or on the number of threads: the same
+inputs give the same record. What a calibrated artifact's bytes do depend on, the kind of CPU and
+the versions of torch and numpy, is recorded for calibrated artifacts only; rounding to nearest
+gives the same bytes everywhere.
+"""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from qtool import __version__, hub
+from qtool.checkpoint import Checkpoint
+from qtool.outcome import Outcome
+from qtool.recipe import Recipe
+
+FILE_NAME = "qtool.json"
+SCHEMA = 1
+_CPU_KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+
+
+def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome) -> dict[str, Any]:
+    """The provenance of a finished run. `model` is what the user typed."""
+    return {
+        "schema": SCHEMA,
+        "qtool_version": __version__,
+        "recipe": {"name": recipe.name, **portable(recipe)},
+        "source": {
+            "name": source_name(model, checkpoint.config),
+            "digest": f"sha256:{checkpoint.digest()}",
+        },
+        "calibration": outcome.calibration,
+        "notes": list(outcome.notes),
+        "environment": environment() if recipe.calibrates else None,
+    }
+
+
+def portable(recipe: Recipe) -> dict[str, Any]:
+    """Every key of the recipe; the path of a calibration file gives way to the word `file`."""
+    keys = recipe.effective()
+    source = recipe.calibration.source
+    if source is not None and Path(source).exists():
+        keys["calibration"]["source"] = "file"
+    return keys
+
+
+def source_name(model: str, config: Mapping[str, Any]) -> str | None:
+    """A name that means the same on every machine, or None: a hub id, an alias, `tiny`."""
+    name = hub.public_name(model)
+    if name is not None:
+        return name
+    said = config.get("_name_or_path")
+    return said if isinstance(said, str) and hub.is_hub_id(said) else None
+
+
+def environment() -> dict[str, str]:
+    """What the bytes of a calibrated artifact depend on beside its inputs."""
+    found = {"cpu": cpu_kind()}
+    for package in ("torch", "numpy", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_kind() -> str:
+    """The machine and the CPU's model, such as "x86_64 GenuineIntel 6 143"."""
+    parts = [platform.machine()]
+    seen = set()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in _CPU_KEYS and key.strip() not in seen:
+            seen.add(key.strip())
+            parts.append(value.strip())
+    if len(parts) == 1 and platform.processor() not in ("", parts[0]):
+        parts.append(platform.processor())
+    return " ".join(parts)
