@@ -82,7 +82,7 @@ def public_name(model: str) -> str | None:
     """The name of a model that means the same on every machine: an alias's or hub id's, or None."""
     if model == TINY:
         return TINY
-    if Path(model).exists():
+    if model not in ALIASES and Path(model).exists():
         return None
     found = parse(model)
     return None if found is None else str(found)
@@ -122,7 +122,7 @@ def download(model: HubModel) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import errors as hub
 
-    where = f"{model.repository} on the hub"
+    where = f"{model.repository} on the hub (there is no such folder here)"
     # OSError, and the error of the HTTP library underneath, which differs between versions.
     transport = cast("tuple[type[Exception], ...]", hub.HfHubHTTPError.__bases__)
     try:
@@ -159,68 +159,6 @@ def download(model: HubModel) -> Path:
             raise
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(f"{where} cannot be downloaded: {said}") from None
-    return folder
-    raise SourceError("the shipped model `tiny` is not installed; reinstall qtool")
-
-
-def resolve(model: str) -> Path:
-    """The folder or file of a model, downloaded where it is not there yet.
-
-    An existing path wins over a hub id of the same spelling; an alias is looked up first.
-    """
-    if model == TINY:
-        return tiny_folder()
-    path = Path(model)
-    if model not in ALIASES and path.exists():
-        return path
-    found = parse(model)
-    if found is None:
-        known = ", ".join([TINY, *ALIASES])
-        raise SourceError(
-            f"{model}: no such file or folder, and no hub id (owner/name) or alias ({known})"
-        )
-    return download(found)
-
-
-def download(model: HubModel) -> Path:
-    """The folder of a repository in the hub's cache, complete."""
-    # Half a second to import, which only a download is worth.
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub import errors as hub
-
-    where = f"{model.repository} on the hub"
-    try:
-        folder = Path(
-            snapshot_download(
-                model.repository,
-                revision=model.revision,
-                allow_patterns=list(WANTED),
-                ignore_patterns=list(UNWANTED),
-            )
-        )
-        if not any(folder.glob("*.safetensors")):
-            names = HfApi().list_repo_files(model.repository, revision=folder.name)
-            raise _unusable(where, names)
-    except hub.GatedRepoError:
-        raise SourceError(
-            f"{where} is gated: accept its terms on its page, then log in with `hf auth login` or "
-            "set HF_TOKEN"
-        ) from None
-    except hub.RevisionNotFoundError:
-        raise SourceError(f"{where} has no revision {model.revision!r}") from None
-    except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise SourceError(
-            f"{where} does not exist, or is private; check the spelling, and log in with "
-            "`hf auth login` or set HF_TOKEN if it is yours"
-        ) from None
-    except hub.LocalEntryNotFoundError:
-        raise SourceError(
-            f"{where} cannot be reached, and the cache has no complete copy; check the network, "
-            "HF_ENDPOINT and HF_HUB_OFFLINE"
-        ) from None
-    # The base class is the error of the HTTP library underneath, which versions change.
-    except (hub.HfHubHTTPError, *hub.HfHubHTTPError.__bases__) as error:
-        raise SourceError(f"{where} cannot be downloaded: {str(error).splitlines()[0]}") from None
     return folder
 
 
