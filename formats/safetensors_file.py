@@ -507,6 +507,8 @@ class StreamWriter:
         try:
             for descriptor in self._files.values():
                 os.fsync(descriptor)
+                if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             if self.layout.index is not None:
                 text = json.dumps(self.layout.index, indent=2) + "\n"
                 (self.folder / INDEX_NAME).write_text(text, encoding="utf-8")

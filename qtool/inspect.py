@@ -1,0 +1,206 @@
+"""What an artifact is, told from its headers and configs: format, schemes, sizes, provenance.
+
+Only `--tensor` reads tensor data, and that of one matrix. Text from a file is printed with its
+control characters escaped.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qtool.artifact import Artifact, Entry
+from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.scheme import GroupQuant, Scheme
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """An opened artifact and its totals."""
+
+    artifact: Artifact
+    entries: tuple[Entry, ...]
+    size_bytes: int  # of the weight files
+    parameters: int  # numbers in the unquantized model
+    tensor_bytes: int
+    unquantized: int  # parameters left as they were
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits stored for each number of the model."""
+        return 8 * self.tensor_bytes / self.parameters if self.parameters else 0.0
+
+    @property
+    def unquantized_share(self) -> float:
+        """Share of the numbers that are stored dense."""
+        return self.unquantized / self.parameters if self.parameters else 0.0
+
+    def json(self) -> dict[str, Any]:
+        """The --json object."""
+        found = self.artifact.found
+        return {
+            "format": found.format,
+            "quant_method": found.quant_method,
+            "bits_per_weight": self.bits_per_weight,
+            "size_bytes": self.size_bytes,
+            "parameters": self.parameters,
+            "unquantized_share": self.unquantized_share,
+            "provenance": self.artifact.provenance,
+            "tensors": [_row(entry) for entry in self.entries],
+        }
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The head of the report: labels and values."""
+        found = self.artifact.found
+        lines = [("format", f"{found.format} {found.layout}".strip())]
+        if found.scheme is not None:
+            schemes = sorted({str(e.scheme) for e in self.entries if e.scheme is not None})
+            lines.append(("scheme", ", ".join(schemes) or str(found.scheme)))
+        lines += [
+            ("size", f"{self.size_bytes / 1e6:.1f} MB"),
+            ("parameters", f"{self.parameters:,}"),
+            ("bits per weight", f"{self.bits_per_weight:.3f}"),
+            ("left unquantized", f"{100 * self.unquantized_share:.1f} % of the weights"),
+        ]
+        return lines + [(k, v) for k, v in _flat("", self.artifact.provenance or {})]
+
+    def rows(self, every: bool) -> Iterator[tuple[str, str, str, str, str, str]]:
+        """(name, shape, dtype, scheme, bits per weight, bytes), like tensors of all blocks in one
+        row, or one row for each."""
+        groups: dict[tuple[str, tuple[int, ...], str, str], list[Entry]] = {}
+        for entry in self.entries:
+            pattern = entry.name if every else _NUMBER.sub("*", entry.name)
+            key = (pattern, entry.shape, entry.dtype, scheme_text(entry))
+            groups.setdefault(key, []).append(entry)
+        for (pattern, shape, dtype, scheme), members in groups.items():
+            count = f" ({len(members)})" if len(members) > 1 else ""
+            nbytes = sum(e.nbytes for e in members)
+            numbers = sum(e.parameters for e in members)
+            rate = f"{8 * nbytes / numbers:.3f}" if numbers else "-"
+            yield (
+                printable(pattern) + count,
+                "x".join(map(str, shape)) or "1",
+                dtype,
+                scheme,
+                rate,
+                f"{nbytes:,}",
+            )
+
+
+def inspect(path: Path | str) -> Inspection:
+    """Look at a folder or a safetensors file; raises what opening it raises."""
+    artifact = Artifact.open(path)
+    entries = tuple(artifact.entries.values())
+    return Inspection(
+        artifact,
+        entries,
+        size_bytes=sum(file.stat().st_size for file in artifact.checkpoint.files),
+        parameters=sum(e.parameters for e in entries),
+        tensor_bytes=sum(e.nbytes for e in entries),
+        unquantized=sum(e.parameters for e in entries if e.scheme is None),
+    )
+
+
+def scheme_text(entry: Entry) -> str:
+    """The scheme in a word or two."""
+    return "dense" if entry.scheme is None else str(entry.scheme)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "shape": list(entry.shape),
+        "dtype": entry.dtype,
+        "scheme": None if entry.scheme is None else str(entry.scheme),
+        "bits_per_weight": entry.bits_per_weight,
+        "bytes": entry.nbytes,
+    }
+
+
+def tensor_detail(artifact: Artifact, name: str) -> dict[str, Any]:
+    """One matrix, read: its row, its stored tensors, and the ranges of what is in it."""
+    entry = artifact.entry(name)
+    tensors = artifact.checkpoint.tensors
+    detail = _row(entry)
+    detail["stored"] = [
+        {"name": n, "dtype": tensors[n].dtype, "shape": list(tensors[n].shape)}
+        for n in entry.stored
+    ]
+    detail["file"] = artifact.checkpoint.file_of(entry.stored[0]).name
+    if entry.scheme is None and entry.dtype not in FLOAT_DTYPES:
+        return detail
+    if entry.scheme is not None and not isinstance(entry.scheme, Scheme):
+        return detail
+    value = artifact.read(name)
+    if isinstance(value, GroupQuant):
+        detail["scheme"] = str(value.scheme)
+        detail["groups"] = value.scale.shape[1]
+        detail["act_order"] = value.g_idx is not None
+        detail["scale_range"] = [float(value.scale.min()), float(value.scale.max())]
+        detail["zero_range"] = [int(value.zero.min()), int(value.zero.max())]
+        counts = np.bincount(value.codes.reshape(-1), minlength=1 << value.scheme.bits)
+        detail["code_counts"] = [int(n) for n in counts]
+    elif value.size:
+        finite = value[np.isfinite(value)]
+        detail["not_finite"] = int(value.size - finite.size)
+        if finite.size:
+            detail["range"] = [float(finite.min()), float(finite.max())]
+            detail["mean"] = float(finite.mean(dtype=np.float64))
+            detail["std"] = float(finite.std(dtype=np.float64))
+    return detail
+
+
+def detail_lines(detail: Mapping[str, Any]) -> list[str]:
+    """The same for a person; the histogram as one bar a code."""
+    lines = [printable(str(detail["name"]))]
+    lines.append(f"  shape            {'x'.join(map(str, detail['shape'])) or '1'}")
+    lines.append(f"  scheme           {detail['scheme'] or 'dense'}")
+    lines.append(f"  stored           {detail['bytes']:,} bytes in {printable(detail['file'])}")
+    for stored in detail["stored"]:
+        shape = "x".join(map(str, stored["shape"])) or "1"
+        lines.append(f"    {printable(stored['name'])}  {stored['dtype']} {shape}")
+    lines.append(f"  bits per weight  {detail['bits_per_weight']:.3f}")
+    if "scale_range" in detail:
+        low, high = detail["scale_range"]
+        lines.append(f"  scales           {low:.6g} to {high:.6g}, {detail['groups']} groups a row")
+        lines.append(f"  zeros            {detail['zero_range'][0]} to {detail['zero_range'][1]}")
+        if detail["act_order"]:
+            lines.append("  columns          out of group order (g_idx)")
+        lines += _histogram(detail["code_counts"])
+    if "range" in detail:
+        lines.append(f"  values           {detail['range'][0]:.6g} to {detail['range'][1]:.6g}")
+        lines.append(f"  mean, deviation  {detail['mean']:.6g}, {detail['std']:.6g}")
+    if detail.get("not_finite"):
+        lines.append(f"  not finite       {detail['not_finite']}")
+    return lines
+
+
+def _histogram(counts: list[int]) -> list[str]:
+    """At most 32 bars; 8-bit codes share one by eights."""
+    width = max(1, len(counts) // 32)
+    sums = [sum(counts[i : i + width]) for i in range(0, len(counts), width)]
+    total, most = max(1, sum(sums)), max(1, *sums)
+    lines = ["  codes"]
+    for number, value in enumerate(sums):
+        code = str(number) if width == 1 else f"{number * width}-{number * width + width - 1}"
+        lines.append(f"  {code:>9} {100 * value / total:6.2f} %  {'#' * round(40 * value / most)}")
+    return lines
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Provenance as label and value; the labels of nested objects are joined with dots."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif value not in (None, [], ""):
+        yield printable(prefix), printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Text with everything escaped that could move a terminal's cursor or change its colours."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
