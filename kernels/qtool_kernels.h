@@ -56,4 +56,34 @@ typedef struct {
     double *loss;           /* [rows] sum of squared scaled errors */
 } qt_sweep;
 
+/* How the codes of a matrix [rows, cols] lie in 32-bit words, code k of a run of them in the bits
+ * from bits * k of a little-endian stream that may cross words:
+ *
+ *     QT_ROWS       words [rows, ceil(cols * bits / 32)], a run is a row
+ *     QT_COLUMNS    words [ceil(cols * bits / 32), rows], a run is a row (GPTQ)
+ *     QT_ACROSS     words [cols, rows / 8], 4 bits: nibble i of word c is row 8c + order[i] (AWQ) */
+enum { QT_ROWS = 0, QT_COLUMNS = 1, QT_ACROSS = 2 };
+
+typedef struct {
+    int64_t rows, cols;  /* of the whole matrix */
+    int64_t first, last; /* rows to work on; multiples of 8 or `rows` for QT_ACROSS */
+    int32_t layout, bits;
+    uint8_t order[8];
+    uint32_t *words;
+    uint8_t *codes; /* [rows, cols] */
+} qt_packing;
+
+enum { QT_F32 = 0, QT_F16 = 1, QT_BF16 = 2 };
+
+/* value = (code - zero) * scale in float32, then rounded to `dtype`. */
+typedef struct {
+    qt_packing packing;   /* `codes` is not used */
+    const float *scale;   /* [rows, groups] */
+    const uint8_t *zero;  /* [rows, groups] */
+    const int32_t *g_idx; /* [cols], below `groups`; or NULL: column / group_size */
+    int64_t group_size, groups;
+    int32_t dtype, reserved;
+    void *values; /* [rows, cols] */
+} qt_dequantizing;
+
 #endif

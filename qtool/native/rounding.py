@@ -1,30 +1,18 @@
-"""The C kernels (kernels/), bound with ctypes: numpy arrays in, numpy arrays out.
+"""Rounding kernels: the GPTQ column sweep, and groups on their own.
 
-Every array is checked for shape, dtype and contiguity here before its address is passed. Rows are
-split over threads (ctypes releases the interpreter lock); no result depends on the number of
-threads, nor on the instruction set, which is chosen when the library is loaded.
-`QTOOL_SIMD=scalar|avx2|avx512|neon` forces one, `QTOOL_LIBRARY` names another build of the library.
+The arithmetic of scales, zeros and codes is that of qtool.grid, and the C sources say it again.
 """
 
 import ctypes
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import qtool
-from qtool.errors import UnsupportedError
+from qtool.native.library import address, check, library, over_rows
 
-_LIBRARY = "libqtool_kernels.so"
-_ERRORS = {1: "an argument is out of range", 2: "out of memory", 3: "no such instruction set"}
 _SCALE_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-_ROWS_PER_TASK = 32  # a panel on every instruction set, so that threads share no panel
 
 
 @dataclass(frozen=True)
@@ -97,106 +85,6 @@ class _Groups(ctypes.Structure):
     )
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    """The shared library: beside the package, or in build/ of a checkout."""
-    entries = [Path(entry) for entry in qtool.__path__]
-    candidates = [folder / _LIBRARY for e in entries for folder in (e, e / "build")]
-    if named := os.environ.get("QTOOL_LIBRARY"):
-        candidates = [Path(named)]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
-        raise UnsupportedError(
-            f"the kernel library is not at {' or '.join(map(str, candidates))}; "
-            "install the package, or run `make kernels` in a checkout"
-        )
-    library = ctypes.CDLL(str(found))
-    library.qt_selected.restype = ctypes.c_char_p
-    library.qt_available.restype = ctypes.c_char_p
-    if forced := os.environ.get("QTOOL_SIMD"):
-        _select(library, forced)
-    return library
-
-
-def _select(library: ctypes.CDLL, isa: str) -> None:
-    if library.qt_select(isa.encode()) != 0:
-        raise UnsupportedError(
-            f"instruction set {isa!r} is not available here; "
-            f"this machine has {', '.join(_available(library))}"
-        )
-
-
-def _available(library: ctypes.CDLL) -> list[str]:
-    names: list[str] = []
-    while (name := library.qt_available(len(names))) is not None:
-        names.append(name.decode())
-    return names
-
-
-def available() -> list[str]:
-    """Instruction sets of this machine that the library was built for, the best one last."""
-    return _available(_library())
-
-
-def selected() -> str:
-    """The instruction set in use."""
-    name: bytes = _library().qt_selected()
-    return name.decode()
-
-
-def select(isa: str) -> None:
-    """Uses this instruction set from now on; UnsupportedError where it is not available."""
-    _select(_library(), isa)
-
-
-def default_threads() -> int:
-    """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _check(
-    name: str, array: NDArray[Any], dtype: DTypeLike, shape: Sequence[int | None]
-) -> NDArray[Any]:
-    """The array itself, if it is C-contiguous and of this dtype and shape (None: any length)."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is {type(array).__name__}, expected a numpy array")
-    if array.dtype != np.dtype(dtype):
-        raise TypeError(f"{name} is {array.dtype}, expected {np.dtype(dtype)}")
-    wanted = tuple("any" if n is None else n for n in shape)
-    if len(shape) != array.ndim or any(
-        n is not None and n != have for n, have in zip(shape, array.shape, strict=True)
-    ):
-        raise ValueError(f"{name} has shape {array.shape}, expected {wanted}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous")
-    return array
-
-
-def _address(array: NDArray[Any] | None, row: int = 0) -> int | None:
-    """Address of a row of a contiguous array."""
-    return None if array is None else array.ctypes.data + row * array.strides[0]
-
-
-def _over_rows(rows: int, threads: int | None, run: Callable[[int, int], int]) -> None:
-    """Calls run(first, last) on ranges that cover the rows; its result is an error code."""
-    threads = threads or default_threads()
-    panels = -(-rows // _ROWS_PER_TASK)
-    count = max(1, min(threads, panels))
-    edges = [min(rows, panels * k // count * _ROWS_PER_TASK) for k in range(count + 1)]
-    if count == 1:
-        codes = [run(0, rows)]
-    else:
-        with ThreadPoolExecutor(count) as pool:
-            codes = list(pool.map(run, edges[:-1], edges[1:]))
-    for code in codes:
-        if code == 2:
-            raise MemoryError("the kernel library could not allocate its buffers")
-        if code != 0:
-            raise ValueError(f"the kernel library refused: {_ERRORS.get(code, code)}")
-
-
 @dataclass(frozen=True)
 class _Grid:
     """The checked options that every quantizing kernel takes; keeps the ratios alive."""
@@ -225,7 +113,7 @@ class _Grid:
             raise ValueError(f"norm is {search.norm}, expected more than 0 and less than 16")
         dtype = _SCALE_DTYPES[self.scale_dtype]
         return _Quantizer(
-            self.bits, self.symmetric, dtype, len(ratios), reach, search.norm, _address(ratios)
+            self.bits, self.symmetric, dtype, len(ratios), reach, search.norm, address(ratios)
         ), ratios
 
     def stored(self, scale: NDArray[Any]) -> NDArray[Any]:
@@ -235,8 +123,8 @@ class _Grid:
     def check_given(
         self, given: tuple[NDArray[Any], NDArray[np.uint8]], dtype: DTypeLike, shape: list[int]
     ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-        scale = _check("given scale", given[0], dtype, shape)
-        zero = _check("given zero", given[1], np.uint8, shape)
+        scale = check("given scale", given[0], dtype, shape)
+        zero = check("given zero", given[1], np.uint8, shape)
         if not (np.isfinite(scale).all() and (scale > 0).all()):
             raise ValueError("a given scale is not a positive finite number")
         if zero.size and int(zero.max()) >= 1 << self.bits:
@@ -285,17 +173,17 @@ def gptq_sweep(
     dtype = weight.dtype
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"weight is {dtype}, expected float32 or float64")
-    weight = _check("weight", weight, dtype, (None, None))
+    weight = check("weight", weight, dtype, (None, None))
     out_features, in_features, size, groups = _group_shape(weight, group_size)
-    _check("hinv_upper", hinv_upper, dtype, (in_features, in_features))
+    check("hinv_upper", hinv_upper, dtype, (in_features, in_features))
     options = _Grid(bits, symmetric, scale_dtype, reach, search)
     quantizer, ratios = options.structure()
     if order is not None:
-        _check("order", order, np.int32, (in_features,))
+        check("order", order, np.int32, (in_features,))
         if not np.array_equal(np.sort(order), np.arange(in_features)):
             raise ValueError(f"order is not a permutation of 0 .. {in_features - 1}")
     if importance is not None:
-        _check("importance", importance, np.float32, (in_features,))
+        check("importance", importance, np.float32, (in_features,))
 
     codes = np.empty((out_features, in_features), np.uint8)
     loss = np.empty(out_features, np.float64)
@@ -306,7 +194,7 @@ def gptq_sweep(
     else:
         mode = 2
         scale, zero = options.check_given(given, dtype, [out_features, groups])
-    function = getattr(_library(), f"qt_gptq_sweep_f{dtype.itemsize * 8}")
+    function = getattr(library(), f"qt_gptq_sweep_f{dtype.itemsize * 8}")
 
     def run(first: int, last: int) -> int:
         task = _Sweep(
@@ -314,20 +202,20 @@ def gptq_sweep(
             last - first,
             in_features,
             size,
-            _address(weight, first),
-            _address(hinv_upper),
-            _address(order),
-            _address(importance),
+            address(weight, first),
+            address(hinv_upper),
+            address(order),
+            address(importance),
             mode,
             0,
-            _address(codes, first),
-            _address(scale, first),
-            _address(zero, first),
-            _address(loss, first),
+            address(codes, first),
+            address(scale, first),
+            address(zero, first),
+            address(loss, first),
         )
         return int(function(ctypes.byref(task)))
 
-    _over_rows(out_features, threads, run)
+    over_rows(out_features, threads, run)
     del ratios  # its address was in use until here
     g_idx = None
     if order is not None and mode == 0:
@@ -368,14 +256,14 @@ def quantize_groups(
     of a smaller last group stand in its first rows and columns). dequantize: also what the codes
     stand for, (codes - zero) * scale.
     """
-    weight = _check("weight", weight, np.float32, (None, None))
+    weight = check("weight", weight, np.float32, (None, None))
     out_features, in_features, size, groups = _group_shape(weight, group_size)
     options = _Grid(bits, symmetric, scale_dtype, reach, search)
     quantizer, ratios = options.structure()
     if importance is not None:
-        _check("importance", importance, np.float32, (in_features,))
+        check("importance", importance, np.float32, (in_features,))
     if gram is not None:
-        _check("gram", gram, np.float32, (groups, size, size))
+        check("gram", gram, np.float32, (groups, size, size))
         if search is None or importance is not None or search.norm != 2:
             raise ValueError("gram needs a search of norm 2, and no importance")
     codes = np.empty((out_features, in_features), np.uint8)
@@ -385,7 +273,7 @@ def quantize_groups(
         zero = np.empty((out_features, groups), np.uint8)
     else:
         scale, zero = options.check_given(given, np.float32, [out_features, groups])
-    function = _library().qt_quantize_groups
+    function = library().qt_quantize_groups
 
     def run(first: int, last: int) -> int:
         task = _Groups(
@@ -393,17 +281,17 @@ def quantize_groups(
             last - first,
             in_features,
             size,
-            _address(weight, first),
-            _address(importance),
-            _address(gram),
+            address(weight, first),
+            address(importance),
+            address(gram),
             given is not None,
-            _address(scale, first),
-            _address(zero, first),
-            _address(codes, first),
-            _address(values, first),
+            address(scale, first),
+            address(zero, first),
+            address(codes, first),
+            address(values, first),
         )
         return int(function(ctypes.byref(task)))
 
-    _over_rows(out_features, threads, run)
+    over_rows(out_features, threads, run)
     del ratios  # its address was in use until here
     return Groups(codes, options.stored(scale), zero, values)

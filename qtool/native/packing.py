@@ -1,0 +1,204 @@
+"""Codes of 2 to 8 bits between bytes and 32-bit words, and from words to floats.
+
+A matrix of codes [out, in] lies in words in one of three layouts:
+
+    rows       [out, ceil(in * bits / 32)]     a row is a little-endian stream (GEMV)
+    columns    [ceil(in * bits / 32), out]     the same, transposed (GPTQ)
+    across     [in, out / 8], 4 bits           nibble i of word c is output 8c + order[i] (AWQ GEMM)
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.native.library import address, check, library, over_rows
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+_LAYOUTS = {"rows": 0, "columns": 1, "across": 2}
+_DTYPES = {"float32": (0, np.float32), "float16": (1, np.float16), "bfloat16": (2, np.uint16)}
+
+
+class _Packing(ctypes.Structure):
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("layout", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
+        ("order", ctypes.c_uint8 * 8),
+        ("words", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+    )
+
+
+class _Dequantizing(ctypes.Structure):
+    _fields_ = (
+        ("packing", _Packing),
+        ("scale", ctypes.c_void_p),
+        ("zero", ctypes.c_void_p),
+        ("g_idx", ctypes.c_void_p),
+        ("group_size", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("values", ctypes.c_void_p),
+    )
+
+
+def words_shape(shape: tuple[int, int], bits: int, layout: str) -> tuple[int, int]:
+    """Shape of the words that hold codes [out, in]; ValueError where the layout cannot."""
+    out_features, in_features = shape
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, expected {', '.join(_LAYOUTS)}")
+    if not 2 <= bits <= 8:
+        raise ValueError(f"bits is {bits}, expected 2 to 8")
+    if out_features < 1 or in_features < 1:
+        raise ValueError(f"codes have shape {shape}, expected at least one element")
+    if layout == "across":
+        if bits != 4 or out_features % 8:
+            raise ValueError(
+                f"{bits} bits and {out_features} rows; the layout across takes 4 bits "
+                "and a multiple of 8 rows"
+            )
+        return in_features, out_features // 8
+    words = -(-in_features * bits // 32)
+    return (out_features, words) if layout == "rows" else (words, out_features)
+
+
+def _packing(
+    shape: tuple[int, int],
+    bits: int,
+    layout: str,
+    order: tuple[int, ...],
+    words: NDArray[np.int32],
+    codes: NDArray[np.uint8] | None,
+) -> _Packing:
+    if sorted(order) != list(range(8)):
+        raise ValueError(f"order is {order}, expected a permutation of 0 .. 7")
+    order_bytes = (ctypes.c_uint8 * 8)(*order)
+    return _Packing(
+        *shape, 0, 0, _LAYOUTS[layout], bits, order_bytes, address(words), address(codes)
+    )
+
+
+def _of_rows(packing: _Packing, first: int, last: int) -> _Packing:
+    """The same with a range of rows to work on."""
+    part = _Packing.from_buffer_copy(packing)
+    part.first, part.last = first, last
+    return part
+
+
+def pack(
+    codes: NDArray[np.uint8],
+    bits: int,
+    layout: str,
+    order: tuple[int, ...] = AWQ_ORDER,
+    threads: int | None = None,
+) -> NDArray[np.int32]:
+    """Words of codes [out, in]. `order` is for the layout across alone.
+
+    ValueError where a code needs more bits.
+    """
+    check("codes", codes, np.uint8, (None, None))
+    shape = (codes.shape[0], codes.shape[1])
+    words = np.empty(words_shape(shape, bits, layout), np.int32)
+    packing = _packing(shape, bits, layout, order, words, codes)
+    function = library().qt_pack
+    over_rows(
+        shape[0],
+        threads,
+        lambda first, last: int(function(ctypes.byref(_of_rows(packing, first, last)))),
+        refused=f"a code does not fit {bits} bits",
+    )
+    return words
+
+
+def unpack(
+    words: NDArray[np.int32],
+    shape: tuple[int, int],
+    bits: int,
+    layout: str,
+    order: tuple[int, ...] = AWQ_ORDER,
+    threads: int | None = None,
+) -> NDArray[np.uint8]:
+    """The inverse: codes uint8 of this shape [out, in]."""
+    check("words", words, np.int32, words_shape(shape, bits, layout))
+    codes = np.empty(shape, np.uint8)
+    packing = _packing(shape, bits, layout, order, words, codes)
+    function = library().qt_unpack
+    over_rows(
+        shape[0],
+        threads,
+        lambda first, last: int(function(ctypes.byref(_of_rows(packing, first, last)))),
+    )
+    return codes
+
+
+def dequantize(
+    words: NDArray[np.int32],
+    shape: tuple[int, int],
+    bits: int,
+    layout: str,
+    *,
+    scale: NDArray[Any],
+    zero: NDArray[np.uint8],
+    group_size: int,
+    g_idx: NDArray[np.int32] | None = None,
+    order: tuple[int, ...] = AWQ_ORDER,
+    dtype: str = "float32",
+    threads: int | None = None,
+) -> NDArray[Any]:
+    """(code - zero) * scale of each weight, [out, in].
+
+    scale: float16 or float32 [out, groups]; zero: uint8 [out, groups]; g_idx: int32 [in], the
+    group of each column, column // group_size without. dtype: float32, or rounded from it to
+    float16 or bfloat16 (whose bits come as uint16).
+    """
+    out_features, in_features = shape
+    check("words", words, np.int32, words_shape(shape, bits, layout))
+    size = in_features if group_size == -1 else group_size
+    if size < 1:
+        raise ValueError(f"group_size is {group_size}, expected -1 or at least 1")
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, expected {', '.join(_DTYPES)}")
+    if scale.dtype == np.float16:
+        scale = np.ascontiguousarray(scale, np.float32)
+    check("scale", scale, np.float32, (out_features, None))
+    groups = scale.shape[1]
+    check("zero", zero, np.uint8, (out_features, groups))
+    if g_idx is not None:
+        check("g_idx", g_idx, np.int32, (in_features,))
+        if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
+            raise ValueError(
+                f"g_idx has {g_idx.min()} to {g_idx.max()}, expected 0 to {groups - 1}"
+            )
+    elif groups != -(-in_features // size):
+        raise ValueError(
+            f"scale has {groups} groups, expected {-(-in_features // size)} for {in_features} "
+            f"columns in groups of {size}"
+        )
+    number, numpy_dtype = _DTYPES[dtype]
+    values = np.empty(shape, numpy_dtype)
+    packing = _packing(shape, bits, layout, order, words, None)
+    function = library().qt_dequantize
+
+    def run(first: int, last: int) -> int:
+        task = _Dequantizing(
+            _of_rows(packing, first, last),
+            address(scale),
+            address(zero),
+            address(g_idx),
+            size,
+            groups,
+            number,
+            0,
+            address(values),
+        )
+        return int(function(ctypes.byref(task)))
+
+    over_rows(out_features, threads, run)
+    return values
