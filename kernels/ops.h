@@ -14,7 +14,8 @@
     X(unpack, (const qt_packing *packing), (packing))                      \
     X(dequantize, (const qt_dequantizing *dequantizing), (dequantizing))   \
     X(convert, (int32_t from, int32_t to, int64_t count, const void *source, void *target), \
-      (from, to, count, source, target))
+      (from, to, count, source, target))                                   \
+    QT_GGUF_OPS(X)
 
 #define QT_DECLARE(name, parameters, isa) int name##_##isa parameters;
 
