@@ -20,12 +20,11 @@ and row 3's, and each int16 has four neighbours of that sequence, the first in t
 Sources: the packing of AutoAWQ (casper-hansen/AutoAWQ, awq/modules/linear) and of llm-awq.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
 from qtool.formats import bits
@@ -47,6 +46,13 @@ from qtool.formats.facts import (
 )
 from qtool.formats.safetensors_file import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 NAME = "awq"
 BITS = 4

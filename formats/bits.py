@@ -12,12 +12,18 @@ Eight codes fill b bytes exactly, so the arithmetic runs on 64-bit lanes of eigh
 8-bit codes become 2b bits in 16-bit lanes, those 4b bits in 32-bit lanes, those 8b bits.
 """
 
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 WORD = 32
 _LANES = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))

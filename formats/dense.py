@@ -1,14 +1,18 @@
 """Dense: the transformed, unquantized checkpoint; every tensor in its own dtype and name."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from __future__ import annotations
 
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
 from qtool.formats.facts import ArtifactScheme, Facts, Look, Options
 from qtool.formats.safetensors_file import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 NAME = "dense"
 _REASON = "the dense format stores no codes; choose awq or gptq"

@@ -14,13 +14,12 @@ because every field is then 2^(b-1) and no symmetric v1 file has that.
 Sources: the packing of AutoGPTQ and GPTQModel; the config keys of GPTQModel and vLLM.
 """
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import bits
@@ -41,6 +40,13 @@ from qtool.formats.facts import (
 )
 from qtool.formats.safetensors_file import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 NAME = "gptq"
 WIDTHS = (2, 3, 4, 8)

@@ -12,6 +12,8 @@ memory map would count as resident memory.
 Source: the format section of the safetensors documentation (huggingface.co/docs/safetensors).
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -22,12 +24,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from qtool.errors import FormatError, SourceError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 # Bits of one element; F4 and F6 pack several elements into a byte.
 DTYPE_BITS: dict[str, int] = {
@@ -194,25 +200,28 @@ def _parse_entry(where: str, name: str, entry: object, data_start: int, size: in
     return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
 
 
-def _read_exactly(path: Path, start: int, count: int) -> NDArray[np.uint8]:
-    """`count` bytes from `start`, in a fresh buffer."""
-    buffer = np.empty(count, np.uint8)
-    view = buffer.data
+def _read_into(path: Path, start: int, view: memoryview) -> None:
+    """Fill `view` with the bytes from `start`."""
     done = 0
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(start)
-            while done < count:
+            while done < len(view):
                 got = file.readinto(view[done:])
                 if not got:
                     raise FormatError(
-                        f"{path}: ends {count - done} bytes early; "
+                        f"{path}: ends {len(view) - done} bytes early; "
                         "the file is truncated: fetch it again"
                     )
                 done += got
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
-    return buffer
+
+
+def _read_bytes(path: Path, start: int, count: int) -> bytes:
+    buffer = bytearray(count)
+    _read_into(path, start, memoryview(buffer))
+    return bytes(buffer)
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -226,7 +235,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         raise FormatError(
             f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
         )
-    length = int(_read_exactly(path, 0, 8).view("<u8")[0])
+    length = int.from_bytes(_read_bytes(path, 0, 8), "little")
     if length > size - 8:
         raise FormatError(
             f"{where}: the header is said to be {length} bytes long, the file has {size}; "
@@ -236,7 +245,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         raise FormatError(
             f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
         )
-    raw = _read_exactly(path, 8, length).tobytes()
+    raw = _read_bytes(path, 8, length)
     if raw[:1] != b"{":
         raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file")
     header = parse_json(raw, f"{where}: header")
@@ -263,7 +272,9 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 def read_range(path: Path, info: TensorInfo) -> NDArray[np.uint8]:
     """The bytes of one tensor, uint8 [nbytes], in a fresh buffer."""
-    return _read_exactly(path, info.start, info.nbytes)
+    buffer = np.empty(info.nbytes, np.uint8)
+    _read_into(path, info.start, buffer.data)
+    return buffer
 
 
 def as_array(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[Any]:
@@ -522,7 +533,7 @@ class StreamWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def __enter__(self) -> "StreamWriter":
+    def __enter__(self) -> StreamWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:

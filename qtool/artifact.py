@@ -4,21 +4,27 @@ The quantized matrices of a folder are the modules that have a `qweight`; everyt
 dense tensor. Opening reads headers and JSON only.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
 from qtool.formats import safetensors_file as st
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 PROVENANCE = "qtool.json"
 # Where a quantization_config may lie beside config.json, and the key it has there.
@@ -83,7 +89,7 @@ class Artifact:
     provenance: Mapping[str, Any] | None
 
     @classmethod
-    def open(cls, path: Path | str) -> "Artifact":
+    def open(cls, path: Path | str) -> Artifact:
         """Read headers and configs; FormatError where they contradict each other."""
         checkpoint = Checkpoint.open(path)
         found = detect(_quantization_config(checkpoint))

@@ -5,20 +5,26 @@ read into a fresh buffer. Python pickles (*.bin, *.pt, *.pth) are never loaded: 
 whatever code the file holds.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 # What a model needs beside its weights and config.json. A positive list, so that optimizer states
@@ -141,7 +147,7 @@ class Checkpoint:
     _file_of: Mapping[str, Path] = field(repr=False)
 
     @classmethod
-    def open(cls, path: Path | str) -> "Checkpoint":
+    def open(cls, path: Path | str) -> Checkpoint:
         """Read headers; SourceError or FormatError where anything is missing or contradictory."""
         path = Path(path)
         if path.is_dir():

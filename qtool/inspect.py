@@ -4,17 +4,23 @@ Only `--tensor` reads tensor data, and that of one matrix. Text from a file is p
 control characters escaped.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact, Entry
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from qtool.lazy_numpy import np
+
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

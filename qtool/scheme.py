@@ -8,10 +8,16 @@ AWQ and GPTQ files are packings of it. With codes of at most 8 bits and a float1
 product is exact in float32, so every reader must agree with `dequantize` bit for bit.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
 
 
 @dataclass(frozen=True)
