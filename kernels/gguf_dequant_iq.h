@@ -11,8 +11,9 @@ ALWAYS uint64_t D(signed_point)(uint64_t point, unsigned signs)
 /* n signed bytes times one scale. */
 ALWAYS void D(scaled)(const uint64_t *points, int n, float scale, OUT *to)
 {
+    QT_UNROLL
     for (int i = 0; i < n; i += LANES)
-        PUT(to + i, to_float(load_i8((const int8_t *)points + i)) * scale);
+        PUT(to + i, to_float(signed_bytes(points, i)) * scale);
 }
 
 /* iq2_xxs: d half, then for each 32 weights four bytes of points and a word: seven sign bits for
@@ -102,15 +103,11 @@ ALWAYS void D(iq3_s)(const uint8_t *block, OUT *to)
     }
 }
 
-/* n signed bytes, moved by delta, times one scale. */
-ALWAYS void D(shifted)(const uint64_t *points, const float *delta, int n, float scale, OUT *to)
+/* Signed bytes 8 t + 1 of a point of IQ1, or 8 t - 1: eight times t + 1/8 or t - 1/8. */
+ALWAYS uint64_t D(shifted_point)(unsigned point, int negative)
 {
-    for (int i = 0; i < n; i += LANES) {
-        V shift = splat(delta[i / 8]);
-        if (LANES == 16)
-            shift = pick(ilt(iota(), isplat(8)), shift, splat(delta[(i + LANES - 1) / 8]));
-        PUT(to + i, (to_float(load_i8((const int8_t *)points + i)) + shift) * scale);
-    }
+    uint64_t biased = gguf_grid_iq1[point] - (negative ? 0x0202020202020202 : 0);
+    return biased ^ 0x8080808080808080;
 }
 
 /* iq1_s: d half, 32 bytes of points, 8 words of 16 bits: three top bits for each of four points,
@@ -120,15 +117,13 @@ ALWAYS void D(iq1_s)(const uint8_t *block, OUT *to)
     float d = half_at(block);
     for (int j = 0; j < 8; j++) {
         unsigned high = block[34 + 2 * j] | block[35 + 2 * j] << 8;
-        float delta = high & 0x8000 ? -0.125f : 0.125f;
         uint64_t points[4];
-        for (int k = 0; k < 4; k++)
-            points[k] = gguf_grid_iq1[block[2 + 4 * j + k] | (high >> 3 * k & 7) << 8];
-        float scale = d * (float)(2 * (high >> 12 & 7) + 1);
-        for (int i = 0; i < 32; i += LANES) {
-            V t = to_float(load_i8((const int8_t *)points + i));
-            PUT(to + 32 * j + i, (t + delta) * scale);
+        for (int k = 0; k < 4; k++) {
+            unsigned point = block[2 + 4 * j + k] | (high >> 3 * k & 7) << 8;
+            points[k] = D(shifted_point)(point, high & 0x8000);
         }
+        float scale = d * (float)(2 * (high >> 12 & 7) + 1);
+        D(scaled)(points, 32, scale * 0.125f, to + 32 * j);
     }
 }
 
@@ -143,13 +138,11 @@ ALWAYS void D(iq1_m)(const uint8_t *block, OUT *to)
     float d = half_at((const uint8_t *)&bits);
     for (int j = 0; j < 16; j++) {
         uint64_t points[2];
-        float delta[2];
         for (int k = 0; k < 2; k++) {
             unsigned nibble = block[32 + j] >> 4 * k & 15;
-            points[k] = gguf_grid_iq1[block[2 * j + k] | (nibble & 7) << 8];
-            delta[k] = nibble & 8 ? -0.125f : 0.125f;
+            points[k] = D(shifted_point)(block[2 * j + k] | (nibble & 7) << 8, nibble & 8);
         }
-        int scale = (int)(scales >> (16 * (j / 4) + 3 * (j % 4)) & 7);
-        D(shifted)(points, delta, 16, d * (float)(2 * scale + 1), to + 16 * j);
+        float scale = d * (float)(2 * (scales >> (16 * (j / 4) + 3 * (j % 4)) & 7) + 1);
+        D(scaled)(points, 16, scale * 0.125f, to + 16 * j);
     }
 }

@@ -131,46 +131,49 @@ ALWAYS void D(mxfp4)(const uint8_t *block, OUT *to)
  * the low nibble of byte i, i + 8 in the high one. Codes 0 and 0x7f stand for the scale zero. */
 ALWAYS void D(nvfp4)(const uint8_t *block, OUT *to)
 {
+    const uint64_t nibbles = 0x0f0f0f0f0f0f0f0f;
     for (int j = 0; j < 4; j++) {
         table16 table = table_times(fp4_book, half_ue4m3(block[j]));
         const uint8_t *from = block + 4 + 8 * j;
-        if (LANES <= 8) {
-            D(nibbles)(from, &table, 8, to + 16 * j);
-            continue;
-        }
-        uint8_t codes[16];
-        uint64_t bytes = words_at(from);
-        uint64_t low = bytes & 0x0f0f0f0f0f0f0f0f, high = bytes >> 4 & 0x0f0f0f0f0f0f0f0f;
-        memcpy(codes, &low, 8);
-        memcpy(codes + 8, &high, 8);
-        PUT(to + 16 * j, look_up(&table, load_u8(codes)));
+        uint64_t bytes = words_at(from), codes[2] = {bytes & nibbles, bytes >> 4 & nibbles};
+        QT_UNROLL
+        for (int i = 0; i < 16; i += LANES)
+            PUT(to + 16 * j + i, look_up(&table, signed_bytes(codes, i)));
     }
 }
 
-/* The trit that a byte times a power of three leaves on top, less one. */
-ALWAYS V D(trit)(I q, int power)
+/* n runs of the weights that the trits of LANES bytes stand for, `stride` apart: times three, the
+ * top trit of a byte comes out above it. */
+ALWAYS void D(trits)(I q, int n, int stride, float d, OUT *to)
 {
-    return to_float(((q * power & 255) * 3 >> 8) - 1);
+    for (; n > 0; n--, to += stride) {
+        q = (q & 255) + ((q & 255) << 1);
+        PUT(to, to_float((q >> 8) - 1) * d);
+    }
 }
 
 /* tq1_0: 48 bytes of five trits and 4 of four, then d half. The first 32 bytes hold five runs of
  * 32 weights, the next 16 five runs of 16, the last 4 four runs of 4. w = (t - 1) d. */
 ALWAYS void D(tq1_0)(const uint8_t *block, OUT *to)
 {
-    static const int powers[5] = {1, 3, 9, 27, 81};
     float d = half_at(block + 52);
-    for (int n = 0; n < 5; n++) {
-        for (int i = 0; i < 32; i += LANES)
-            PUT(to + 32 * n + i, D(trit)(load_u8(block + i), powers[n]) * d);
-        for (int i = 0; i < 16; i += LANES)
-            PUT(to + 160 + 16 * n + i, D(trit)(load_u8(block + 32 + i), powers[n]) * d);
-    }
-    uint8_t last[16];
-    for (int n = 0; n < 4; n++)
-        for (int i = 0; i < 4; i++)
-            last[4 * n + i] = (uint8_t)(block[48 + i] * powers[n]);
+    for (int i = 0; i < 32; i += LANES)
+        D(trits)(load_u8(block + i), 5, 32, d, to + i);
     for (int i = 0; i < 16; i += LANES)
-        PUT(to + 240 + i, D(trit)(load_u8(last + i), 1) * d);
+        D(trits)(load_u8(block + 32 + i), 5, 16, d, to + 160 + i);
+    /* Four bytes times 1, 3, 9, 27, each in 16 bits of a word: no product carries into the next. */
+    uint64_t four = word_at(block + 48), spread = 0, bytes = 0x00ff00ff00ff00ff, last[2];
+    for (int i = 0; i < 4; i++)
+        spread |= (four >> 8 * i & 255) << 16 * i;
+    for (int n = 0; n < 4; n++, spread = (spread * 3) & bytes) {
+        uint64_t top = (spread * 3) >> 8 & bytes, packed = 0;
+        for (int i = 0; i < 4; i++)
+            packed |= (top >> 16 * i & 255) << 8 * i;
+        last[n / 2] = n % 2 ? last[n / 2] | packed << 32 : packed;
+    }
+    QT_UNROLL
+    for (int i = 0; i < 16; i += LANES)
+        PUT(to + 240 + i, to_float(signed_bytes(last, i) - 1) * d);
 }
 
 /* tq2_0: 64 bytes, then d half. Each half of the block: bits 2n of byte i hold weight 32 n + i.

@@ -21,7 +21,7 @@ static uint64_t unfold(unsigned point, int coordinates, int bits, const uint8_t 
 
 __attribute__((constructor)) static void unfold_all(void)
 {
-    static const uint8_t iq2[4] = {8, 25, 43, 0}, iq1[4] = {0xff, 0, 1, 0};
+    static const uint8_t iq2[4] = {8, 25, 43, 0}, iq1[4] = {0x79, 0x81, 0x89, 0};
     static const uint8_t iq3_xxs[8] = {4, 12, 20, 28, 36, 44, 52, 62};
     static const uint8_t iq3_s[8] = {1, 3, 5, 7, 9, 11, 13, 15};
     static const uint8_t bit_mask[2] = {0, 0xff};

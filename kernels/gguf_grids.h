@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* One byte a weight, the first lowest: the magnitudes that dequantizing multiplies. IQ1: -1, 0, 1
- * as signed bytes. */
+/* One byte a weight, the first lowest: the magnitudes that dequantizing multiplies. IQ1: 8 t + 1
+ * for t of -1, 0, 1, and 128 more. */
 extern uint64_t gguf_grid_iq2_xxs[256], gguf_grid_iq2_xs[512], gguf_grid_iq2_s[1024];
 extern uint64_t gguf_grid_iq1[2048];
 extern uint32_t gguf_grid_iq3_xxs[256], gguf_grid_iq3_s[512];

@@ -170,6 +170,21 @@ ALWAYS I load_i8(const void *from)
 #endif
 #endif
 
+/* LANES signed bytes from number i of the bytes of words on; i a multiple of LANES, and known when
+ * this is compiled. The words stay in registers: a wide load would wait for two narrow stores. */
+ALWAYS I signed_bytes(const uint64_t *words, int i)
+{
+#if defined(QT_ISA_AVX512)
+    return (I)_mm512_cvtepi8_epi32(
+        _mm_set_epi64x((long long)words[i / 8 + 1], (long long)words[i / 8]));
+#elif defined(QT_ISA_AVX2)
+    return (I)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)words[i / 8]));
+#else
+    uint32_t bytes = (uint32_t)(words[i / 8] >> 8 * (i % 8));
+    return load_i8(&bytes);
+#endif
+}
+
 ALWAYS V absolute(V a)
 {
     return (V)((I)a & 0x7fffffff);
