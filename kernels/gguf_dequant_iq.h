@@ -25,6 +25,7 @@ ALWAYS void D(iq2_xxs)(const uint8_t *block, OUT *to)
         const uint8_t *from = block + 2 + 8 * j;
         uint32_t word = word_at(from + 4);
         uint64_t points[4];
+        QT_UNROLL
         for (int k = 0; k < 4; k++)
             points[k] = D(signed_point)(gguf_grid_iq2_xxs[from[k]],
                                         gguf_even_signs[word >> 7 * k & 127]);
@@ -40,6 +41,7 @@ ALWAYS void D(iq2_xs)(const uint8_t *block, OUT *to)
     for (int j = 0; j < 16; j++) {
         int scale = block[66 + j / 2] >> 4 * (j % 2) & 15;
         uint64_t points[2];
+        QT_UNROLL
         for (int k = 0; k < 2; k++) {
             unsigned code = block[2 + 4 * j + 2 * k] | block[3 + 4 * j + 2 * k] << 8;
             points[k] = D(signed_point)(gguf_grid_iq2_xs[code & 511], gguf_even_signs[code >> 9]);
@@ -56,6 +58,7 @@ ALWAYS void D(iq2_s)(const uint8_t *block, OUT *to)
     for (int j = 0; j < 16; j++) {
         int scale = block[74 + j / 2] >> 4 * (j % 2) & 15;
         uint64_t points[2];
+        QT_UNROLL
         for (int k = 0; k < 2; k++) {
             int i = 2 * j + k;
             unsigned point = block[2 + i] | (block[66 + i / 4] >> 2 * (i % 4) & 3) << 8;
@@ -74,6 +77,7 @@ ALWAYS void D(iq3_xxs)(const uint8_t *block, OUT *to)
         const uint8_t *from = block + 2 + 8 * j;
         uint32_t word = word_at(block + 66 + 4 * j);
         uint64_t points[4];
+        QT_UNROLL
         for (int k = 0; k < 4; k++) {
             uint64_t both = gguf_grid_iq3_xxs[from[2 * k]] |
                             (uint64_t)gguf_grid_iq3_xxs[from[2 * k + 1]] << 32;
@@ -93,6 +97,7 @@ ALWAYS void D(iq3_s)(const uint8_t *block, OUT *to)
         unsigned ninth = block[66 + j];
         int scale = block[106 + j / 2] >> 4 * (j % 2) & 15;
         uint64_t points[4];
+        QT_UNROLL
         for (int k = 0; k < 4; k++) {
             unsigned a = from[2 * k] | (ninth >> 2 * k & 1) << 8;
             unsigned b = from[2 * k + 1] | (ninth >> (2 * k + 1) & 1) << 8;
@@ -118,6 +123,7 @@ ALWAYS void D(iq1_s)(const uint8_t *block, OUT *to)
     for (int j = 0; j < 8; j++) {
         unsigned high = block[34 + 2 * j] | block[35 + 2 * j] << 8;
         uint64_t points[4];
+        QT_UNROLL
         for (int k = 0; k < 4; k++) {
             unsigned point = block[2 + 4 * j + k] | (high >> 3 * k & 7) << 8;
             points[k] = D(shifted_point)(point, high & 0x8000);
@@ -138,6 +144,7 @@ ALWAYS void D(iq1_m)(const uint8_t *block, OUT *to)
     float d = half_at((const uint8_t *)&bits);
     for (int j = 0; j < 16; j++) {
         uint64_t points[2];
+        QT_UNROLL
         for (int k = 0; k < 2; k++) {
             unsigned nibble = block[32 + j] >> 4 * k & 15;
             points[k] = D(shifted_point)(block[2 * j + k] | (nibble & 7) << 8, nibble & 8);
