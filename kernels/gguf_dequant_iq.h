@@ -109,10 +109,9 @@ ALWAYS void D(iq3_s)(const uint8_t *block, OUT *to)
 }
 
 /* Signed bytes 8 t + 1 of a point of IQ1, or 8 t - 1: eight times t + 1/8 or t - 1/8. */
-ALWAYS uint64_t D(shifted_point)(unsigned point, int negative)
+ALWAYS uint64_t D(shifted_point)(unsigned point, unsigned negative)
 {
-    uint64_t biased = gguf_grid_iq1[point] - (negative ? 0x0202020202020202 : 0);
-    return biased ^ 0x8080808080808080;
+    return (gguf_grid_iq1[point] - negative * 0x0202020202020202) ^ 0x8080808080808080;
 }
 
 /* iq1_s: d half, 32 bytes of points, 8 words of 16 bits: three top bits for each of four points,
@@ -126,7 +125,7 @@ ALWAYS void D(iq1_s)(const uint8_t *block, OUT *to)
         QT_UNROLL
         for (int k = 0; k < 4; k++) {
             unsigned point = block[2 + 4 * j + k] | (high >> 3 * k & 7) << 8;
-            points[k] = D(shifted_point)(point, high & 0x8000);
+            points[k] = D(shifted_point)(point, high >> 15);
         }
         float scale = d * (float)(2 * (high >> 12 & 7) + 1);
         D(scaled)(points, 32, scale * 0.125f, to + 32 * j);
@@ -147,7 +146,7 @@ ALWAYS void D(iq1_m)(const uint8_t *block, OUT *to)
         QT_UNROLL
         for (int k = 0; k < 2; k++) {
             unsigned nibble = block[32 + j] >> 4 * k & 15;
-            points[k] = D(shifted_point)(block[2 * j + k] | (nibble & 7) << 8, nibble & 8);
+            points[k] = D(shifted_point)(block[2 * j + k] | (nibble & 7) << 8, nibble >> 3);
         }
         float scale = d * (float)(2 * (scales >> (16 * (j / 4) + 3 * (j % 4)) & 7) + 1);
         D(scaled)(points, 16, scale * 0.125f, to + 16 * j);
