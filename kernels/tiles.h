@@ -43,9 +43,12 @@ static inline uint64_t qt_gather_codes(uint64_t x, int bits)
 {
     if (bits == 8)
         return x;
-    x = (x | x >> (8 - bits)) & qt_low_bits(2 * bits, 16);
-    x = (x | x >> (16 - 2 * bits)) & qt_low_bits(4 * bits, 32);
-    return (x | x >> (32 - 4 * bits)) & qt_low_bits(8 * bits < 64 ? 8 * bits : 63, 64);
+    uint64_t low = qt_low_bits(bits, 16);
+    x = (x & low) | (x >> (8 - bits) & low << bits);
+    low = qt_low_bits(2 * bits, 32);
+    x = (x & low) | (x >> (16 - 2 * bits) & low << (2 * bits));
+    low = qt_low_bits(4 * bits, 64);
+    return (x & low) | (x >> (32 - 4 * bits) & low << (4 * bits));
 }
 
 static inline int64_t qt_row_words(const qt_packing *p)
