@@ -64,7 +64,7 @@ def run(request: Request, progress: Progress) -> Summary:
     checkpoint = Checkpoint.open(request.source)
     plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes)
     for warning in plan.warnings:
-        progress.say(f"note: {warning}")
+        progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     with staged(out) as folder:
         sink = Sink(plan, checkpoint, folder)
         if request.recipe.calibrates:
@@ -89,7 +89,8 @@ def run(request: Request, progress: Progress) -> Summary:
         bits_per_weight=plan.bits_per_weight,
         tensors=plan.counts,
         layers=outcome.layers,
-        notes=[*plan.warnings, *outcome.notes],
+        warnings=list(plan.warnings),
+        notes=outcome.notes,
     )
 
 

@@ -30,7 +30,8 @@ class Summary:
     bits_per_weight: float
     tensors: dict[str, int]  # quantized, dense, dropped
     layers: list[LayerReport]
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
+    notes: list[str] = field(default_factory=list)  # found out on the way
 
     def json(self) -> dict[str, Any]:
         """The --json object."""

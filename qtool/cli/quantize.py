@@ -32,7 +32,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder that engines load."""
     from qtool.hub import resolve
-    from qtool.pipeline import Request, check_device, default_threads, run
+    from qtool.native.library import default_threads
+    from qtool.pipeline import Request, check_device, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
     from qtool.formats.safetensors_file import parse_size
