@@ -1,8 +1,9 @@
 """Round to nearest: every weight goes to the nearest point of its group's grid. No data needed.
 
 With `clip`, the range of each group is first shrunk to what minimizes its squared error: the
-error of the weights alone, or, where a Gram matrix is given, with each column weighted by the
-mean square of its input (the diagonal), which is the output error but for correlations.
+error of the weights alone, or, where a Gram matrix H is given, e H_gg e' with H_gg the block of H
+that belongs to the group, which is the output error but for what groups have to do with each
+other. Groups wider than 256 take the diagonal of H only.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import grid
+from qtool import grid, native
 from qtool.methods import Result
 from qtool.scheme import GroupQuant, Scheme
 
 NEEDS: frozenset[str] = frozenset()
+
+_WIDEST_BLOCK = 256  # the search's cost per weight grows with it
 
 
 class Stats(Protocol):
@@ -34,15 +37,45 @@ class Options:
 
 
 def quantize(
-    weight: NDArray[np.float32], stats: Stats | None, scheme: Scheme, options: Options
+    weight: NDArray[np.float32],
+    stats: Stats | None,
+    scheme: Scheme,
+    options: Options,
+    threads: int = 1,
 ) -> Result:
     """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
-    if options.clip:
-        importance = None
-        if stats is not None and stats.gram is not None:
+    search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
+    importance = blocks = None
+    if search is not None and stats is not None and stats.gram is not None:
+        width = grid.group_width(scheme, weight.shape[1])
+        if width <= _WIDEST_BLOCK:
+            blocks = diagonal_blocks(stats.gram, width)
+        else:
             importance = np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
-        fitted = grid.fit_clipped(weight, scheme, importance)
-    else:
-        fitted = grid.fit(weight, scheme)
-    codes = grid.round_codes(weight, fitted, scheme)
-    return Result(GroupQuant(scheme, codes, fitted.scale, fitted.zero))
+    found = native.quantize_groups(
+        np.ascontiguousarray(weight),
+        bits=scheme.bits,
+        group_size=scheme.group_size,
+        symmetric=scheme.symmetric,
+        reach=grid.reach(scheme.bits),
+        search=search,
+        importance=importance,
+        gram=blocks,
+        threads=threads,
+    )
+    grid.check_scales(found.scale)
+    return Result(GroupQuant(scheme, found.codes, found.scale, found.zero))
+
+
+def diagonal_blocks(gram: NDArray[np.floating], width: int) -> NDArray[np.float32]:
+    """The blocks of H that belong to groups of `width` columns, [groups, width, width].
+
+    They are scaled to a mean diagonal of 1. What a short last group lacks is zero.
+    """
+    columns = gram.shape[0]
+    blocks = np.zeros((-(-columns // width), width, width), np.float32)
+    factor = np.float32(1 / (float(np.trace(gram, dtype=np.float64)) / columns or 1.0))
+    for group, start in enumerate(range(0, columns, width)):
+        part = gram[start : start + width, start : start + width]
+        blocks[group, : part.shape[0], : part.shape[0]] = part * factor
+    return blocks
