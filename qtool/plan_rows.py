@@ -29,7 +29,7 @@ def rows(plan: Plan, every: bool = False) -> Iterator[Row]:
         groups.setdefault((pattern, tensor.shape, _stored(tensor)), []).append(tensor)
     for (pattern, shape, stored), members in groups.items():
         yield Row(
-            _ranges(pattern, members),
+            pattern if every else _ranges(pattern, members),
             "x".join(map(str, shape)) or "1",
             stored,
             len(members),

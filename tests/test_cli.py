@@ -1,0 +1,182 @@
+"""The command line: exit statuses, one sentence for a failure, and a quick start."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import header_files
+import pytest
+
+from qtool import __version__
+from qtool.cli import main as cli
+from qtool.errors import FormatError
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m qtool` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "qtool", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", **environment},
+        timeout=60,
+    )
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `qtool` in this process."""
+    monkeypatch.setattr(sys, "argv", ["qtool", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+HEAVY = {"torch", "transformers", "pydantic", "huggingface_hub", "numpy", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--help"], set()),
+        (["plan", "MODEL", "--recipe", "w8-rtn", "--json"], {"pydantic", "numpy"}),
+    ],
+)
+def test_little_is_imported(arguments: list[str], allowed: set[str], tmp_path: Path) -> None:
+    header_files.write(tmp_path / "m", header_files.llama())
+    script = (
+        "import sys; from qtool.cli.main import main\n"
+        "try: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    )
+    arguments = [str(tmp_path / "m") if word == "MODEL" else word for word in arguments]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0 and result.stdout
+    assert set(result.stderr.split()) & HEAVY == allowed
+
+
+def test_module_runs() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"qtool {__version__}\n")
+
+
+def test_help_names_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "--help") == 0
+    said = capsys.readouterr().out
+    for command in ("quantize", "plan", "inspect", "recipes"):
+        assert f"\n  {command} " in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["quantize"],
+        ["plan", "tiny"],
+        ["plan", "tiny", "--recipe", "w8-rtn", "--wrong"],
+        ["quantize", "tiny", "--recipe", "w8-rtn", "--samples", "many"],
+    ],
+)
+def test_usage_errors_are_2(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Usage:" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["plan", "./missing", "--recipe", "w8-rtn"], "error: ./missing: no such file or folder"),
+        (["plan", "MODEL", "--recipe", "w9"], "error: recipe 'w9' does not exist"),
+        (
+            ["plan", "MODEL", "--recipe", "w8-rtn", "--set", "a=1"],
+            "error: --set a=1: a: unknown key",
+        ),
+        (["plan", "MODEL", "--recipe", "w8-rtn", "--max-shard-size", "x"], "error: 'x' is no size"),
+        (["recipes", "w9"], "error: recipe 'w9' does not exist"),
+    ],
+)
+def test_failures_are_1_and_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    header_files.write(tmp_path / "m", header_files.llama())
+    arguments = [str(tmp_path / "m") if word == "MODEL" else word for word in arguments]
+    assert call(monkeypatch, *arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(sentence) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (FormatError("x.safetensors: wrong"), 1, "error: x.safetensors: wrong\n"),
+        (OSError(errno.ENOSPC, "No space left", "/a/b"), 1, "error: /a/b: the disk is full; "),
+        (PermissionError(errno.EACCES, "Permission denied", "/a"), 1, "error: /a: Permission den"),
+        (MemoryError(), 1, "error: not enough memory"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_are_printed_in_one_place(
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert call(monkeypatch) == status
+    assert capsys.readouterr().err.startswith(said)
+    monkeypatch.setenv("QTOOL_DEBUG", "1")
+    with pytest.raises(type(error)):
+        cli.main()
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_recipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "recipes") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 16
+    assert any(line.startswith("w4g128-awq ") and "start here" in line for line in lines)
+    assert call(monkeypatch, "recipes", "w4g128-awq") == 0
+    assert "\nmethod: awq\n" in capsys.readouterr().out
+    assert call(monkeypatch, "recipes", "--schema") == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "qtool recipe"
+
+
+def test_plan_for_people_and_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(header_files.write(tmp_path / "m", header_files.llama(layers=30, kv=96)))
+    assert call(monkeypatch, "plan", folder, "--recipe", "w4g128-awq") == 0
+    said = capsys.readouterr().out
+    assert "model.layers.{0-29}.mlp.down_proj.weight" in said and "w4 g128 asym" in said
+    assert "210 quantized, 63 dense, 0 dropped" in said
+    assert "note: 60 of 210 matrices" in said
+    assert len(said.splitlines()) < 30
+    assert call(monkeypatch, "plan", folder, "--recipe", "w4g128-awq", "--all") == 0
+    assert len(capsys.readouterr().out.splitlines()) > 270
+    assert call(monkeypatch, "plan", folder, "--recipe", "w4g128-awq", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["tensors"]) == 273 and found["size_bytes"] > 0

@@ -1,0 +1,156 @@
+"""Models by name: aliases, folders, downloads from a hub on loopback, and what can go wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import header_files
+import hub_server
+import pytest
+
+from qtool import hub
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError
+
+# Run in a process of its own: huggingface_hub reads its environment when it is imported.
+RESOLVE = """
+import json, sys
+from qtool.errors import QtoolError
+from qtool.hub import resolve
+found = []
+for model in sys.argv[1:]:
+    try:
+        found.append(str(resolve(model)))
+    except QtoolError as error:
+        found.append(f"{type(error).__name__}: {error}")
+print(json.dumps(found))
+"""
+
+
+def resolve_in_process(endpoint: str, cache: Path, *models: str, **more: str) -> list[str]:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))
+    }
+    environment |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+        **more,
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", RESOLVE, *models],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(found, list)
+    return found
+
+
+def model(folder: Path) -> Path:
+    header_files.write(folder, header_files.llama(vocabulary=32768), {"model_type": "llama"})
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.model").write_bytes(b"\0")
+    (folder / "README.md").write_text("# a model")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle" * 100)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.safetensors").write_bytes(b"x" * 1000)
+    return folder
+
+
+def test_download(tmp_path: Path) -> None:
+    source = model(tmp_path / "source")
+    only_bin = tmp_path / "bin"
+    only_bin.mkdir()
+    (only_bin / "pytorch_model.bin").write_bytes(b"pickle")
+    (only_bin / "config.json").write_text("{}")
+    alias = hub.ALIASES["llama-7b"]
+    repositories = {"ann/llama": source, "ann/bin": only_bin, alias.repository: source}
+    with hub_server.serve(repositories, {alias.repository: alias.revision}) as server:
+        server.cut_once["model.safetensors"] = 25_000_000
+        cache = tmp_path / "cache"
+        good, by_alias, *errors = resolve_in_process(
+            server.endpoint,
+            cache,
+            "ann/llama",
+            "llama-7b",
+            "ann/bin",
+            "ann/gated",
+            "ann/nothing",
+            "ann/llama@v9",
+        )
+        # Only what is needed, and whole although it broke off.
+        folder = Path(good)
+        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        wanted = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer.model"}
+        assert names == wanted
+        size = (source / "model.safetensors").stat().st_size
+        assert (folder / "model.safetensors").read_bytes() == (
+            source / "model.safetensors"
+        ).read_bytes()
+        # Once for each of the two names, but for the piece (of 10 MB) that was under way.
+        again = server.sent["model.safetensors"] - 2 * size
+        assert 0 <= again < 11_000_000 < 25_000_000 < size
+        assert server.sent["pytorch_model.bin"] == 0
+        # An alias names one commit; a name means the newest.
+        assert Path(by_alias).name == alias.revision
+        assert folder.name == hub_server.COMMIT
+        assert f"GET {alias.repository}/resolve/{alias.revision}/config.json" in server.requests
+        assert len(Checkpoint.open(folder).tensors) == 21
+        sentences = (
+            "has only Python pickles (pytorch_model.bin)",
+            "ann/gated on the hub (there is no such folder here) is gated",
+            "ann/nothing on the hub (there is no such folder here) does not exist, or is private",
+            "has no revision 'v9'",
+        )
+        for error, sentence in zip(errors, sentences, strict=True):
+            assert error.startswith("SourceError: ") and sentence in error
+            assert "\n" not in error
+        # A second time nothing is fetched but the name of the newest commit.
+        before = server.sent.total()
+        assert resolve_in_process(server.endpoint, cache, "ann/llama", "llama-7b") == [
+            good,
+            by_alias,
+        ]
+        assert server.sent.total() == before
+    # Without the hub the cache serves; what is not in it is said.
+    offline = resolve_in_process(
+        server.endpoint, cache, "ann/llama", "ann/other", HF_HUB_OFFLINE="1"
+    )
+    assert offline[0] == good and "cannot be reached" in offline[1]
+    gone = resolve_in_process(server.endpoint, tmp_path / "empty", "ann/llama")
+    assert "cannot be reached" in gone[0]
+
+
+def test_local_paths_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("ann/llama")
+    folder.mkdir(parents=True)
+    assert hub.resolve("ann/llama") == folder
+    assert hub.public_name("ann/llama") is None
+    for missing in ("./nothing", "/no/such/path", "nothing", "a/b/c", "../x"):
+        with pytest.raises(SourceError, match=r"no such file or folder, and no hub id .*llama-7b"):
+            hub.resolve(missing)
+
+
+def test_aliases_are_pinned() -> None:
+    assert hub.ALIASES["llama-7b"].repository == "huggyllama/llama-7b"
+    for found in hub.ALIASES.values():
+        assert hub.is_hub_id(found.repository)
+        assert len(found.revision) == 40 and int(found.revision, 16)
+    assert hub.parse("ann/llama@v1") == hub.HubModel("ann/llama", "v1")
+    assert hub.public_name("smollm2-135m") == str(hub.ALIASES["smollm2-135m"])
+    assert hub.public_name("tiny") == "tiny"
+    assert hub.public_name("ann/llama") == "ann/llama"
+
+
+def test_tiny_is_shipped() -> None:
+    assert (hub.resolve("tiny") / "config.json").is_file()

@@ -1,0 +1,323 @@
+"""Plans: every tensor is accounted for, sizes are exact, and what cannot be is said at once."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import header_files
+import pytest
+
+from qtool import structure
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.plan import Plan, make_plan
+from qtool.plan_rows import rows
+from qtool.recipe import load
+from qtool.scheme import Dense, Dropped, Scheme
+
+
+def plan_of(
+    folder: Path, shapes: header_files.Shapes, recipe: str, *sets: str, **config: Any
+) -> Plan:
+    header_files.write(folder, shapes, config)
+    return make_plan(load(recipe, sets), Checkpoint.open(folder))
+
+
+def quantized(plan: Plan) -> set[str]:
+    return {tensor.module for tensor in plan.quantized}
+
+
+def test_llama(tmp_path: Path) -> None:
+    shapes = header_files.llama()
+    plan = plan_of(tmp_path, shapes, "w4g128-awq", num_hidden_layers=2)
+    assert [tensor.name for tensor in plan.tensors] == list(shapes)
+    assert str(plan.blocks) == "model.layers.0-1"
+    assert plan.counts == {"quantized": 14, "dense": 7, "dropped": 0}
+    assert all(name.endswith("_proj") for name in quantized(plan))
+    assert plan.by_name["lm_head.weight"].reason == "output head"
+    assert plan.by_name["model.layers.1.mlp.up_proj.weight"].block == 1
+    assert len(plan.by_block[0]) == 9 and len(plan.by_block[None]) == 3
+    # By hand: [768, 256] in 4 bits, 2 groups a row, each with a 16-bit scale and a 4-bit zero.
+    assert plan.by_name["model.layers.0.mlp.up_proj.weight"].nbytes == 768 * (128 + 2 * 2.5)
+    weights = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+    norms, both = 5 * 256, 2 * 512 * 256
+    bits = weights * (4 + 20 / 128) + 16 * (norms + both)
+    assert plan.bits_per_weight == pytest.approx(bits / (weights + norms + both))
+    assert plan.warnings == ()
+
+
+@pytest.mark.parametrize("recipe", ["w4g32-gptq", "w4g128-awq", "w8-rtn"])
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_architectures_are_read_by_structure(name: str, recipe: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = arch_models.build(name, tmp_path / name)
+    checkpoint = Checkpoint.open(folder)
+    plan = make_plan(load(recipe, ["indivisible=smaller-group"]), checkpoint)
+    assert {tensor.name for tensor in plan.tensors} == set(checkpoint.tensors)
+    # Every linear layer of every block, told from the model class, but for the routers.
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = structure.text_config(checkpoint.config)
+    assert plan.blocks.count == structure.layer_count(config)
+    blocks = model.get_submodule(plan.blocks.prefix.removeprefix("language_model."))
+    inside = {
+        f"{plan.blocks.prefix}.{path}"
+        for path, module in blocks.named_modules()
+        if type(module).__name__ == "Linear" and not path.endswith(("gate", "router"))
+    }
+    experts = {tensor for tensor in quantized(plan) if ".experts." in tensor}
+    assert quantized(plan) == inside | experts
+    if name in ("mixtral", "qwen3_moe"):
+        sparse = {tensor.partition(".experts.")[0] for tensor in experts}
+        parts = {tensor.rsplit(".", 1)[1] for tensor in experts}
+        assert len(parts) == 3 and len(experts) % (len(sparse) * 3) == 0
+        routers = [t for t in plan.tensors if (t.reason or "").startswith("router")]
+        assert len(routers) == len(sparse)
+
+
+def test_names_in_the_wild(tmp_path: Path) -> None:
+    """Multimodal prefixes, buffers, blocks that the class does not run, a vision tower."""
+    text = {f"language_model.{name}": shape for name, shape in header_files.llama().items()}
+    shapes = {
+        **text,
+        "language_model.model.layers.0.self_attn.rotary_emb.inv_freq": (32,),
+        "language_model.model.layers.2.eh_proj.weight": (256, 512),
+        "vision_tower.encoder.layers.0.mlp.fc1.weight": (4096, 4096),
+        "multi_modal_projector.mm_input_projection_weight": (64, 64),
+    }
+    plan = plan_of(tmp_path, shapes, "w4g64-awq", text_config={"num_hidden_layers": 2})
+    assert plan.blocks.prefix == "language_model.model.layers" and plan.blocks.count == 2
+    reasons = {tensor.name: tensor.reason or "" for tensor in plan.tensors}
+    assert reasons["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] == "buffer"
+    assert "beyond the 2" in reasons["language_model.model.layers.2.eh_proj.weight"]
+    assert plan.by_name["language_model.model.layers.2.eh_proj.weight"].block is None
+    assert reasons["vision_tower.encoder.layers.0.mlp.fc1.weight"] == "outside the decoder blocks"
+    assert len(quantized(plan)) == 14
+
+
+def test_shared_experts_and_routers(tmp_path: Path) -> None:
+    shapes = header_files.experts(1, 4) | {
+        "model.layers.0.mlp.shared_expert.gate_proj.weight": (128, 256),
+        "model.layers.0.mlp.shared_expert_gate.weight": (1, 256),
+        "model.layers.0.router.layer.weight": (8, 256),
+        "model.layers.0.ffn.gate.weight": (768, 256),  # a gate of an MLP, not of experts
+        "model.layers.0.mlp.experts.gate_up_proj": (4, 256, 256),
+    }
+    plan = plan_of(tmp_path, shapes, "w4g128-gptq")
+    dense = {t.name for t in plan.tensors if (t.reason or "").startswith("router")}
+    assert dense == {
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.shared_expert_gate.weight",
+        "model.layers.0.router.layer.weight",
+    }
+    assert "model.layers.0.ffn.gate" in quantized(plan)
+    assert "fused" in (plan.by_name["model.layers.0.mlp.experts.gate_up_proj"].reason or "")
+    assert any("may be most of the model" in warning for warning in plan.warnings)
+
+
+def test_conv1d_and_quantized_sources_are_refused(tmp_path: Path) -> None:
+    shapes = {
+        "h.0.attn.c_attn.weight": (64, 192),
+        "h.0.attn.c_attn.bias": (192,),
+    }
+    with pytest.raises(UnsupportedError, match=r"c_attn.weight \[64, 192\] is a Conv1D"):
+        plan_of(tmp_path, shapes, "w4g32-gptq")
+    with pytest.raises(UnsupportedError, match=r"already quantized.*quant_method awq"):
+        plan_of(
+            tmp_path,
+            header_files.llama(),
+            "w4g32-gptq",
+            quantization_config={"quant_method": "awq"},
+        )
+    with pytest.raises(QtoolError, match="no numbered decoder blocks"):
+        plan_of(tmp_path, {"a.weight": (4, 4)}, "w4g32-gptq")
+    with pytest.raises(UnsupportedError, match="no tensor is quantized"):
+        plan_of(tmp_path, {"model.layers.0.norm.weight": (4,)}, "w4g32-gptq")
+
+
+def test_indivisible(tmp_path: Path) -> None:
+    shapes = header_files.llama(hidden=576, inner=1536, kv=192)
+    with pytest.raises(FormatError) as caught:
+        plan_of(tmp_path, shapes, "w4g128-gptq")
+    said = str(caught.value)
+    assert "12 of 14 matrices" in said and "down_proj" not in said
+    assert "in_features 576 is not divisible by group_size 128" in said
+    assert "--set weights.group_size=64" in said
+    assert "--set indivisible=smaller-group (group 64 for these layers)" in said
+    assert "--set indivisible=dense (leaves 75% of the weights unquantized)" in said
+
+    smaller = plan_of(tmp_path, shapes, "w4g128-gptq", "indivisible=smaller-group")
+    sizes = {t.module.rsplit(".")[-1]: t.scheme.group_size for t in smaller.quantized if t.scheme}
+    assert sizes["down_proj"] == 128 and {sizes[n] for n in ("q_proj", "up_proj")} == {64}
+    one = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=smaller-group")
+    assert {t.scheme.group_size for t in one.quantized if t.scheme} == {64}
+    dense = plan_of(tmp_path, shapes, "w4g128-gptq", "indivisible=dense")
+    assert {name.rsplit(".")[-1] for name in quantized(dense)} == {"down_proj"}
+
+
+def test_indivisible_with_no_way_but_dense(tmp_path: Path) -> None:
+    shapes = header_files.llama(hidden=336)  # 16 x 21
+    with pytest.raises(FormatError) as caught:
+        plan_of(tmp_path, shapes, "w4g128-awq")
+    assert "smaller-group" not in str(caught.value) and "indivisible=dense" in str(caught.value)
+    with pytest.raises(FormatError, match="even with a smaller group"):
+        plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=smaller-group")
+
+
+def test_parts_of_a_fused_layer_follow_each_other(tmp_path: Path) -> None:
+    shapes = header_files.llama(kv=36)  # k and v cannot be packed by 8 outputs, q could
+    plan = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=dense")
+    names = {name.rsplit(".")[-1] for name in quantized(plan)}
+    assert names == {"o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert "fuse" in (plan.by_name["model.layers.0.self_attn.q_proj.weight"].reason or "")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    sets = [
+        "overrides=[{match: '*.down_proj', weights: {bits: 8}}, {match: '*.1.*', dense: true}, "
+        "{match: lm_head, dense: true}, {match: nowhere, dense: true}]"
+    ]
+    plan = plan_of(tmp_path, header_files.llama(), "w4g128-gptq", *sets)
+    assert plan.by_name["model.layers.0.mlp.down_proj.weight"].action == Scheme(8, 128, True)
+    assert plan.by_name["model.layers.0.mlp.up_proj.weight"].action == Scheme(4, 128, True)
+    assert {name.split(".")[2] for name in quantized(plan)} == {"0"}
+    assert plan.by_name["model.layers.1.mlp.up_proj.weight"].reason == "override '*.1.*'"
+    assert [w for w in plan.warnings if "nowhere" in w and "matches no" in w]
+    assert not [w for w in plan.warnings if "lm_head" in w]
+    with pytest.raises(FormatError, match="one width"):
+        plan_of(
+            tmp_path,
+            header_files.llama(),
+            "w4g128-awq",
+            "overrides=[{match: '*.down_proj', weights: {group_size: 64}}]",
+        )
+    with pytest.raises(UnsupportedError, match=r"lm_head.weight stays dense"):
+        plan_of(
+            tmp_path, header_files.llama(), "w8-rtn",
+            "overrides=[{match: lm_head, weights: {bits: 8}}]",
+        )  # fmt: skip
+
+
+def test_tied_head(tmp_path: Path) -> None:
+    head = "lm_head.weight"
+    plan = plan_of(tmp_path, header_files.llama(), "w8-rtn", tie_word_embeddings=True)
+    assert plan.by_name[head].action == Dropped(
+        "tied to model.embed_tokens.weight, of which it is a copy"
+    )
+    assert plan.by_name[head].outputs == ()
+    assert head not in plan.layout.files[0].tensors
+    # One bit of difference, at the very end, and it is kept.
+    info = Checkpoint.open(tmp_path).tensors[head]
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(info.end - 1)
+        file.write(b"\x01")
+    again = make_plan(load("w8-rtn"), Checkpoint.open(tmp_path)).by_name[head].action
+    assert isinstance(again, Dense) and "differs" in again.reason
+    untied = plan_of(tmp_path, header_files.llama(), "w8-rtn", tie_word_embeddings=False)
+    assert untied.by_name[head].reason == "output head"
+
+
+def test_size_is_that_of_the_files(tmp_path: Path) -> None:
+    for max_shard in (10**9, 300_000):
+        header_files.write(tmp_path, header_files.llama())
+        plan = make_plan(load("w4g128-gptq"), Checkpoint.open(tmp_path), max_shard)
+        placed = {name for file in plan.layout.files for name in file.tensors}
+        assert placed == {spec.name for tensor in plan.tensors for spec in tensor.outputs}
+        assert plan.size_bytes == sum(file.size for file in plan.layout.files)
+        assert plan.size_bytes > sum(tensor.nbytes for tensor in plan.tensors)
+    assert len(plan.layout.files) > 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "words"),
+    [
+        ("w4g128-gptq", ["weights.symmetric=false"], "refuse asymmetric GPTQ"),
+        ("w3g128-rtn", [], "no Marlin kernel"),
+        ("w4g128-awq", ["awq.layout=gemv"], "AWQ layout gemv"),
+        ("w4g128-gptq", ["gptq.static_groups=false"], "desc_act"),
+        ("w4g128-gptq", ["weights.group_size=256", "indivisible=dense"], "group_size 256"),
+        (
+            "w4g128-gptq",
+            ["overrides=[{match: '*.v_proj', weights: {bits: 8}}]"],
+            "2 layers that vLLM and SGLang fuse have parts stored differently",
+        ),
+    ],
+)
+def test_what_engines_refuse_is_said(
+    recipe: str, sets: list[str], words: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, header_files.llama(), recipe, *sets)
+    assert [warning for warning in plan.warnings if words in warning]
+    assert len(plan.warnings) == 1
+
+
+def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
+    assert "config.json says 3 layers, the checkpoint has 2" in plan.warnings[0]
+    assert plan.warnings[1].startswith("note: 4 of 14 matrices are no multiples")
+
+
+def test_none_keeps_everything(tmp_path: Path) -> None:
+    shapes = header_files.llama()
+    plan = plan_of(tmp_path, shapes, "w4g128-awq", "method=none", "format=dense")
+    assert plan.counts == {"quantized": 0, "dense": len(shapes), "dropped": 0}
+    assert plan.bits_per_weight == 16
+
+
+def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
+    small, deep, wide = (
+        plan_of(tmp_path / str(i), header_files.llama(**kind), "w4g128-gptq")
+        for i, kind in enumerate(({}, {"layers": 8}, {"hidden": 2048, "inner": 8192}))
+    )
+    assert small.peak_rss_bytes == deep.peak_rss_bytes < wide.peak_rss_bytes
+    assert small.seconds < deep.seconds < wide.seconds
+    header_files.write(tmp_path / "r", header_files.llama(hidden=2048, inner=8192))
+    rtn = make_plan(load("w4g128-rtn"), Checkpoint.open(tmp_path / "r"))
+    assert rtn.peak_rss_bytes < wide.peak_rss_bytes and rtn.seconds < wide.seconds
+
+
+def test_json_keys_and_rows(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, header_files.llama(layers=12), "w4g128-awq", tie_word_embeddings=True)
+    found = json.loads(json.dumps(plan.json()))
+    assert set(found) >= {"tensors", "size_bytes", "bits_per_weight", "peak_rss_bytes", "seconds"}
+    assert set(found["tensors"][0]) == {"name", "shape", "scheme", "reason", "bytes"}
+    by_name = {tensor["name"]: tensor for tensor in found["tensors"]}
+    assert by_name["model.layers.3.mlp.up_proj.weight"]["scheme"] == "w4 g128 asym"
+    assert by_name["model.layers.3.mlp.up_proj.weight"]["reason"] is None
+    assert by_name["lm_head.weight"]["reason"].startswith("dropped: tied")
+    assert by_name["lm_head.weight"]["bytes"] == 0
+    lines = list(rows(plan))
+    assert len(lines) == 12 and sum(line.count for line in lines) == len(plan.tensors)
+    assert lines[2].name == "model.layers.{0-11}.self_attn.q_proj.weight"
+    assert sum(line.nbytes for line in lines) == sum(tensor.nbytes for tensor in plan.tensors)
+    assert len(list(rows(plan, every=True))) == len(plan.tensors)
+
+
+def test_ranges_with_holes(tmp_path: Path) -> None:
+    shapes = header_files.llama(layers=5)
+    sets = "overrides=[{match: 'model.layers.[02].*', dense: true}]"
+    lines = [row.name for row in rows(plan_of(tmp_path, shapes, "w4g128-awq", sets))]
+    assert "model.layers.{1,3-4}.mlp.up_proj.weight" in lines
+    assert "model.layers.{0,2}.mlp.up_proj.weight" in lines
+
+
+def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
+    shapes = header_files.experts(layers=32, count=64)
+    header_files.write(tmp_path, shapes, {"num_hidden_layers": 32})
+    assert len(shapes) > 6000
+    began = time.process_time()
+    plan = make_plan(load("w4g128-gptq"), Checkpoint.open(tmp_path))
+    assert time.process_time() - began < 1
+    assert plan.counts["quantized"] == 32 * 64 * 3
+    script = (
+        "import sys; from qtool.plan import make_plan; from qtool.checkpoint import Checkpoint;"
+        f"from qtool.recipe import load; make_plan(load('w4g128-gptq'), "
+        f"Checkpoint.open({str(tmp_path)!r})); print(sorted({{'torch', 'transformers', "
+        "'huggingface_hub'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("[]\n", "")

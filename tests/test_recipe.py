@@ -1,0 +1,206 @@
+"""Recipes: what ships is valid, and whatever is wrong is named with its file, line and key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qtool import recipe, yaml_source
+from qtool.errors import RecipeError
+from qtool.scheme import Scheme
+
+SHIPPED = {
+    "w2g64-gptq", "w3g128-awq", "w3g128-awq-gptq", "w3g128-gptq", "w3g128-rtn",
+    "w4-channel-gptq", "w4g128-awq", "w4g128-awq-gptq", "w4g128-gptq", "w4g128-rtn",
+    "w4g32-gptq", "w4g64-awq", "w4g64-gptq", "w4g64-rtn", "w8-gptq", "w8-rtn",
+}  # fmt: skip
+MINIMAL = "method: rtn\nformat: awq\nweights: {bits: 4, group_size: 128, symmetric: false}\n"
+
+
+def test_everything_promised_ships() -> None:
+    assert set(recipe.shipped()) >= SHIPPED
+
+
+@pytest.mark.parametrize("name", sorted(recipe.shipped()))
+def test_shipped_recipe(name: str) -> None:
+    path = recipe.shipped()[name]
+    lines = path.read_text().splitlines()
+    assert len(lines) < 25
+    assert lines[0].startswith("# ") and lines[0].endswith(".")
+    loaded = recipe.load(name)
+    assert loaded.name == name
+    # The name says what the file does.
+    first, *methods = name.split("-")
+    assert loaded.scheme.bits == int(first[1])
+    assert loaded.scheme.group_size == (int(first.partition("g")[2]) if "g" in first else -1)
+    assert list(loaded.method) == [word for word in methods if word != "channel"]
+    # 4 bits go into AWQ unless GPTQ alone makes them; engines load GPTQ only when symmetric.
+    in_awq = loaded.scheme.bits == 4 and loaded.method != ("gptq",)
+    assert loaded.format == ("awq" if in_awq else "gptq")
+    assert loaded.scheme.symmetric == (not in_awq)
+    assert recipe.load(name, ["weights.symmetric=false"]).scheme.symmetric is False
+
+
+def test_what_method_means() -> None:
+    def of(*sets: str) -> tuple[tuple[str, ...], str, bool]:
+        loaded = recipe.parse(MINIMAL, "r.yaml", "r", sets)
+        return loaded.transform_chain, loaded.rounding, loaded.clips
+
+    assert of() == ((), "rtn", False)
+    assert of("rtn.clip=true") == ((), "rtn", True)
+    assert of("method=awq") == (("awq",), "rtn", True)
+    assert of("method=awq", "awq.clip=false") == (("awq",), "rtn", False)
+    assert of("method=[awq, rtn]") == (("awq",), "rtn", False)
+    assert of("method=[awq, gptq]") == (("awq",), "gptq", False)
+    assert of("transforms=[awq]") == (("awq",), "rtn", False)
+    assert of("transforms=[awq]", "method=[awq, gptq]") == (("awq",), "gptq", False)
+    assert of("method=none", "format=dense", "transforms=[awq]") == (("awq",), "none", False)
+
+
+def test_set_reaches_every_kind_of_place() -> None:
+    loaded = recipe.parse(
+        MINIMAL,
+        "r.yaml",
+        "r",
+        [
+            "weights.bits=3",
+            "format=gptq",
+            "gptq.damp_percent=1e-3",
+            "calibration.source='a b.txt'",
+            'overrides=[{match: "*.down_proj", weights: {bits: 8}}]',
+            "overrides.0.weights.bits=2",
+            "weights.bits=2",
+        ],
+    )
+    assert loaded.scheme == Scheme(2, 128, False)
+    assert loaded.gptq.damp_percent == 0.001
+    assert loaded.calibration.source == "a b.txt"
+    patch = loaded.overrides[0].weights
+    assert patch is not None
+    assert recipe.patched(loaded.scheme, patch) == Scheme(2, 128, False)
+
+
+def test_options_of_the_command_line_become_sets() -> None:
+    odd = 'a "quoted": #name é.txt'
+    loaded = recipe.parse(MINIMAL, "r", "r", recipe.calibration_sets(odd, 3, 64, 7))
+    assert loaded.calibration == recipe.Calibration(source=odd, samples=3, length=64, seed=7)
+    assert recipe.calibration_sets(None, None, None, None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("weigths: 3", "r.yaml:4: weigths: unknown key; did you mean weights? known: method"),
+        ("rtn:\n  clipp: true", "r.yaml:5: rtn.clipp: unknown key; did you mean clip?"),
+        ("calibration: {samples: 0}", "r.yaml:4: calibration.samples: input should be greater"),
+        ("calibration: {samples: '9'}", 'calibration.samples: input should be a valid integer, '
+         'found "9"'),
+        ("activations: {bits: 8}", "r.yaml:4: activations: this version quantizes weights only"),
+        ("kv_cache: fp8", "r.yaml:4: kv_cache: this version quantizes weights only"),
+        ("transforms: [rotate]", "r.yaml:4: transforms: 'rotate' is unknown; known: awq"),
+        ("overrides:\n- match: a\n", "r.yaml:5: overrides.0: expected either `weights`"),
+        ("overrides:\n- match: a\n  weights: {bots: 3}", "r.yaml:6: overrides.0.weights.bots: unk"),
+        ("overrides: 3", "r.yaml:4: overrides: input should be a list, found 3"),
+        ("gptq: {damp_percent: .nan}", 'should be a valid number, found ".nan"'),
+        ("method: awq", "r.yaml:4: method: the key stands twice"),
+        ("rtn: &a {clip: true}", "r.yaml:4: anchors and aliases are not used"),
+        ("rtn: *a", "r.yaml:4: anchors and aliases are not used"),
+        ("rtn: !!python/object:os.system {}", "r.yaml:4: the tag"),
+        ("rtn: {", "r.yaml:4: not YAML"),
+        ("gptq: {damp_percent: 1e9999}", "r.yaml:4: gptq.damp_percent: "),
+        ('x: "\\ud800"', "r.yaml"),
+        ("? [a]\n: b", "r.yaml:4: a key must be a word"),
+        ("---\nmethod: awq", "r.yaml:4: a second document starts here"),
+        ("x: " + "[" * 40 + "]" * 40, "nested more than 16 levels"),
+        ("# " + "x" * yaml_source.MAX_BYTES, "a recipe has at most 65536"),
+        ("x: \x00", "r.yaml: not YAML"),
+    ],
+)  # fmt: skip
+def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(MINIMAL + text, "r.yaml", "r")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        ("weights.bits=9", "--set weights.bits=9: weights.bits: input should be less than or"),
+        ("weights.bits=true", "weights.bits: input should be a valid integer, found true"),
+        ("weights.symmetric=no", 'weights.symmetric: input should be a valid boolean, found "no"'),
+        ("weights.group_size=7", "expected -1 (one group per output channel) or a multiple of 8"),
+        ("weights.bits.x=1", "--set weights.bits.x=1: weights.bits is a value, not a mapping"),
+        ("weights=null", "weights: missing"),
+        ("method=[gptq, awq]", "[gptq, awq] is no order that exists"),
+        ("method=omniquant", "method: 'omniquant' is unknown; known: rtn, gptq, awq, none"),
+        ("method=none", "does not go with format awq"),
+        ("format=dense", "format: method rtn does not go with format dense"),
+        ("format=exl3", "format: input should be 'awq', 'gptq' or 'dense', found \"exl3\""),
+        ("overrides.0.dense=true", "overrides: input should be a list"),
+        ("weights", "--set weights: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        ("a..b=3", "expected key=value"),
+        ("weights.bits={", "--set weights.bits={: not YAML"),
+    ],
+)
+def test_wrong_set_is_named(item: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(MINIMAL, "r.yaml", "r", [item])
+    assert sentence in str(caught.value)
+
+
+def test_missing_key_and_no_mapping() -> None:
+    with pytest.raises(RecipeError, match=r"r.yaml:1: format: missing"):
+        recipe.parse("method: rtn", "r.yaml", "r")
+    with pytest.raises(RecipeError, match="a recipe is a mapping of keys"):
+        recipe.parse("- rtn", "r.yaml", "r")
+
+
+def test_files_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    assert recipe.load(str(path)).name == "mine"
+    with pytest.raises(RecipeError, match=r"did you mean w4g128-awq"):
+        recipe.load("w4g128_awq")
+    with pytest.raises(RecipeError, match="no such recipe file"):
+        recipe.load(str(tmp_path / "other.yaml"))
+    with pytest.raises(RecipeError, match="cannot be read"):
+        recipe.load(f"{tmp_path}/.")
+    path.write_bytes(b"method: \xff")
+    with pytest.raises(RecipeError, match=r"not UTF-8 text \(byte 8\)"):
+        recipe.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None), ("~", None), ("null", None), ("true", True), ("no", "no"), ("on", "on"),
+        ("-1", -1), ("+3", 3), ("1:30", "1:30"), ("0x10", "0x10"), ("1e-3", 0.001), (".5", 0.5),
+        ("1.", 1.0), ("1_000", "1_000"), ("2024-01-01", "2024-01-01"), ("9" * 30, 1e30),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    found = yaml_source.scalar(text)
+    assert found == value and type(found) is type(value)
+
+
+def test_quoted_scalars_are_strings() -> None:
+    assert yaml_source.parse("a: '3'\nb: \"true\"", "r").value == {"a": "3", "b": "true"}
+
+
+def test_schema_accepts_what_loads() -> None:
+    schema = json.loads(json.dumps(recipe.schema()))
+    assert set(schema["properties"]) == set(recipe.Recipe.model_fields)
+    assert schema["required"] == ["method", "format"]
+    assert schema["additionalProperties"] is False
+    assert "gptq" in schema["properties"]["method"]["anyOf"][0]["enum"]
+
+
+def test_effective_recipe_says_every_key() -> None:
+    effective = recipe.load("w4g128-awq").effective()
+    assert effective["weights"] == {"bits": 4, "group_size": 128, "symmetric": False}
+    assert effective["awq"]["grid"] == 20
+    assert effective["calibration"]["samples"] == 128
+    again = recipe.parse(json.dumps(effective), "again.json", "w4g128-awq")
+    assert again == recipe.load("w4g128-awq")
