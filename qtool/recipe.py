@@ -116,8 +116,7 @@ class GptqOptions(_Table):
         default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
     )
     damp_percent: float = Field(default=0.01, gt=0, le=1)
-    block_size: int = Field(default=128, ge=1, le=4096)
-    mse: bool = Field(default=False, description="search each group's range for the least error")
+    mse: bool = Field(default=True, description="search each group's range for the least error")
     layout: Literal["v1", "v2"] | None = Field(
         default=None, description="of format gptq; default: v1 when symmetric, else v2"
     )

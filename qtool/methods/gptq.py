@@ -16,6 +16,11 @@ free to make up for them. With `static_groups` the grids are found before the sw
 of neighbours, so the file is the same as without act_order. Without, a group is a run of columns
 in sweep order, its grid is found when the sweep reaches it, and the file needs a g_idx.
 
+`mse` searches each group's range, as round to nearest can, but weighs the squared error of a column
+by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On SmolLM2 at 4 bits
+this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
+nothing, since errors that others make up for count too much.)
+
 A column whose input is always zero takes no part and is rounded to nearest. The mean diagonal
 times `damp_percent` is added to the diagonal, ten times more on each failed factorization.
 
@@ -29,7 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import grid
+from qtool import grid, native
 from qtool.errors import SourceError
 from qtool.methods import Result
 from qtool.scheme import GroupQuant, Scheme
@@ -58,8 +63,7 @@ class Options:
     act_order: bool = True  # largest diagonal first
     static_groups: bool = True  # grids before the sweep, groups of neighbours
     damp_percent: float = 0.01  # a fraction, by the name everyone uses
-    block_size: int = 128  # columns whose updates of the rest are applied together
-    mse: bool = False  # clip search for the grids, weighted by the diagonal
+    mse: bool = True  # search each group's range
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Factor:
 
     upper: Real  # [in, in], row major; U of the damped H in sweep order
     order: NDArray[np.int32]  # [in], the column taken at each step
-    diagonal: grid.Floats  # [in], of H / its mean, in the order of the columns
+    importance: grid.Floats  # [in], what a squared error in a column costs once those after it
+    # have made up for it: 1 / U_jj^2, in the order of the columns
     notes: tuple[str, ...] = ()
 
 
@@ -115,7 +120,9 @@ def factor(gram: Real, options: Options, dtype: type[np.floating] = np.float32) 
             )
     if damping != options.damp_percent:
         notes.append(f"damping raised from {options.damp_percent:.2%} to {damping:.2%}")
-    return Factor(upper, order, diagonal.astype(np.float32), tuple(notes))
+    importance = np.empty(order.size, np.float32)
+    importance[order] = 1 / np.square(np.diagonal(upper))
+    return Factor(upper, order, importance, tuple(notes))
 
 
 def _inverse_factor(reversed_gram: Real) -> Real | None:
@@ -148,87 +155,32 @@ def _invert_upper(matrix: torch.Tensor) -> None:
     corner.copy_(above @ corner @ below).neg_()
 
 
-def sweep(
-    weight: Real, given: Factor, scheme: Scheme, options: Options, static: grid.Grid | None
-) -> tuple[grid.Bytes, grid.Grid]:
-    """Round weight [out, in] column by column: codes [out, in], and the grids by group.
-
-    With `static` grids, column k is on grid k // group_size. Without, groups are runs in sweep
-    order. Computes in the type of the factor.
-    """
-    rows, columns = weight.shape
-    kind = given.upper.dtype
-    width = grid.group_width(scheme, columns)
-    levels = (1 << scheme.bits) - 1
-    # One row per column of the weight, in sweep order, so that a step works on whole rows.
-    work = np.ascontiguousarray(weight.T[given.order], dtype=kind)
-    codes = np.empty((columns, rows), np.uint8)
-    errors = np.empty((options.block_size, rows), kind)
-    groups = scheme.groups(columns)
-    scales = np.empty((groups, rows), np.float16) if static is None else static.scale.T.copy()
-    zeros = np.empty((groups, rows), np.uint8) if static is None else static.zero.T.copy()
-    importance = given.diagonal[given.order]
-    upper = given.upper
-    for start in range(0, columns, options.block_size):
-        end = min(start + options.block_size, columns)
-        for step in range(start, end):
-            if static is not None:
-                group = int(given.order[step]) // width
-            else:
-                group = step // width
-                if step % width == 0:
-                    # Columns beyond the block still lack this block's corrections.
-                    last = min(step + width, columns)
-                    ahead = work[step:last].copy()
-                    if last > end and step > start:
-                        ahead[end - step :] -= (
-                            upper[start:step, end:last].T @ errors[: step - start]
-                        )
-                    found = _fit(ahead.T, importance[step:last], scheme, options)
-                    scales[group], zeros[group] = found.scale[:, 0], found.zero[:, 0]
-            scale = scales[group].astype(kind)
-            zero = zeros[group].astype(kind)
-            code = np.clip(np.rint(work[step] / scale) + zero, 0, levels)
-            codes[step] = code
-            error = errors[step - start]
-            np.subtract(work[step], (code - zero) * scale, out=error)
-            error /= upper[step, step]
-            work[step + 1 : end] -= upper[step, step + 1 : end, None] * error
-        work[end:] -= upper[start:end, end:].T @ errors[: end - start]
-    found_codes = np.empty((rows, columns), np.uint8)
-    found_codes[:, given.order] = codes.T
-    return found_codes, grid.Grid(np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T))
-
-
-def _fit(weight: Real, importance: grid.Floats, scheme: Scheme, options: Options) -> grid.Grid:
-    """Grids of the groups of weight [out, in]."""
-    narrow = np.ascontiguousarray(weight, dtype=np.float32)
-    if options.mse:
-        return grid.fit_clipped(narrow, scheme, importance)
-    return grid.fit(narrow, scheme)
-
-
 def quantize_with(
-    weight: Real, given: Factor, scheme: Scheme, options: Options, static: grid.Grid | None = None
+    weight: Real, given: Factor, scheme: Scheme, options: Options, threads: int = 1
 ) -> GroupQuant:
-    """Quantize weight [out, in] with the factor of its input; `static` grids replace the fitted.
+    """Quantize weight [out, in] with the factor of its input, in the factor's dtype.
 
-    Raises UnsupportedError where a scale exceeds float16.
+    Rows do not depend on each other, so neither do bytes on threads. Raises UnsupportedError
+    where a scale exceeds float16.
     """
     columns = weight.shape[1]
     whole_row = grid.group_width(scheme, columns) >= columns
-    if static is None and (options.static_groups or not options.act_order or whole_row):
-        g_idx = None
-        if options.static_groups or whole_row:
-            static = _fit(weight, given.diagonal, scheme, options)
-    elif static is not None:
-        g_idx = None
-    else:
-        g_idx = np.empty(columns, np.int32)
-        width = grid.group_width(scheme, columns)
-        g_idx[given.order] = np.arange(columns, dtype=np.int32) // np.int32(width)
-    codes, fitted = sweep(weight, given, scheme, options, static)
-    return GroupQuant(scheme, codes, fitted.scale, fitted.zero, g_idx)
+    found = native.gptq_sweep(
+        np.ascontiguousarray(weight, dtype=given.upper.dtype),
+        given.upper,
+        bits=scheme.bits,
+        group_size=scheme.group_size,
+        symmetric=scheme.symmetric,
+        reach=grid.reach(scheme.bits),
+        order=given.order,
+        static_groups=options.static_groups or whole_row,
+        search=native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None,
+        importance=given.importance if options.mse else None,
+        threads=threads,
+    )
+    grid.check_scales(found.scale)
+    g_idx = found.g_idx if options.act_order else None
+    return GroupQuant(scheme, found.codes, found.scale, found.zero, g_idx)
 
 
 def quantize(
