@@ -219,17 +219,25 @@ def _patterns(chosen: Iterable[str], everything: Iterable[str]) -> list[str]:
             table[template].add(numbers)
     found = []
     for template, tuples in wanted.items():
-        depth = template.split(".").count("#")
-        if depth and tuples == present[template]:
-            found.append(_pattern(template, [r"\d+"] * depth))
-            continue
-        blocks = sorted({t[0] for t in tuples}, key=int) if depth else []
-        if depth and tuples == {t for t in present[template] if t[0] in blocks}:
-            either = blocks[0] if len(blocks) == 1 else f"(?:{'|'.join(blocks)})"
-            found.append(_pattern(template, [either] + [r"\d+"] * (depth - 1)))
-            continue
-        found += [_pattern(template, t) for t in sorted(tuples, key=lambda t: [int(n) for n in t])]
+        chosen_at = [set(column) for column in zip(*tuples, strict=True)]
+        present_at = [set(column) for column in zip(*present[template], strict=True)]
+        covered = {
+            t for t in present[template] if all(n in s for n, s in zip(t, chosen_at, strict=True))
+        }
+        if covered == tuples:
+            pairs = zip(chosen_at, present_at, strict=True)
+            found.append(_pattern(template, [_numbers(*pair) for pair in pairs]))
+        else:
+            found += [_pattern(template, t) for t in sorted(tuples, key=lambda t: [*map(int, t)])]
     return found
+
+
+def _numbers(chosen: set[str], present: set[str]) -> str:
+    """An expression for one number of a name."""
+    if chosen == present:
+        return r"\d+"
+    ordered = sorted(chosen, key=int)
+    return ordered[0] if len(ordered) == 1 else f"(?:{'|'.join(ordered)})"
 
 
 def _with_fused(names: set[str]) -> set[str]:
