@@ -8,7 +8,7 @@ statistics are those of its unquantized weights.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,7 @@ from qtool.sites import BlockSites, Site, Tracer
 from qtool.stats import SiteStats, collect
 from qtool.stream import LoadedBlock, Skeleton, Workers
 from qtool.summary import LayerReport
-from qtool.transforms import awq
+
 
 if TYPE_CHECKING:
     from qtool.pipeline import Request
@@ -108,6 +108,8 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
     """The statistics that a recipe's methods and transforms ask for."""
     needs = frozenset[str]()
     if "awq" in recipe.transform_chain:
+        from qtool.transforms import awq
+
         needs |= awq.NEEDS
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
@@ -153,7 +155,7 @@ def _quantize_site(
             stats = None
     given = None
     if recipe.rounding == "gptq" and stats is not None and stats.gram is not None:
-        options = gptq.Options(**recipe.gptq.model_dump())
+        options = gptq_options(recipe)
         with methods.named(job.readers[0].name):
             given = gptq.factor(stats.gram, options)
         notes += [f"{job.readers[0].name}: {note}" for note in given.notes]
@@ -173,6 +175,11 @@ def _quantize_site(
         reports.append(LayerReport(planned.name, str(scheme), error))
         view.copy_(torch.from_numpy(dequantized))
     return reports, notes
+
+
+def gptq_options(recipe: Recipe) -> gptq.Options:
+    """The part of the recipe's `gptq:` table that the method reads."""
+    return gptq.Options(**{f.name: getattr(recipe.gptq, f.name) for f in fields(gptq.Options)})
 
 
 def _no_gptq(job: _Job) -> str | None:
