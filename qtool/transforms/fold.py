@@ -1,0 +1,195 @@
+"""Folding: scales on the input of some matrices, taken out of what makes that input.
+
+    y = (x / s) (W s)'          s > 0 per channel; x / s comes from a changed producer
+
+Who can take 1 / s is proposed by structure and then proved by numbers:
+
+    norm         the norm whose output rows are read: its weight (and bias) divided by s, or, where
+                 the module multiplies by 1 + weight, the weight that makes 1 + weight smaller
+    projection   rows of an earlier matrix, where channel j of the input is linear in row r(j) of
+                 its output: up_proj before down_proj, fc1 before a ReLU, v_proj before o_proj.
+                 Where heads are shared, several channels come from one row and share a scale.
+
+Proof: random scales between 1/2 and 2 are folded in, the block runs on a probe, and the output
+must be the same; and it must change once the scales of the readers are left out, or the probe
+says nothing.
+
+A norm is stored in 16 bits, so its divided weight is rounded. The ratio of the old weight to the
+new one is then what multiplies the readers, and the product is exact again. A bias that is
+divided along is rounded to its dtype, as the source's own was.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.sites import BlockSites, Site
+from qtool.stream import Call, LoadedBlock
+
+Scales = NDArray[np.float32]
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TOLERANCE = 1e-3  # of the change that unpaired scales make
+_NOISE = 1e-6  # of the largest output: what float32 sums lose
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A producer that may take the scales of an input, and all matrices that read the input."""
+
+    readers: tuple[str, ...]  # checkpoint names
+    producer: str
+    bias: str | None
+    rows: NDArray[np.int64] | None  # [in], row of the producer behind each channel; None: a norm
+    bias_offset: int = 0  # where the producer's rows begin in the bias
+    plus_one: bool = False  # the norm multiplies by 1 + weight
+
+    def tied(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean over all channels that come from the same row, [in]."""
+        if self.rows is None:
+            return values
+        count = np.bincount(self.rows)
+        total = np.bincount(self.rows, weights=values)
+        return (total[self.rows] / count[self.rows]).astype(np.float32)
+
+
+def norm_folds(norm: str, sites: Sequence[Site]) -> list[Fold]:
+    """How a norm may take the scales of all sites that read its output."""
+    readers = tuple(name for site in sites for name in site.names)
+    bias = sites[0].producer_bias
+    return [Fold(readers, norm, bias, None, plus_one=plus_one) for plus_one in (False, True)]
+
+
+def projection_folds(block: LoadedBlock, found: BlockSites, site: Site) -> Iterator[Fold]:
+    """How matrices that are read before a site may take its scales, the likeliest first."""
+    own = next(number for number, call in enumerate(found.linears) if call.site == site.id)
+    head_dim = _head_dim(block)
+    for call in reversed(found.linears[:own]):
+        if call.matrix.expert != site.expert:
+            continue
+        for reader in reversed(call.readers):
+            for rows in _row_maps(reader.rows[1] - reader.rows[0], site.in_features, head_dim):
+                offset = reader.rows[0]
+                yield Fold(site.names, reader.name, call.bias, rows, offset)
+
+
+def _row_maps(rows: int, channels: int, head_dim: int | None) -> Iterator[NDArray[np.int64]]:
+    """Maps from channels to rows of a matrix that might have made them."""
+    channel = np.arange(channels)
+    if rows == channels:
+        yield channel
+        return
+    if rows < channels:
+        if head_dim and channels % rows == 0 and rows % head_dim == 0:
+            yield _shared_heads(channel, channels // rows, head_dim)
+        return
+    if rows == 2 * channels:  # gate and up in one: mostly the gate comes first
+        yield channel + channels
+        yield channel
+    values = rows - channels  # queries, keys and values in one
+    if values % 2 == 0 and channels % (values // 2) == 0:
+        values //= 2
+        if values == channels:
+            yield channel + 2 * channels
+            if head_dim:  # head by head
+                yield channel // head_dim * (3 * head_dim) + 2 * head_dim + channel % head_dim
+        elif head_dim and values % head_dim == 0:
+            yield channels + values + _shared_heads(channel, channels // values, head_dim)
+
+
+def _shared_heads(channel: NDArray[np.int64], repeats: int, head_dim: int) -> NDArray[np.int64]:
+    return channel // (repeats * head_dim) * head_dim + channel % head_dim
+
+
+def _head_dim(block: LoadedBlock) -> int | None:
+    for module in block.module.modules():
+        for name in ("head_dim", "head_size"):
+            found = getattr(module, name, None)
+            if isinstance(found, int) and found > 0:
+                return found
+    return None
+
+
+def proved(
+    block: LoadedBlock, fold: Fold, hidden: torch.Tensor, call: Call, expected: torch.Tensor
+) -> bool | None:
+    """Whether the block still computes `expected` with random scales folded in. Undone after.
+
+    None where the probe cannot tell, since not even unpaired scales change the output.
+    """
+    channels = block.weights[fold.readers[0]].shape[1]
+    random = np.random.default_rng(0)
+    scale = fold.tied(np.exp2(random.uniform(-1, 1, channels)).astype(np.float32))
+    with _restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
+        exact = _divide_producer(block, fold, scale, None)
+        unpaired = block.run(hidden, call)
+        _multiply_readers(block, fold, exact)
+        paired = block.run(hidden, call)
+    change = float((unpaired - expected).abs().max())
+    difference = float((paired - expected).abs().max())
+    noise = _NOISE * float(expected.abs().max())
+    if not change > 10 * noise:
+        return None
+    return difference <= _TOLERANCE * change + noise
+
+
+def apply(
+    block: LoadedBlock, fold: Fold, scale: Scales, dtype_of: Callable[[str], str] | None
+) -> Scales:
+    """Fold scale [in] in for good; the scales that the readers really got, [in].
+
+    dtype_of: the stored dtype of a tensor that will be written as it is, to which it is rounded
+    here; None rounds nothing.
+    """
+    exact = _divide_producer(block, fold, scale, dtype_of)
+    _multiply_readers(block, fold, exact)
+    return exact
+
+
+def _divide_producer(
+    block: LoadedBlock, fold: Fold, scale: Scales, dtype_of: Callable[[str], str] | None
+) -> Scales:
+    weight = block.weights[fold.producer]
+    if fold.rows is None:
+        exact = torch.from_numpy(scale).double()
+        one = 1.0 if fold.plus_one else 0.0
+        old = weight.double() + one
+        new = _rounded(old / exact - one, fold.producer, dtype_of)
+        ratio = old / (new + one)
+        kept = (ratio > 0) & torch.isfinite(ratio) & torch.isfinite(new)
+        weight.copy_(torch.where(kept, new, weight.double()))
+        exact = torch.where(kept, ratio, torch.ones_like(ratio))
+        if fold.bias is not None:
+            bias = block.weights[fold.bias]
+            bias.copy_(_rounded(bias.double() / exact, fold.bias, dtype_of))
+        return np.asarray(exact.float().numpy())
+    per_row = torch.ones(weight.shape[0])
+    per_row[torch.from_numpy(fold.rows)] = torch.from_numpy(scale)
+    weight.div_(per_row[:, None])
+    if fold.bias is not None:
+        part = block.weights[fold.bias][fold.bias_offset : fold.bias_offset + len(per_row)]
+        part.copy_(_rounded(part.double() / per_row, fold.bias, dtype_of))
+    return scale
+
+
+def _rounded(value: torch.Tensor, name: str, dtype_of: Callable[[str], str] | None) -> torch.Tensor:
+    return value if dtype_of is None else value.to(_DTYPES[dtype_of(name)]).double()
+
+
+def _multiply_readers(block: LoadedBlock, fold: Fold, scale: Scales) -> None:
+    for name in fold.readers:
+        block.weights[name].mul_(torch.from_numpy(scale))
+
+
+@contextmanager
+def _restored(block: LoadedBlock, names: Sequence[str]) -> Iterator[None]:
+    saved: Mapping[str, torch.Tensor] = {name: block.weights[name].clone() for name in names}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            block.weights[name].copy_(value)
