@@ -31,11 +31,12 @@ from torch import nn
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.names import Binding, Names, bind
+from qtool.reading import EmbeddingRows, copy_tensor
 
 MICRO_BATCH_TOKENS = 2048
 PROBE_TOKENS = 64
-_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -145,10 +146,10 @@ class Skeleton:
         UnsupportedError where transformers has no such decoder, SourceError where a block's
         parameter has no tensor.
         """
-        model = _meta_model(checkpoint)
-        prefix, blocks = _find_blocks(model)
+        model = meta_model(checkpoint)
+        prefix, blocks = find_blocks(model)
         skeleton = cls(checkpoint, model, prefix, blocks, bind(model, checkpoint.tensors))
-        _fill_buffers(model, skeleton.names)
+        fill_buffers(model, skeleton.names)
         for index in range(len(blocks)):
             skeleton._check_block(index)
         return skeleton
@@ -181,7 +182,7 @@ class Skeleton:
         module = copy.deepcopy(self.blocks[index], {id(config): config})
         bindings: dict[str, Binding] = {}
         weights: dict[str, torch.Tensor] = {}
-        for owner, attribute, name in _tensors_of(module, prefix):
+        for owner, attribute, name in tensors_of(module, prefix):
             pieces = self.names.of_parameter.get(name)
             if pieces is None:
                 continue  # a buffer that no checkpoint holds; open() has seen to parameters
@@ -198,7 +199,7 @@ class Skeleton:
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
         shared: list[torch.Tensor] = []
-        with self._outer_weights():
+        with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
             hidden: list[torch.Tensor] = []
             calls: list[list[Call]] = [[] for _ in range(self.count)]
             for start in range(0, samples, size):
@@ -240,7 +241,7 @@ class Skeleton:
                     f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
                     "does; this version quantizes Linear layers only"
                 )
-        for owner, attribute, name in _tensors_of(self.blocks[index], prefix):
+        for owner, attribute, name in tensors_of(self.blocks[index], prefix):
             if attribute in owner._parameters and name not in self.names.of_parameter:
                 raise SourceError(
                     f"{self.checkpoint.path}: no tensor for {name!r}, which "
@@ -274,6 +275,8 @@ class Skeleton:
                 meta = getattr(owner, attribute)
                 if meta is None or meta.device.type != "meta":
                     continue
+                if isinstance(owner, nn.Embedding) and attribute == "weight":
+                    continue  # EmbeddingRows reads the rows that are looked up
                 name = f"{path}.{attribute}" if path else attribute
                 of_parameter = self.names.of_parameter
                 pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
@@ -299,6 +302,14 @@ class Skeleton:
             for owner, attribute, meta in filled:
                 group = owner._parameters if attribute in owner._parameters else owner._buffers
                 group[attribute] = meta  # type: ignore[assignment]
+
+    def _tables(self) -> dict[int, str]:
+        """Checkpoint names of embedding tables, by the id of the parameter."""
+        return {
+            id(module.weight): self.names.of_parameter[f"{path}.weight"][0].checkpoint_name
+            for path, module in self.model.named_modules()
+            if isinstance(module, nn.Embedding) and f"{path}.weight" in self.names.of_parameter
+        }
 
     def _record(
         self, tokens: NDArray[np.int64], shared: list[torch.Tensor]
@@ -348,7 +359,12 @@ class Skeleton:
         # What enters the blocks is ignored, so nothing has to be looked up in the table.
         embedding.forward = lambda ids, *_, **__: torch.zeros(*ids.shape, width)
         try:
-            with self._replaced(pass_on, self._returns_tuple), torch.no_grad():
+            positions = np.arange(hidden.shape[1])
+            with (
+                self._replaced(pass_on, self._returns_tuple),
+                EmbeddingRows(self.checkpoint, self._tables(), positions),
+                torch.no_grad(),
+            ):
                 ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
                 logits = self.model(input_ids=ids, use_cache=False).logits
         finally:
@@ -381,126 +397,6 @@ class Skeleton:
 
 class _OtherLoopError(Exception):
     """A block got something else than the block before it returned."""
-
-
-def copy_tensor(checkpoint: Checkpoint, name: str, target: torch.Tensor) -> None:
-    """Read a tensor into `target`, converting on the way; NaN and infinity are refused."""
-    info = checkpoint.tensors[name]
-    if info.dtype not in _STORED or not target.is_floating_point():
-        if target.is_floating_point():
-            raise UnsupportedError(
-                f"{name}: stored as {info.dtype}; this version calibrates models stored in "
-                f"{', '.join(_STORED)}"
-            )
-        target.copy_(torch.from_numpy(checkpoint.array(name)))
-        return
-    source = torch.from_numpy(checkpoint.raw(name)).view(_STORED[info.dtype])
-    target.copy_(source.view(target.shape))
-    if target.numel() == 0:
-        return
-    low, high = torch.aminmax(target)
-    if not bool(torch.isfinite(low) & torch.isfinite(high)):
-        bad = (~torch.isfinite(target)).nonzero()[0].tolist()
-        raise SourceError(
-            f"{checkpoint.file_of(name)}: tensor {name!r} holds {float(target[tuple(bad)])} at "
-            f"{bad}; weights must be finite, so the file is damaged or was saved wrongly"
-        )
-
-
-def _meta_model(checkpoint: Checkpoint) -> Any:
-    """The model class of config.json, built by transformers without memory for its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, initialization
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    where = checkpoint.folder
-    if not (where / "config.json").is_file():
-        raise SourceError(f"{where}: no config.json, without which the model cannot be run")
-    kind = checkpoint.config.get("model_type", "(none)")
-    try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    except (KeyError, ValueError) as error:
-        raise UnsupportedError(
-            f"{where / 'config.json'}: transformers has no causal language model of model_type "
-            f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no "
-            "forward pass)"
-        ) from error
-    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    with (
-        torch.device("meta"),
-        initialization.no_init_weights(),
-        initialization.meta_device_safe_creation_ops(),
-    ):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            # One F.linear per expert, in which the expert's own rows can be seen.
-            experts_implementation="eager",
-            trust_remote_code=False,
-        )
-    return model.eval()
-
-
-def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The outermost ModuleList that holds most parameters, and its prefix."""
-    best: tuple[int, str, nn.ModuleList] | None = None
-    outer: list[str] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(name.startswith(o) for o in outer):
-            continue
-        outer.append(f"{name}.")
-        size = sum(parameter.numel() for parameter in module.parameters())
-        if best is None or size > best[0]:
-            best = (size, f"{name}.", module)
-    if best is None:
-        raise UnsupportedError(f"{type(model).__name__} has no list of blocks to stream")
-    return best[1], best[2]
-
-
-def _fill_buffers(model: Any, names: Names) -> None:
-    """Compute the buffers that no checkpoint holds (rotary frequencies and the like).
-
-    This is how transformers' own loading ends: room is made for them, and the class that owns a
-    module initializes it; parameters stay on the meta device, where initializing does nothing.
-    """
-    from transformers import PreTrainedModel
-
-    owners: list[tuple[str, Any]] = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, PreTrainedModel)
-    ]
-    for path, module in model.named_modules():
-        missing = [
-            attribute
-            for attribute, buffer in module._buffers.items()
-            if buffer is not None
-            and buffer.device.type == "meta"
-            and (f"{path}.{attribute}" if path else attribute) not in names.of_parameter
-        ]
-        for attribute in missing:
-            meta = module._buffers[attribute]
-            # A buffer that the class forgets must not be read as chance would have it.
-            fill = float("nan") if meta.is_floating_point() else 0
-            module._buffers[attribute] = torch.full_like(meta, fill, device="cpu")
-        if missing:
-            inside = [o for name, o in owners if name == "" or f"{path}.".startswith(f"{name}.")]
-            with torch.no_grad():
-                inside[-1]._init_weights(module)
-
-
-def _tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
-    """Every parameter and buffer: the module that owns it, its attribute, its name in the model."""
-    for path, owner in module.named_modules():
-        for attribute in (*owner._parameters, *owner._buffers):
-            if getattr(owner, attribute) is not None:
-                yield (
-                    owner,
-                    attribute,
-                    f"{prefix}{path}.{attribute}" if path else (f"{prefix}{attribute}"),
-                )
 
 
 def _share(value: Any, shared: list[torch.Tensor]) -> Any:
