@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from qtool import structure
 from qtool.recipe import Recipe
-from qtool.structure import BlockStack
 
 if TYPE_CHECKING:
     from qtool.plan import Planned
@@ -48,9 +47,12 @@ class Cost:
 
 
 def run_cost(
-    recipe: Recipe, tensors: Sequence["Planned"], blocks: BlockStack, cores: int | None = None
+    recipe: Recipe, tensors: Sequence["Planned"], active: float = 1.0, cores: int | None = None
 ) -> Cost:
-    """The estimate for a run over `tensors` on `cores` cores (default: those of this machine)."""
+    """The estimate for a run over `tensors` on `cores` cores (default: those of this machine).
+
+    `active` is the share of a block's experts that a token visits.
+    """
     cores = cores or os.cpu_count() or 1
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.parameters for tensor in tensors) * 2
@@ -76,13 +78,14 @@ def run_cost(
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue
         out, width = tensor.shape
+        seen = tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
         site = structure.input_site(tensor.module)
         if site not in grams[tensor.block]:
             grams[tensor.block][site] = width
-            flops += 2.0 * tokens * width * width
+            flops += 2.0 * seen * width * width
             if recipe.rounding == "gptq":
                 flops += 2.0 * width**3
-        flops += 2 * 2.0 * tokens * out * width  # two forward passes
+        flops += 2 * 2.0 * seen * out * width  # two forward passes
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
         if recipe.transform_chain:

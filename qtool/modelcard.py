@@ -82,8 +82,9 @@ def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     for tensor in plan.quantized:
         schemes[str(tensor.scheme)] += 1
     stored = ", ".join(f"{count} matrices {scheme}" for scheme, count in schemes.items())
+    changes = "".join(f" `--set {item}`" for item in recipe.changes)
     rows = [
-        ("made with", f"qtool {__version__}, recipe `{recipe.name}`"),
+        ("made with", f"qtool {__version__}, recipe `{recipe.name}`{changes}"),
         ("method", ", then ".join(steps)),
         ("format", plan.format),
         ("weights", stored or "as they were"),

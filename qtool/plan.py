@@ -170,9 +170,9 @@ def make_plan(
         )
     parents = structure.expert_parents(tensors)
     roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
+    default = recipe_scheme(recipe)
     actions: dict[str, Action] = {
-        name: recipe_scheme(recipe) if role.reason is None else Dense(role.reason)
-        for name, role in roles.items()
+        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
     warnings += _override(recipe, actions)
     _fit(recipe, tensors, actions)
@@ -183,19 +183,20 @@ def make_plan(
         raise UnsupportedError(
             f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized ({common})"
         )
+    options = format_options(recipe)
     planned = tuple(
         Planned(
             name,
             info.shape,
             info.dtype,
             actions[name],
-            _outputs(recipe, name, info, actions[name]),
+            _outputs(recipe, options, name, info, actions[name]),
             roles[name].block,
         )
         for name, info in tensors.items()
     )
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
-    cost = estimate.run_cost(recipe, planned, blocks)
+    cost = estimate.run_cost(recipe, planned, structure.active_share(checkpoint.config))
     warnings += engines.warnings(recipe, planned)
     return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
 
@@ -396,10 +397,12 @@ def _equal_bytes(checkpoint: Checkpoint, first: str, second: str) -> bool:
     return True
 
 
-def _outputs(recipe: Recipe, name: str, info: TensorInfo, action: Action) -> tuple[TensorSpec, ...]:
+def _outputs(
+    recipe: Recipe, options: Options, name: str, info: TensorInfo, action: Action
+) -> tuple[TensorSpec, ...]:
     if isinstance(action, Dropped):
         return ()
     if isinstance(action, Dense):
         return (TensorSpec(name, info.dtype, info.shape),)
     prefix = name.removesuffix(".weight")
-    return tuple(FORMATS[recipe.format].specs(prefix, action, info.shape, format_options(recipe)))
+    return tuple(FORMATS[recipe.format].specs(prefix, action, info.shape, options))

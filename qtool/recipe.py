@@ -149,6 +149,7 @@ class Recipe(_Table):
     awq: AwqOptions = AwqOptions()
 
     _name: str = PrivateAttr(default="recipe")
+    _changes: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("method", mode="before")
     @classmethod
@@ -194,6 +195,11 @@ class Recipe(_Table):
     def name(self) -> str:
         """The shipped name, or the file's name without its ending."""
         return self._name
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The `--set` items put over the file's keys, but for those of the calibration."""
+        return self._changes
 
     @property
     def rounding(self) -> str:
@@ -312,6 +318,7 @@ def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> Recipe
     except ValidationError as error:
         raise RecipeError(_explain(error, document)) from None
     recipe._name = name
+    recipe._changes = tuple(item for item in sets if not item.startswith("calibration."))
     return recipe
 
 

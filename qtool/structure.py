@@ -75,6 +75,18 @@ def layer_count(config: Mapping[str, Any]) -> int | None:
     return None
 
 
+def active_share(config: Mapping[str, Any]) -> float:
+    """The share of a block's experts that one token visits; 1 where config.json does not say."""
+    text = text_config(config)
+
+    def number(*keys: str) -> int:
+        return next((text[key] for key in keys if isinstance(text.get(key), int)), 0)
+
+    total = number("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    visited = number("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+    return min(1.0, visited / total) if visited > 0 and total > 0 else 1.0
+
+
 def find_blocks(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> BlockStack:
     """The decoder stack. SourceError where nothing is numbered."""
     sizes: dict[str, int] = defaultdict(int)

@@ -1,0 +1,102 @@
+"""The card and the provenance of an artifact: what they say, and what they must not depend on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import header_files
+import pytest
+import yaml
+
+from qtool import __version__, hub, modelcard, provenance
+from qtool.checkpoint import Checkpoint
+from qtool.outcome import Outcome
+from qtool.plan import make_plan
+from qtool.recipe import Recipe, load
+from qtool.summary import LayerReport
+
+LAYERS = [
+    LayerReport(f"model.layers.{i}.mlp.{part}.weight", "w4 g128 asym", 0.01 * (i + 1))
+    for i in range(12)
+    for part in ("up_proj", "down_proj")
+]
+
+
+def make(
+    folder: Path, recipe: Recipe, model: str, config: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], str]:
+    header_files.write(folder, header_files.llama(), config)
+    checkpoint = Checkpoint.open(folder)
+    calibration = {"digest": "sha256:00", "samples": 4} if recipe.calibrates else None
+    outcome = Outcome(LAYERS, ["v to o of block 3 left out"], calibration)
+    record = provenance.record(recipe, checkpoint, model, outcome)
+    plan = make_plan(recipe, checkpoint)
+    return record, modelcard.render(plan, checkpoint, record, LAYERS)
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    found = yaml.safe_load(card.split("---\n")[1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_card_says_what_was_done(tmp_path: Path) -> None:
+    record, card = make(tmp_path / "m", load("w4g128-awq", ["awq.grid=10"]), "llama-7b")
+    assert front_matter(card) == {
+        "base_model": "huggyllama/llama-7b",
+        "base_model_relation": "quantized",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "quantized_by": "qtool",
+        "tags": ["qtool", "quantized", "awq", "4-bit"],
+    }
+    assert "recipe `w4g128-awq` `--set awq.grid=10`" in card
+    assert "AWQ scale search, then rounding to nearest with clipped ranges" in card
+    assert "14 matrices w4 g128 asym" in card and "14 quantized, 7 dense, 0 dropped" in card
+    assert "vllm serve DIR" in card and "from_pretrained" in card
+    assert "| `model.layers.*.mlp.up_proj.weight` | 12 | 0.0700 | 0.1200 |" in card
+    assert card.count("| w4 g128 asym |") == modelcard.WORST_SHOWN
+    assert "- v to o of block 3 left out" in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0]) == record
+    assert record["qtool_version"] == __version__
+    assert record["source"]["name"] == str(hub.ALIASES["llama-7b"])
+    assert record["source"]["digest"] == f"sha256:{Checkpoint.open(tmp_path / 'm').digest()}"
+    assert record["recipe"]["awq"]["grid"] == 10
+    assert set(record["environment"]) == {"cpu", "torch", "numpy", "transformers"}
+
+
+def test_what_engines_refuse_is_not_advised(tmp_path: Path) -> None:
+    for name, *sets in (
+        ("w4g128-gptq", "weights.symmetric=false"),
+        ("w4g128-awq", "awq.layout=gemv"),
+    ):
+        _, card = make(tmp_path / "m", load(name, sets), "./m")
+        assert "vllm serve" not in card
+    _, card = make(tmp_path / "m", load("w4g128-gptq"), "./m")
+    assert "vllm serve DIR" in card
+    _, card = make(tmp_path / "m", load("w8-rtn", ["method=none", "format=dense"]), "./m")
+    assert "quantized" not in front_matter(card)["tags"]
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-gptq"])
+def test_nothing_depends_on_the_host(recipe: str, tmp_path: Path) -> None:
+    """Neither on the folder's name nor on where the calibration text lies."""
+    texts = [tmp_path / name for name in ("one.txt", "two.txt")]
+    made = []
+    for text in texts:
+        text.write_text("text")
+        folder = tmp_path / f"{text.stem}-model"
+        loaded = load(recipe, [f"calibration.source={text}"])
+        made.append(make(folder, loaded, str(folder), {"_name_or_path": "/home/ann/llama"}))
+    assert made[0] == made[1]
+    record, card = made[0]
+    assert str(tmp_path) not in card and "/home" not in card
+    assert record["source"]["name"] is None and "base_model" not in front_matter(card)
+    assert record["recipe"]["calibration"]["source"] == "file"
+    assert (record["environment"] is None) == (recipe == "w4g128-rtn")
+
+
+def test_the_config_may_name_the_source(tmp_path: Path) -> None:
+    config = {"_name_or_path": "ann/llama"}
+    record, card = make(tmp_path / "m", load("w4g128-rtn"), str(tmp_path / "m"), config)
+    assert record["source"]["name"] == front_matter(card)["base_model"] == "ann/llama"
