@@ -46,7 +46,7 @@ def dequantized_model(path: Path):
         config.pop(key, None)
     config = AutoConfig.for_model(**config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = {k: torch.from_numpy(np.array(v)) for k, v in Artifact.open(path).dense_state()}
+    state = {k: torch.from_numpy(np.array(v)) for k, v in Artifact.open(path).dequantized()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, (missing, unexpected)
