@@ -1,0 +1,33 @@
+/* Encodes weights to GGUF blocks, byte for byte as ggml's reference encoders do. */
+#include "gguf_encode.h"
+#include "gguf_types.h"
+#include "ops.h"
+
+static int64_t block_weights(int32_t type)
+{
+    switch (type) {
+#define CASE(name, number, weights, bytes) \
+    case number:                           \
+        return weights;
+        QT_GGUF_TYPES(CASE)
+#undef CASE
+    }
+    return 0;
+}
+
+int QT_NAME(gguf_encode)(int32_t type, int64_t rows, int64_t cols, const float *x,
+                         const float *importance, uint8_t *to)
+{
+    int64_t weights = block_weights(type);
+    if (!weights || rows < 0 || cols < 0 || cols % weights)
+        return QT_E_ARGUMENT;
+    if (!rows || !cols)
+        return QT_OK;
+    switch (type) {
+    case 10:
+    case 12:
+    case 13:
+        return QT_NAME(gguf_encode_k)(type, rows, cols, x, importance, to);
+    }
+    return QT_E_ARGUMENT;
+}
