@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from qtool.plan import Planned
 
 # Resident bytes of the process before any tensor is read.
-PLAIN_PROCESS_BYTES = 90_000_000
+PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 480_000_000
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
 ROUNDING_BYTES_PER_WEIGHT = 20
 # Activations of the micro-batches under way in one block, per core.
 ACTIVATION_BYTES_PER_CORE = 48_000_000
 # Rates of one core: matrix products, element-wise rounding (weights per second).
-FLOPS_PER_CORE = 2.0e10
+FLOPS_PER_CORE = 6.0e10
 ROUNDED_PER_CORE = 3.0e7
 STORAGE_BYTES_PER_SECOND = 4.0e8
 STARTUP_SECONDS = {False: 0.3, True: 4.0}
