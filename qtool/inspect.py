@@ -22,6 +22,8 @@ else:
     from qtool.lazy_numpy import np
 
 
+# Of a recipe's keys, the ones that every artifact has; --json has them all.
+_RECIPE_SHOWN = ("recipe.name", "recipe.method", "recipe.format", "recipe.weights")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -73,7 +75,12 @@ class Inspection:
             ("bits per weight", f"{self.bits_per_weight:.3f}"),
             ("left unquantized", f"{100 * self.unquantized_share:.1f} % of the weights"),
         ]
-        return lines + [(k, v) for k, v in _flat("", self.artifact.provenance or {})]
+        lines += [
+            (label, value)
+            for label, value in _flat("", self.artifact.provenance or {})
+            if not label.startswith("recipe.") or label.startswith(_RECIPE_SHOWN)
+        ]
+        return lines
 
     def rows(self, every: bool) -> Iterator[tuple[str, str, str, str, str, str]]:
         """(name, shape, dtype, scheme, bits per weight, bytes), like tensors of all blocks in one
@@ -203,7 +210,10 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif value not in (None, [], ""):
+    elif isinstance(value, list):
+        if value:
+            yield printable(prefix), printable(", ".join(map(str, value)))
+    elif value not in (None, ""):
         yield printable(prefix), printable(str(value))
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import Facts, Options, detect, gptq
 from qtool.formats.facts import ArtifactScheme
+from qtool.formats.gptq_dynamic import dynamic, overridden
 from qtool.scheme import GroupQuant, Scheme
 
 V1, V2 = Options("v1"), Options("v2")
@@ -214,7 +215,7 @@ def test_dynamic_matches_what_it_must_and_nothing_else(dense: list[str], eight: 
         "mlp.experts.1.down_proj", "mlp.experts.2.down_proj",
     )  # fmt: skip
     quantized = {n: EIGHT if n in eight else FOUR for n in everything if n not in dense}
-    table = gptq.dynamic(Facts(quantized, dense))
+    table = dynamic(Facts(quantized, dense))
     assert len(table) <= 5
     for name in quantized:
         expected = ("+:", {"bits": 8, "group_size": 64, "sym": True}) if name in eight else None
@@ -228,7 +229,7 @@ def test_fused_names_follow_their_parts() -> None:
     rest = layers("mlp.gate_proj", "mlp.up_proj")
     dense = [f"model.layers.{i}.{name}" for i in (0, 10) for name in attention]
     others = [n for n in layers(*attention) if n not in dense]
-    table = gptq.dynamic(Facts(dict.fromkeys(others + rest, FOUR), dense))
+    table = dynamic(Facts(dict.fromkeys(others + rest, FOUR), dense))
     assert matched(table, "model.layers.10.self_attn.qkv_proj") == ("-:", {})
     assert matched(table, "model.layers.1.self_attn.qkv_proj") is None
     assert matched(table, "model.layers.10.mlp.gate_up_proj") is None
@@ -253,7 +254,7 @@ def test_overrides_are_read_back_with_their_own_scheme() -> None:
     for name, scheme in schemes.items():
         quant = random_quant(scheme, 32, 128, seed=len(name))
         stored = gptq.pack(name, quant, options)
-        assert gptq.overridden(name, said) == scheme
+        assert overridden(name, said) == scheme
         assert_same(gptq.unpack(name, stored.__getitem__, said), quant)
 
 
@@ -285,8 +286,8 @@ def test_a_layout_that_is_not_decoded_is_named() -> None:
 def test_patterns_that_could_hang_are_not_run(pattern: str) -> None:
     rules = ((pattern, {"bits": 8}), (r"+:^a+b$", {"bits": 2}))
     said = ArtifactScheme("gptq", "gptq", FOUR, "v1", (), rules)
-    assert gptq.overridden("a" * 200 + "c", said) == FOUR
-    assert gptq.overridden("aab", said).bits == 2
+    assert overridden("a" * 200 + "c", said) == FOUR
+    assert overridden("aab", said).bits == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,136 @@
+"""GPTQ's `dynamic`: a table from regular expressions to exceptions, by module name.
+
+    "-:pattern": {}                                      left dense
+    "+:pattern": {"bits": 8, "group_size": 64, ...}      another scheme
+
+The first match counts; engines match from the start of the name. Written patterns are anchored
+at both ends, match only the modules they are meant for, and cover numbered modules together: one
+with a number in every place where all numbers are meant, and with alternatives elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from qtool.errors import FormatError
+from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole
+from qtool.scheme import Scheme
+
+# Linears that engines fuse on load and then look up under the fused name.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def _template(name: str) -> tuple[str, tuple[str, ...]]:
+    """A module name with its numbers taken out: ("model.layers.#.mlp", ("3",))."""
+    parts = name.split(".")
+    numbers = tuple(p for p in parts if p.isdecimal())
+    return ".".join("#" if p.isdecimal() else p for p in parts), numbers
+
+
+def _pattern(template: str, numbers: Iterable[str]) -> str:
+    """An anchored regular expression; each number is an expression of its own."""
+    expressions = iter(numbers)
+    escaped = (next(expressions) if p == "#" else re.escape(p) for p in template.split("."))
+    return r"\.".join(escaped)
+
+
+def _patterns(chosen: Iterable[str], everything: Iterable[str]) -> list[str]:
+    """Anchored expressions that match `chosen` and nothing else of `everything`, few of them."""
+    wanted: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    present: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for names, table in ((chosen, wanted), (everything, present)):
+        for name in names:
+            template, numbers = _template(name)
+            table[template].add(numbers)
+    found = []
+    for template, tuples in wanted.items():
+        chosen_at = [set(column) for column in zip(*tuples, strict=True)]
+        present_at = [set(column) for column in zip(*present[template], strict=True)]
+        covered = {
+            t for t in present[template] if all(n in s for n, s in zip(t, chosen_at, strict=True))
+        }
+        if covered == tuples:
+            pairs = zip(chosen_at, present_at, strict=True)
+            found.append(_pattern(template, [_numbers(*pair) for pair in pairs]))
+        else:
+            found += [_pattern(template, t) for t in sorted(tuples, key=lambda t: [*map(int, t)])]
+    return found
+
+
+def _numbers(chosen: set[str], present: set[str]) -> str:
+    """An expression for one number of a name."""
+    if chosen == present:
+        return r"\d+"
+    ordered = sorted(chosen, key=int)
+    return ordered[0] if len(ordered) == 1 else f"(?:{'|'.join(ordered)})"
+
+
+def _with_fused(names: set[str]) -> set[str]:
+    """Names, and for shards that are all there the name under which engines fuse them."""
+    found = set(names)
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        for fused, shards in FUSED.items():
+            if last in shards and all(f"{parent}.{s}" in names for s in shards):
+                found.add(f"{parent}.{fused}")
+    return found
+
+
+def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
+    """GPTQModel's table of exceptions: `-:` for dense modules, `+:` for another scheme.
+
+    The first match counts; these expressions are anchored and exclude each other. A dense head is
+    left to `lm_head`.
+    """
+    everything = _with_fused({*facts.quantized, *facts.dense})
+    table: dict[str, dict[str, Any]] = {}
+    dense = {n for n in facts.dense if n.rpartition(".")[2] not in ("lm_head", "embed_out")}
+    for pattern in _patterns(sorted(_with_fused(dense)), everything):
+        table[f"-:^{pattern}$"] = {}
+    by_scheme: dict[Scheme, set[str]] = defaultdict(set)
+    for name, scheme in facts.overrides.items():
+        by_scheme[scheme].add(name)
+    for scheme, names in by_scheme.items():
+        for pattern in _patterns(sorted(_with_fused(names)), everything):
+            table[f"+:^{pattern}$"] = {
+                "bits": scheme.bits,
+                "group_size": scheme.group_size,
+                "sym": scheme.symmetric,
+            }
+    return table
+
+
+def negative(pattern: str) -> bool:
+    """Whether a pattern leaves modules dense."""
+    return pattern.startswith("-:")
+
+
+# Expressions from a file are run only where they cannot take exponential time.
+_HARMLESS = re.compile(r"[\w.\\^$|:?()\[\]\-+*]{1,2000}")
+
+
+def _matches(pattern: str, module: str) -> bool:
+    expression = pattern.removeprefix("+:")
+    risky = re.search(r"\)\s*[+*{?]", expression) or len(re.findall(r"[+*]", expression)) > 4
+    if risky or not _HARMLESS.fullmatch(expression) or len(module) > 256:
+        return False
+    try:
+        return re.match(expression, module) is not None
+    except re.error:
+        return False
+
+
+def overridden(module: str, found: ArtifactScheme) -> Scheme:
+    """The scheme that the config gives a module: its default, or the first `dynamic` match."""
+    if found.scheme is None:
+        raise FormatError(f"{module}: the config does not say how it is stored")
+    for pattern, keys in found.overrides:
+        if _matches(pattern, module):
+            width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)
+            size = group_size_of(keys.get("group_size", found.scheme.group_size))
+            symmetric = keys.get("sym", found.scheme.symmetric) is not False
+            return Scheme(width, size, symmetric)
+    return found.scheme

@@ -1,0 +1,223 @@
+"""The safetensors container: a length, a JSON header, then the tensors' bytes.
+
+    file   := length:u64le  header:utf8[length]  data
+    header := { name: {"dtype": D, "shape": [n, ...], "data_offsets": [begin, end]}, ...,
+                "__metadata__": {str: str} }          then any number of spaces
+
+Offsets count from the start of `data`, cover it without gap or overlap, and end - begin is the
+size of dtype times the product of shape. Nothing read here is believed before it was checked
+against the size of the file. Reading is by ranges into fresh buffers: the touched pages of a
+memory map would count as resident memory.
+
+Source: the format section of the safetensors documentation (huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qtool.errors import FormatError, SourceError
+from qtool.formats.dtypes import DTYPE_BITS, byte_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
+MAX_DIMENSIONS = 64
+METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to be stored: what it is called and how large it is, not where it goes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return byte_size(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a file; start and end are byte positions in that file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.end - self.start
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, refused when a key comes twice: readers would disagree on which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r} comes twice")
+            seen.add(key)
+    return found
+
+
+def parse_json(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object from bytes; FormatError names `where` for anything else."""
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except RecursionError:
+        raise FormatError(f"{where}: the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that lies beside the weights."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise FormatError(f"{path}: {size} bytes of JSON, at most {MAX_JSON_BYTES} are read")
+        data = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_json(data, str(path))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _parse_entry(where: str, name: str, entry: object, data_start: int, size: int) -> TensorInfo:
+    """One tensor of the header, with every number checked."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{where}: tensor {name!r} needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise FormatError(f"{where}: tensor {name!r} has the unknown dtype {dtype!r}")
+    if not isinstance(shape, list) or not all(_is_count(n) for n in shape):
+        raise FormatError(
+            f"{where}: tensor {name!r} has the shape {shape!r}; expected a list of counts"
+        )
+    if len(shape) > MAX_DIMENSIONS:
+        raise FormatError(f"{where}: tensor {name!r} has {len(shape)} dimensions")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise FormatError(
+            f"{where}: tensor {name!r} has data_offsets {offsets!r}; expected [begin, end]"
+        )
+    begin, end = offsets
+    if begin > end:
+        raise FormatError(f"{where}: tensor {name!r} ends at {end}, before it begins at {begin}")
+    if data_start + end > size:
+        raise FormatError(
+            f"{where}: tensor {name!r} ends at byte {data_start + end} of a file of {size} bytes; "
+            "the file is truncated: fetch it again"
+        )
+    expected = byte_size(dtype, shape)
+    if expected != end - begin:
+        raise FormatError(
+            f"{where}: tensor {name!r} is {dtype} {shape} and needs {expected} bytes, "
+            f"but its data_offsets hold {end - begin}"
+        )
+    return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
+
+
+def _read_into(path: Path, start: int, view: memoryview) -> None:
+    """Fill `view` with the bytes from `start`."""
+    done = 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            while done < len(view):
+                got = file.readinto(view[done:])
+                if not got:
+                    raise FormatError(
+                        f"{path}: ends {len(view) - done} bytes early; "
+                        "the file is truncated: fetch it again"
+                    )
+                done += got
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _read_bytes(path: Path, start: int, count: int) -> bytes:
+    buffer = bytearray(count)
+    _read_into(path, start, memoryview(buffer))
+    return bytes(buffer)
+
+
+def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Every tensor of a file in the order of the header, and its metadata. Reads no tensor."""
+    where = str(path)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise SourceError(f"{where}: cannot be read ({error.strerror})") from None
+    if size < 8:
+        raise FormatError(
+            f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
+        )
+    length = int.from_bytes(_read_bytes(path, 0, 8), "little")
+    if length > size - 8:
+        raise FormatError(
+            f"{where}: the header is said to be {length} bytes long, the file has {size}; "
+            "it is truncated or no safetensors file"
+        )
+    if length > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
+        )
+    raw = _read_bytes(path, 8, length)
+    if raw[:1] != b"{":
+        raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file")
+    header = parse_json(raw, f"{where}: header")
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise FormatError(f"{where}: {METADATA} must map strings to strings")
+    data_start = 8 + length
+    tensors = {n: _parse_entry(where, n, e, data_start, size) for n, e in header.items()}
+    position = data_start
+    for info in sorted(tensors.values(), key=lambda t: (t.start, t.end)):
+        if info.start != position:
+            problem = "overlaps the tensor before it" if info.start < position else "leaves a gap"
+            raise FormatError(
+                f"{where}: tensor {info.name!r} begins at byte {info.start} and {problem}, "
+                f"which ends at {position}"
+            )
+        position = info.end
+    if position != size:
+        raise FormatError(
+            f"{where}: {size - position} bytes follow the last tensor and belong to none"
+        )
+    return tensors, metadata
+
+
+def read_range(path: Path, info: TensorInfo) -> NDArray[np.uint8]:
+    """The bytes of one tensor, uint8 [nbytes], in a fresh buffer."""
+    buffer = np.empty(info.nbytes, np.uint8)
+    _read_into(path, info.start, buffer.data)
+    return buffer

@@ -1,0 +1,251 @@
+"""Writing safetensors files whose whole layout is known before the first tensor is.
+
+specs -> plan_shards -> Layout -> StreamWriter: headers first, then tensors in any order
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.dtypes import DTYPE_BITS, NUMPY_DTYPES
+from qtool.formats.safetensors_header import MAX_HEADER_BYTES, METADATA, TensorInfo, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """One file to write: its tensors with their final byte ranges, and its header."""
+
+    name: str
+    tensors: Mapping[str, TensorInfo]
+    header: bytes  # with its length and padding
+    size: int  # of the whole file
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All files to write; `index` is the content of the index file where there are several."""
+
+    files: tuple[FileLayout, ...]
+    index: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weight files."""
+        return sum(file.size for file in self.files)
+
+    def place(self, name: str) -> tuple[FileLayout, TensorInfo]:
+        """Where a tensor goes."""
+        for file in self.files:
+            if name in file.tensors:
+                return file, file.tensors[name]
+        raise KeyError(name)
+
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def lay_out(
+    name: str, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
+) -> FileLayout:
+    """The layout of one file holding `specs` in the order given."""
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    position = 0
+    ordered = tuple(specs)
+    for spec in ordered:
+        if spec.name in header:
+            raise FormatError(f"{name}: two tensors are called {spec.name!r}")
+        header[spec.name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [position, position + spec.nbytes],
+        }
+        position += spec.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that data begins aligned
+    if len(text) > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"{name}: a header of {len(text)} bytes; readers take no more than "
+            f"{MAX_HEADER_BYTES}: use smaller shards"
+        )
+    start = 8 + len(text)
+    tensors = {}
+    for spec in ordered:
+        begin, end = header[spec.name]["data_offsets"]
+        tensors[spec.name] = TensorInfo(
+            spec.name, spec.dtype, spec.shape, start + begin, start + end
+        )
+    return FileLayout(name, tensors, len(text).to_bytes(8, "little") + text, start + position)
+
+
+def plan_shards(
+    specs: Sequence[TensorSpec],
+    max_shard_bytes: int = 5_000_000_000,
+    metadata: Mapping[str, str] | None = None,
+) -> Layout:
+    """Divide tensors, in order, into files of at most `max_shard_bytes` of data each.
+
+    A tensor larger than that gets a file of its own. Within a file wide dtypes come first, so
+    that every tensor is aligned to its own element.
+    """
+    if max_shard_bytes <= 0:
+        raise FormatError(f"a shard of {max_shard_bytes} bytes holds nothing")
+    shards: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in specs:
+        if shards[-1] and filled + spec.nbytes > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(spec)
+        filled += spec.nbytes
+    names = (
+        ["model.safetensors"]
+        if len(shards) == 1
+        else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    )
+    written = {"format": "pt"} if metadata is None else metadata
+    files = tuple(
+        lay_out(name, sorted(shard, key=lambda s: -DTYPE_BITS[s.dtype]), written)
+        for name, shard in zip(names, shards, strict=True)
+    )
+    everything = [name for file in files for name in file.tensors]
+    if len(set(everything)) != len(everything):
+        twice = next(name for name in everything if everything.count(name) > 1)
+        raise FormatError(f"two tensors are called {twice!r}")
+    if len(files) == 1:
+        return Layout(files)
+    weight_map = {name: file.name for file in files for name in file.tensors}
+    total = sum(spec.nbytes for spec in specs)
+    return Layout(
+        files,
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+    )
+
+
+def _write_failed(path: Path, error: OSError) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UnsupportedError(f"{path}: the disk is full; free some space or choose another -o")
+    return UnsupportedError(f"{path}: cannot be written ({error.strerror})")
+
+
+@dataclass
+class StreamWriter:
+    """Writes a layout into an existing folder: headers first, then tensors in any order.
+
+    `checksums` holds the CRC-32 of every tensor added, for reading back.
+    """
+
+    folder: Path
+    layout: Layout
+    checksums: dict[str, int] = field(default_factory=dict)
+    _files: dict[str, int] = field(default_factory=dict, repr=False)
+    _places: dict[str, tuple[str, TensorInfo]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if self.layout.size > free:
+            raise UnsupportedError(
+                f"{self.folder}: the disk is full: {self.layout.size} bytes are needed, "
+                f"{free} are free; choose another -o"
+            )
+        for file in self.layout.files:
+            path = self.folder / file.name
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._files[file.name] = descriptor
+                os.truncate(descriptor, file.size)
+            except OSError as error:
+                self.abandon()
+                raise _write_failed(path, error) from None
+            for name, info in file.tensors.items():
+                self._places[name] = (file.name, info)
+            self._write(file.name, 0, memoryview(file.header))
+
+    def _write(self, file: str, position: int, data: memoryview) -> None:
+        descriptor = self._files[file]
+        try:
+            while data:
+                done = os.pwrite(descriptor, data, position)
+                data, position = data[done:], position + done
+        except OSError as error:
+            # The files stay open: other threads may be writing, and a closed number is reused.
+            raise _write_failed(self.folder / file, error) from None
+
+    def add(self, name: str, data: bytes | NDArray[Any]) -> None:
+        """Store one tensor: raw bytes, a uint8 array of them, or an array of the tensor's shape."""
+        if name not in self._places:
+            raise FormatError(f"{name}: not in the layout of {self.folder}")
+        if name in self.checksums:
+            raise FormatError(f"{name}: written twice")
+        file, info = self._places[name]
+        array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        raw = array.ndim == 1 and array.dtype == np.uint8 and array.size == info.nbytes
+        if not raw and (
+            array.shape != info.shape or array.dtype != np.dtype(NUMPY_DTYPES.get(info.dtype, "V"))
+        ):
+            raise FormatError(
+                f"{name}: the layout has {info.dtype} {list(info.shape)}, "
+                f"given {array.dtype} {list(array.shape)}"
+            )
+        view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self._write(file, info.start, view)
+        self.checksums[name] = zlib.crc32(view)
+
+    def close(self) -> None:
+        """Make everything durable and write the index; FormatError if a tensor is missing."""
+        missing = [name for name in self._places if name not in self.checksums]
+        if missing:
+            self.abandon()
+            raise FormatError(f"{missing[0]}: never written ({len(missing)} tensors missing)")
+        try:
+            for descriptor in self._files.values():
+                os.fsync(descriptor)
+                if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if self.layout.index is not None:
+                text = json.dumps(self.layout.index, indent=2) + "\n"
+                (self.folder / INDEX_NAME).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _write_failed(self.folder, error) from None
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files without the checks; what was written stays for the caller to remove."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+        return False
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else."""
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if not found:
+        raise FormatError(f"{text!r} is no size; write it like 5GB or 500MiB")
+    number, prefix, binary = found.groups()
+    power = " kmgt".index(prefix) if prefix else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
