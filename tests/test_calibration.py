@@ -1,0 +1,148 @@
+"""Texts, chunks and their digest."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qtool.calibration import calibration_tokens, chunks, default_text, load_text, tokenize
+from qtool.errors import SourceError
+from qtool.hub import tiny_folder
+
+
+@dataclass(frozen=True)
+class Settings:
+    source: str | None = None
+    samples: int = 4
+    length: int = 16
+    seed: int = 0
+
+
+def test_chunks_are_the_ones_that_the_permutation_names() -> None:
+    ids = np.arange(1005, dtype=np.int64)
+    found = chunks(ids, 7, 10, seed=3)
+    expected = sorted(np.random.default_rng(3).permutation(100)[:7])
+    assert found.shape == (7, 10)
+    assert [int(row[0]) // 10 for row in found] == expected
+    assert all(np.array_equal(row, np.arange(row[0], row[0] + 10)) for row in found)
+
+
+def test_all_chunks_can_be_asked_for_but_not_one_more() -> None:
+    ids = np.arange(103, dtype=np.int64)
+    assert np.array_equal(chunks(ids, 10, 10, 0), ids[:100].reshape(10, 10))
+    with pytest.raises(SourceError, match=r"103 tokens, enough for 10 samples of 10, but 11"):
+        chunks(ids, 11, 10, 0)
+
+
+def test_the_default_text_is_on_every_machine() -> None:
+    text, name = load_text(None)
+    assert name == "pydoc_data.topics" and text == default_text()
+    assert len(text) > 400_000 and "assert" in text
+    found = calibration_tokens(Settings(samples=128, length=512), tiny_folder())
+    assert found.tokens.shape == (128, 512)
+
+
+def test_the_record_says_what_was_used(tmp_path: Path) -> None:
+    text = tmp_path / "some-private-name.txt"
+    text.write_text("Once upon a time there was a small model. " * 50)
+    found = calibration_tokens(Settings(str(text), seed=5), tiny_folder())
+    digest = hashlib.sha256(found.tokens.astype("<i8").tobytes()).hexdigest()
+    assert found.record() == {
+        "source": "file",
+        "samples": 4,
+        "length": 16,
+        "seed": 5,
+        "digest": f"sha256:{digest}",
+    }
+
+
+def test_ids_are_those_of_transformers_without_special_tokens() -> None:
+    from transformers import AutoTokenizer
+
+    text = "Hello, world!\n\n  def f(x):\r\n\treturn x**2 — naïve ﬁ 你好 🙂<|endoftext|>"
+    theirs = AutoTokenizer.from_pretrained(tiny_folder())
+    ours = tokenize(text, tiny_folder())
+    assert ours.tolist() == theirs.encode(text, add_special_tokens=False)
+    assert theirs.decode(ours) == text
+
+
+def test_a_tokenizer_that_truncates_or_pads_does_neither(tmp_path: Path) -> None:
+    content = json.loads((tiny_folder() / "tokenizer.json").read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    content["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    text = "one two three four five six seven eight nine"
+    assert np.array_equal(tokenize(text, tmp_path), tokenize(text, tiny_folder()))
+
+
+def test_jsonl_texts_are_joined_by_newlines(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "one\\u2028two", "id": 1}\n\n{"text": "three"}\n')
+    assert load_text(str(path)) == ("one\u2028two\nthree", "file")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"text": "a"}\nnot json\n', r":2: not JSON"),
+        ('{"text": "a"}\n{"content": "b"}\n', r":2: expected an object whose `text`"),
+        ('{"text": 3}\n', r":1: expected an object whose `text`"),
+        ("[1]\n", r":1: expected an object"),
+        ("[" * 100_000, r":1: not JSON"),
+    ],
+)
+def test_bad_jsonl_names_the_line(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(content)
+    with pytest.raises(SourceError, match=said):
+        load_text(str(path))
+
+
+def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abc\xff\xfe")
+    with pytest.raises(SourceError, match="byte 3 is not UTF-8"):
+        load_text(str(path))
+
+
+def test_a_source_that_is_nowhere_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such file, and no hub dataset"):
+        load_text("no such thing.txt")
+    with pytest.raises(SourceError, match="a folder"):
+        load_text(str(tmp_path))
+
+
+def test_too_little_text_is_an_error_with_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("a few words")
+    with pytest.raises(SourceError, match=r"short\.txt\) has \d+ tokens, enough for 0 samples"):
+        calibration_tokens(Settings(str(path)), tiny_folder())
+
+
+def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_folder() / name).read_bytes())
+    (tmp_path / "config.json").write_text('{"vocab_size": 10}')
+    with pytest.raises(SourceError, match="do not belong together"):
+        calibration_tokens(Settings(), tmp_path)
+
+
+def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match="not a tokenizer"):
+        tokenize("text", tmp_path)

@@ -1,0 +1,199 @@
+"""Statistics against a plain float64 computation over recorded inputs; files; threads."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from arch_models import VOCABULARY, build
+from safetensors.numpy import load_file, save_file
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, SourceError
+from qtool.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.stats import NEEDS, SiteStats, StatsFile, StatsWriter, collect, strips
+from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
+
+KINDS = ["llama", "gpt_neox", "mixtral", "qwen3_moe"]
+
+
+def opened(folder: Path) -> tuple[LoadedBlock, Stream, BlockSites]:
+    skeleton = Skeleton.open(Checkpoint.open(folder))
+    tokens = np.random.default_rng(2).integers(3, VOCABULARY, (7, 40), dtype=np.int64)
+    stream = skeleton.embed(tokens, micro_batch_tokens=80)
+    block = skeleton.block(0)
+    return block, stream, Tracer().sites(block, stream)
+
+
+def recorded(block: LoadedBlock, stream: Stream) -> dict[Matrix, torch.Tensor]:
+    """Every row that each matrix reads, float64."""
+    rows: dict[Matrix, list[torch.Tensor]] = {}
+
+    def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        rows.setdefault(matrix, []).append(x.reshape(-1, x.shape[-1]).double())
+
+    with ObserveLinears(WeightIndex(block.module), observe):
+        for hidden, call in zip(stream.hidden, stream.calls[0], strict=True):
+            block.run(hidden, call)
+    return {matrix: torch.cat(parts) for matrix, parts in rows.items()}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sums_are_those_of_the_inputs(name: str, tmp_path: Path) -> None:
+    block, stream, found = opened(build(name, tmp_path))
+    before = [hidden.clone() for hidden in stream.hidden]
+    with Workers(2) as workers:
+        stats = collect(block, stream, found.sites, NEEDS, workers)
+    assert all(torch.equal(a, b) for a, b in zip(before, stream.hidden, strict=True))
+    rows = recorded(block, stream)
+    for site in found.sites:
+        x = rows.get(site.matrix, torch.zeros(0, site.in_features))
+        mine = stats[site.id]
+        assert mine.count == len(x)
+        if mine.count == 0:
+            assert mine.gram is None
+            continue
+        gram = (x.T @ x).numpy()
+        assert mine.gram is not None and mine.mean_abs is not None and mine.max_abs is not None
+        assert np.abs(mine.gram - gram).max() <= 1e-6 * np.abs(gram).max()
+        assert np.array_equal(mine.gram, mine.gram.T)
+        assert np.allclose(mine.mean_abs, x.abs().mean(0).numpy(), rtol=1e-6)
+        assert np.array_equal(mine.max_abs, x.abs().amax(0).to(torch.float32).numpy())
+    routed = sum(stats[s.id].count for s in found.sites if s.expert is not None and s.producer)
+    if name in ("mixtral", "qwen3_moe"):
+        assert routed == 2 * stream.tokens
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+    block, stream, found = opened(build(name, tmp_path))
+    results = []
+    for threads in (1, 2, 4):
+        with Workers(threads) as workers:
+            results.append(collect(block, stream, found.sites, NEEDS, workers))
+    first = results[0]
+    for other in results[1:]:
+        for site, stats in first.items():
+            assert other[site].count == stats.count
+            for field in NEEDS:
+                mine, its = getattr(stats, field), getattr(other[site], field)
+                assert (mine is None and its is None) or mine.tobytes() == its.tobytes()
+
+
+def test_some_sites_at_a_time_give_the_same(tmp_path: Path) -> None:
+    block, stream, found = opened(build("llama", tmp_path))
+    with Workers(2) as workers:
+        whole = collect(block, stream, found.sites, NEEDS, workers)
+        for site in found.sites:
+            alone = collect(block, stream, [site], NEEDS, workers)
+            assert list(alone) == [site.id]
+            assert np.array_equal(alone[site.id].gram, whole[site.id].gram)
+
+
+def test_the_pass_ends_at_the_last_site_that_is_wanted(tmp_path: Path) -> None:
+    block, stream, found = opened(build("llama", tmp_path))
+    ran: list[str] = []
+    for name in ("o_proj", "down_proj"):
+        module = dict(block.module.named_modules())
+        path = next(path for path in module if path.endswith(name))
+        module[path].register_forward_hook(lambda *_, name=name: ran.append(name))
+    with Workers(1) as workers:
+        collect(block, stream, found.sites, {"mean_abs"}, workers)
+    assert set(ran) == {"o_proj"}
+
+
+def test_only_what_is_needed_is_measured(tmp_path: Path) -> None:
+    block, stream, found = opened(build("llama", tmp_path))
+    with Workers(1) as workers:
+        stats = collect(block, stream, found.sites, {"mean_abs"}, workers)
+        assert collect(block, stream, [], NEEDS, workers) == {}
+    assert all(s.gram is None and s.max_abs is None for s in stats.values())
+    assert all(s.mean_abs is not None for s in stats.values())
+
+
+def test_a_failure_in_one_micro_batch_ends_all(tmp_path: Path) -> None:
+    """And is the one reported, though others were waiting for their turn."""
+    block, stream, found = opened(build("llama", tmp_path))
+    stream.hidden[1] = torch.zeros(2, 40, 3)
+    with Workers(3) as workers, pytest.raises(RuntimeError, match="3"):
+        collect(block, stream, found.sites, NEEDS, workers)
+
+
+@pytest.mark.parametrize("width", [1, 64, 128, 129, 576, 1536, 11008])
+def test_strips_cover_the_columns_and_save_work(width: int) -> None:
+    found = strips(width)
+    assert found[0][0] == 0 and found[-1][1] == width
+    assert all(a[1] == b[0] for a, b in pairwise(found))
+    work = sum((stop - start) * (width - start) for start, stop in found)
+    if width >= 1536:
+        assert work < 0.6 * width * width
+
+
+def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
+    from qtool.stats import _add, _Sum, _Turns
+
+    total, turns = _Sum(300, NEEDS), _Turns()
+    x = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))
+    for number in range(2):
+        _add(total, x[number * 25 : number * 25 + 25], "s", number, turns, True)
+    stats = total.result()
+    exact = (x.double().T @ x.double()).numpy()
+    assert stats.gram is not None
+    assert np.abs(stats.gram - exact).max() <= 1e-6 * np.abs(exact).max()
+    assert np.array_equal(stats.gram, stats.gram.T)
+
+
+def test_files_give_back_what_was_saved(tmp_path: Path) -> None:
+    block, stream, found = opened(build("mixtral", tmp_path))
+    with Workers(1) as workers:
+        stats = collect(block, stream, found.sites, NEEDS, workers)
+    path = tmp_path / "stats.safetensors"
+    never = SiteStats(0)
+    kept = {**stats, found.sites[-1].id: never}
+    with StatsWriter(path, {"model": "abc", "calibration": "def"}, len(found.sites)) as writer:
+        for site in found.sites:
+            writer.add(site, kept[site.id])
+    assert [p.name for p in tmp_path.glob("stats*")] == ["stats.safetensors"]
+    # Other people's reader takes it too.
+    q = "model.layers.0.self_attn.q_proj.weight"
+    assert np.array_equal(load_file(path)[f"site.{q}.gram"], stats[q].gram)
+    file = StatsFile.open(path)
+    assert file.metadata == {"model": "abc", "calibration": "def"}
+    for site in found.sites:
+        for name in site.names:
+            again = file.read(name, NEEDS)
+            assert again.count == kept[site.id].count
+            for field in NEEDS:
+                mine, its = getattr(kept[site.id], field), getattr(again, field)
+                assert (mine is None and its is None) or np.array_equal(mine, its)
+
+
+def test_a_missing_statistic_names_the_command(tmp_path: Path) -> None:
+    block, stream, found = opened(build("llama", tmp_path))
+    path = tmp_path / "stats.safetensors"
+    with Workers(1) as workers, StatsWriter(path, {}, len(found.sites)) as writer:
+        stats = collect(block, stream, found.sites, {"mean_abs"}, workers)
+        for site in found.sites:
+            writer.add(site, stats[site.id])
+    file = StatsFile.open(path)
+    name = "model.layers.0.self_attn.v_proj.weight"
+    assert file.read(name, {"mean_abs"}).mean_abs is not None
+    with pytest.raises(SourceError, match=r"no gram .*v_proj.*qtool calibrate"):
+        file.read(name, {"gram"})
+    with pytest.raises(SourceError, match="qtool calibrate"):
+        file.read("model.layers.9.self_attn.v_proj.weight", {"mean_abs"})
+
+
+def test_other_safetensors_files_are_no_statistics(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"x": np.zeros(1, np.float32)}, path)
+    with pytest.raises(FormatError, match="not a statistics file"):
+        StatsFile.open(path)
+
+
+def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "stats.safetensors"
+    with pytest.raises(RuntimeError), StatsWriter(path, {}, 1):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
