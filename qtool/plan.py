@@ -6,32 +6,28 @@ width, a format's limit or an override does is decided here, and so is everythin
 refuse. A plan does not change while a run goes on.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fnmatch import translate
+from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 from typing import Any
-
-import numpy as np
 
 from qtool import engines, estimate, structure
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.errors import SourceError, UnsupportedError
+from qtool.fit import Action, fit, format_options, override, recipe_scheme
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.recipe import Recipe, patched
+from qtool.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
 from qtool.structure import BlockStack
 
-MAX_SHARD_BYTES = 5_000_000_000
-SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
-_COMPARED_BYTES = 1 << 24
+__all__ = ["BlockStack", "Plan", "Planned", "format_options", "make_plan"]
 
-Action = Scheme | Dense | Dropped
+MAX_SHARD_BYTES = 5_000_000_000
+_COMPARED_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -174,8 +170,8 @@ def make_plan(
     actions: dict[str, Action] = {
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
-    warnings += _override(recipe, actions)
-    _fit(recipe, tensors, actions)
+    warnings += override(recipe, actions)
+    fit(recipe, tensors, actions)
     actions |= _untie(checkpoint, actions)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
@@ -199,156 +195,6 @@ def make_plan(
     cost = estimate.run_cost(recipe, planned, structure.active_share(checkpoint.config))
     warnings += engines.warnings(recipe, planned)
     return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
-
-
-def recipe_scheme(recipe: Recipe) -> Action:
-    """What a linear layer gets before overrides and limits."""
-    if recipe.rounding == "none":
-        return Dense("the recipe quantizes nothing (method: none)")
-    return recipe.scheme
-
-
-def _override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
-    """Apply the recipe's overrides; the sentences about those that match nothing."""
-    warnings = []
-    for number, override in enumerate(recipe.overrides):
-        pattern = re.compile(translate(override.match))
-        hits = 0
-        for name, action in actions.items():
-            module = name.removesuffix(".weight")
-            if not (pattern.match(module) or pattern.match(name)):
-                continue
-            if override.weights is None:
-                hits += 1
-                if isinstance(action, Scheme):
-                    actions[name] = Dense(f"override {override.match!r}")
-            elif isinstance(action, Scheme):
-                hits += 1
-                actions[name] = patched(action, override.weights)
-            elif module == override.match and recipe.rounding != "none":
-                raise UnsupportedError(
-                    f"overrides.{number}: {name} stays dense in this version ({action.reason}); "
-                    "remove the override"
-                )
-        if not hits:
-            warnings.append(f"overrides.{number}: {override.match!r} matches no quantized tensor")
-    return warnings
-
-
-def format_options(recipe: Recipe) -> Options:
-    """How the recipe's format is laid out, one way for the whole artifact."""
-    module = FORMATS[recipe.format]
-    if recipe.rounding == "none":
-        dense: Options = module.choose(())
-        return dense
-    schemes = [recipe.scheme]
-    schemes += [patched(recipe.scheme, o.weights) for o in recipe.overrides if o.weights]
-    layouts = {"awq": recipe.awq.layout, "gptq": recipe.gptq.layout}
-    chosen: Options = module.choose(schemes, layouts[recipe.format])
-    return chosen
-
-
-def _obstacle(recipe: Recipe, scheme: Scheme, shape: tuple[int, ...]) -> str | None:
-    """Why a matrix [out, in] cannot be stored under a scheme."""
-    if scheme.group_size > 0 and shape[1] % scheme.group_size:
-        return f"in_features {shape[1]} is not divisible by group_size {scheme.group_size}"
-    reason: str | None = FORMATS[recipe.format].supports(scheme, shape, format_options(recipe))
-    return reason
-
-
-def _smaller(scheme: Scheme, in_features: int) -> Scheme:
-    """The same scheme with the largest power-of-two group from 32 on that divides in_features."""
-    if scheme.group_size <= 0 or in_features % scheme.group_size == 0:
-        return scheme
-    size = gcd(in_features, 1 << scheme.group_size.bit_length())
-    while size > scheme.group_size:
-        size //= 2
-    return replace(scheme, group_size=size) if size >= SMALLEST_GROUP else scheme
-
-
-def _fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Action]) -> None:
-    """Make every scheme one that can be stored, as the recipe's `indivisible` says."""
-    schemes = {name: a for name, a in actions.items() if isinstance(a, Scheme)}
-    # Limits are looked up once per (scheme, shape): a mixture of experts has many equal matrices.
-    memo: dict[tuple[Scheme, tuple[int, ...]], str | None] = {}
-
-    def obstacle(name: str) -> str | None:
-        key = (schemes[name], tensors[name].shape)
-        if key not in memo:
-            memo[key] = _obstacle(recipe, *key)
-        return memo[key]
-
-    if recipe.indivisible == "smaller-group":
-        schemes = {name: _smaller(s, tensors[name].shape[1]) for name, s in schemes.items()}
-        together = recipe.format == "awq"  # whose config has one group_size
-        smallest: dict[str, int] = {}
-        for name, scheme in schemes.items():
-            key = "" if together else structure.fused_key(name.removesuffix(".weight"))
-            size = scheme.group_size
-            smallest[key] = min(smallest.get(key, size), size)
-        for name, scheme in schemes.items():
-            key = "" if together else structure.fused_key(name.removesuffix(".weight"))
-            schemes[name] = replace(scheme, group_size=smallest[key])
-    failures = {name: reason for name in schemes if (reason := obstacle(name)) is not None}
-    if failures and recipe.indivisible == "error":
-        raise FormatError(_ways_out(recipe, failures, schemes, tensors))
-    if failures and recipe.indivisible == "smaller-group":
-        name, reason = next(iter(failures.items()))
-        raise FormatError(
-            f"{len(failures)} of {len(schemes)} matrices cannot be stored even with a smaller "
-            f"group (the first: {name} {list(tensors[name].shape)}: {reason}); leave them dense "
-            "with --set indivisible=dense, or with an override"
-        )
-    mixed = FORMATS[recipe.format].supports_together(set(schemes.values()))
-    if schemes and mixed is not None:
-        raise FormatError(f"recipe {recipe.name}: {mixed}")
-    # The parts of a layer that engines fuse must be stored alike, so they follow each other.
-    followed = {structure.fused_key(n.removesuffix(".weight")): (n, r) for n, r in failures.items()}
-    for name, scheme in schemes.items():
-        first, reason = followed.get(
-            structure.fused_key(name.removesuffix(".weight")), (name, None)
-        )
-        if reason is None:
-            actions[name] = scheme
-        else:
-            actions[name] = Dense(failures.get(name) or f"as {first}, with which engines fuse it")
-
-
-def _ways_out(
-    recipe: Recipe,
-    failures: Mapping[str, str],
-    schemes: Mapping[str, Scheme],
-    tensors: Mapping[str, TensorInfo],
-) -> str:
-    """The sentence for `indivisible: error`: what does not fit, and what can be done."""
-    kinds: dict[tuple[str, str], int] = Counter(
-        (re.sub(r"\.\d+\.", ".*.", name), reason) for name, reason in failures.items()
-    )
-    shown = [f"{name}: {reason}" for name, reason in list(kinds)[:3]]
-    if len(kinds) > 3:
-        shown.append(f"{len(kinds) - 3} more kinds")
-    smaller = {_smaller(schemes[name], tensors[name].shape[1]) for name in failures}
-    sizes = sorted({scheme.group_size for scheme in smaller})
-    helps = all(
-        _obstacle(recipe, _smaller(schemes[name], tensors[name].shape[1]), tensors[name].shape)
-        is None
-        for name in failures
-    )
-    share = sum(prod(tensors[name].shape) for name in failures) / sum(
-        prod(tensors[name].shape) for name in schemes
-    )
-    ways = []
-    if helps:
-        group = f"{sizes[0]} for every layer"
-        if recipe.format != "awq":
-            group = "/".join(map(str, sizes)) + " for these layers"
-        ways.append(f"--set weights.group_size={sizes[0]}")
-        ways.append(f"--set indivisible=smaller-group (group {group})")
-    ways.append(f"--set indivisible=dense (leaves {share:.0%} of the weights unquantized)")
-    return (
-        f"recipe {recipe.name} does not fit {len(failures)} of {len(schemes)} matrices "
-        f"({'; '.join(shown)}). Choose: {', or '.join(ways)}"
-    )
 
 
 def _untie(checkpoint: Checkpoint, actions: Mapping[str, Action]) -> dict[str, Action]:
@@ -387,9 +233,7 @@ def _equal_bytes(checkpoint: Checkpoint, first: str, second: str) -> bool:
             while left:
                 count = min(left, _COMPARED_BYTES)
                 a, b = one.read(count), two.read(count)
-                if len(a) != count or not np.array_equal(
-                    np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
-                ):
+                if len(a) != count or a != b:
                     return False
                 left -= count
     except OSError as error:

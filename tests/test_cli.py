@@ -55,7 +55,7 @@ def test_little_is_imported(arguments: list[str], allowed: set[str], tmp_path: P
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0 and result.stdout
-    assert set(result.stderr.split()) & HEAVY == allowed
+    assert set(result.stderr.split()) & HEAVY <= allowed
 
 
 def test_module_runs() -> None:
