@@ -30,7 +30,7 @@ def under(folder: str) -> set[str]:
     return {
         path.relative_to(ROOT / folder).as_posix()
         for path in paths
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".md", ".so")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
 
 
