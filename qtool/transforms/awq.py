@@ -1,14 +1,20 @@
 """AWQ: channels whose input is large get a larger scale, so that rounding hurts them less.
 
-    s = mean|x|^a / sqrt(max * min)      a on a grid in [0, 1), per site or fold group
+    s = mean|x|^a / mean|w|^b            normalized: s / sqrt(max s * min s)
     y = (x / s) (W s)'                   W s is quantized; x / s is folded into what makes x
 
-The exponent is the one with the least output error over all matrices that read the input,
+a lies on a grid in [0, 1), b is a quarter of 0 to 4; b = 0 is the paper's search, b = 1 - a what
+its authors' code has since done. The exponents are those with the least error over all matrices
+that read the input, E = Q(W s) / s - W, evaluated through the Gram matrix H = X'X without any
+forward pass. Candidates are sifted by the diagonal, sum of E_oj^2 H_jj, since roundings of
+different columns hardly go together; the best few, and no scales at all, are compared by
+tr(E H E'), the exact squared error of the outputs on the calibration tokens. (The paper's search
+measures the output of the parent module.)
 
-    sum of tr(E H E'),   E = Q(W s) / s - W,   H = X'X
+Where GPTQ rounds afterwards, errors of a column are made up for by those after it, and the
+diagonal counts too much: each column then weighs 1 / U_jj^2 (see `qtool.methods.gptq`). With the
+scales of the plain search GPTQ ends worse than with none at all; with these it ends better.
 
-which needs no forward pass: with the Gram matrix it is the exact squared error of these outputs
-on the calibration tokens. (The paper's own search measures the output of the parent module.)
 Readers that stay dense are compensated, not measured; where there are any, scales are powers of
 two, so that no bit of a 16-bit matrix is lost.
 
@@ -28,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
+from qtool.methods import gptq, named
 from qtool.plan import Plan
 from qtool.scheme import Scheme
 from qtool.sites import BlockSites, Site
@@ -44,11 +51,12 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Rows of a fold group that the search looks at. The exponent is one number for all of them, so a
-# part shows it as well; products with the Gram matrix are the search's whole cost.
-_FEWEST_ROWS, _MOST_ROWS, _ROW_BUDGET = 256, 2048, 1 << 29
+# Rows of a fold group that the search looks at: two exponents for all of them show on a part.
+_ROWS = 256
 _FEWEST_OF_A_READER = 16
-_LEAST_MEAN = 1e-4  # of the largest channel, for channels that are nearly silent
+_WEIGHT_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_FINALISTS = 4
+_LEAST = 1e-4  # of the largest channel, for channels that are nearly silent
 
 
 class Workers(Protocol):
@@ -59,11 +67,12 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """Some rows of a matrix that will be quantized, with what its input looks like."""
+    """Some rows of a matrix that will be quantized, and what its errors cost."""
 
     weight: Floats  # [rows, in]
-    gram: NDArray[np.floating]  # [in, in]
     scheme: Scheme
+    importance: Floats  # [in], of a squared error in a column
+    gram: NDArray[np.floating] | None  # [in, in]; None where importance says all
     share: float = 1.0  # of the matrix' rows that these are
 
 
@@ -76,24 +85,45 @@ class Applied:
     notes: tuple[str, ...] = ()
 
 
-def candidates(mean_abs: Floats, count: int) -> list[Floats]:
-    """Scales for `count` exponents from 0 on; the first is all ones. mean_abs: [in]."""
-    found = []
+def candidates(mean_abs: Floats, mean_weight: Floats, count: int) -> list[Floats]:
+    """Scales for `count` exponents of mean|x| and five of mean|w|, the first all ones; [in] each.
+
+    A channel that is always zero keeps scale 1; it would stretch the range of all others.
+    """
     live = mean_abs > 0
     if not live.any():
         return [np.ones_like(mean_abs)]
-    level = np.maximum(mean_abs.astype(np.float64), _LEAST_MEAN * float(mean_abs.max()))
+    x, w = (
+        np.log(np.maximum(level.astype(np.float64), _LEAST * max(float(level.max()), 1e-30)))
+        for level in (mean_abs, mean_weight)
+    )
+    found = []
     for step in range(count):
-        scale = level ** (step / count)
-        scale /= np.sqrt(scale[live].max() * scale[live].min())
-        # A channel that is always zero needs no scale, and would stretch the range of all others.
-        scale[~live] = 1
-        found.append(scale.astype(np.float32))
+        for exponent in _WEIGHT_EXPONENTS:
+            scale = step / count * x - exponent * w
+            scale -= (scale[live].max() + scale[live].min()) / 2
+            found.append(np.where(live, np.exp(scale), 1).astype(np.float32))
     return found
 
 
-def error_of(measured: Measured, scale: Floats) -> float:
-    """Squared output error of one matrix with its input divided by scale [in]."""
+def diagonal_error(measured: Measured, scale: Floats) -> float:
+    """Weighted squared error of the weights when they are quantized scaled by scale [in]."""
+    error = _error(measured, scale)
+    error *= error
+    cost = measured.importance / np.square(scale)
+    return float(error.sum(0, dtype=np.float64) @ cost.astype(np.float64)) / measured.share
+
+
+def output_error(measured: Measured, scale: Floats) -> float:
+    """Squared error of the outputs, tr(E H E')."""
+    assert measured.gram is not None
+    error = torch.from_numpy(_error(measured, scale) / scale)
+    product = error @ torch.from_numpy(measured.gram)
+    return float((product * error).sum(dtype=torch.float64)) / measured.share
+
+
+def _error(measured: Measured, scale: Floats) -> Floats:
+    """Q(W s) - W s, [rows, in]"""
     scaled = measured.weight * scale
     found = native.quantize_groups(
         scaled,
@@ -104,25 +134,27 @@ def error_of(measured: Measured, scale: Floats) -> float:
         dequantize=True,
         threads=1,
     )
-    assert found.dequantized is not None
     error = found.dequantized
-    error /= scale
-    error -= measured.weight
-    tensor = torch.from_numpy(error)
-    product = tensor @ torch.from_numpy(measured.gram)
-    return float((product * tensor).sum(dtype=torch.float64)) / measured.share
+    assert error is not None
+    error -= scaled
+    return error
 
 
-def search(
-    readers: Sequence[Measured], scales: Sequence[Floats], workers: Workers
-) -> tuple[int, list[float]]:
-    """Which of the scales has the least error, and the error of each."""
+def search(readers: Sequence[Measured], scales: Sequence[Floats], workers: Workers) -> int:
+    """Which of the scales has the least error over all readers; the first is the one to beat."""
 
-    def total(scale: Floats) -> float:
-        return sum(error_of(reader, scale) for reader in readers)
+    def sift(scale: Floats) -> float:
+        return sum(diagonal_error(reader, scale) for reader in readers)
 
-    errors = workers.map(total, scales)
-    return int(np.argmin(errors)), errors
+    def compare(number: int) -> float:
+        return sum(output_error(reader, scales[number]) for reader in readers)
+
+    errors = np.array(workers.map(sift, scales))
+    if any(reader.gram is None for reader in readers):
+        return int(errors.argmin())
+    best = [int(number) for number in np.argsort(errors, kind="stable")[:_FINALISTS]]
+    finalists = sorted({0, *best})
+    return finalists[int(np.argmin(workers.map(compare, finalists)))]
 
 
 def map_stats(stats: SiteStats, scale: Floats) -> SiteStats:
@@ -156,8 +188,9 @@ def apply(
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
+    rounding = gptq.Options(**recipe.gptq.model_dump()) if recipe.rounding == "gptq" else None
     for sites, chosen in _proved_folds(block, found, stats, stream):
-        measured = _measured(block, sites, stats, plan)
+        measured = _measured(block, sites, stats, plan, rounding)
         if not measured:
             continue
         names = [name for site in sites for name in site.names]
@@ -168,10 +201,14 @@ def apply(
         dense = [name for name in names if plan.by_name[name].scheme is None]
         if chosen.rows is not None and plan.by_name[chosen.producer].scheme is None:
             dense.append(chosen.producer)
-        scales = candidates(chosen.tied(_mean_abs(sites, stats)), recipe.awq.grid)
+        scales = candidates(
+            chosen.tied(_mean_abs(sites, stats)),
+            chosen.tied(_mean_weight(measured)),
+            recipe.awq.grid,
+        )
         if dense:
             scales = [np.exp2(np.rint(np.log2(scale))).astype(np.float32) for scale in scales]
-        best, _ = search(measured, scales, workers)
+        best = search(measured, scales, workers)
         if (scales[best] == 1).all():
             continue
         exact = fold.apply(block, chosen, scales[best], lambda name: plan.by_name[name].dtype)
@@ -241,26 +278,46 @@ def _mean_abs(sites: Sequence[Site], stats: Mapping[str, SiteStats]) -> Floats:
     return (total / max(1, sum(one.count for one in seen))).astype(np.float32)
 
 
+def _mean_weight(readers: Sequence[Measured]) -> Floats:
+    """mean|w| over the rows of all readers, [in]."""
+    total = sum(np.abs(r.weight).sum(0, dtype=np.float64) / r.share for r in readers)
+    return np.asarray(total / sum(len(r.weight) / r.share for r in readers), dtype=np.float32)
+
+
 def _measured(
-    block: LoadedBlock, sites: Sequence[Site], stats: Mapping[str, SiteStats], plan: Plan
+    block: LoadedBlock,
+    sites: Sequence[Site],
+    stats: Mapping[str, SiteStats],
+    plan: Plan,
+    rounding: gptq.Options | None,
 ) -> list[Measured]:
     """Evenly spaced rows of every quantized reader whose input was seen."""
     readers = [
-        (name, scheme, gram)
+        (site.id, name, scheme)
         for site in sites
-        if site.id in stats and (gram := stats[site.id].gram) is not None
+        if site.id in stats and stats[site.id].gram is not None
         for name in site.names
         if (scheme := plan.by_name[name].scheme) is not None
     ]
-    rows = sum(block.weights[name].shape[0] for name, _, _ in readers)
-    width = sites[0].in_features
-    wanted = min(max(_ROW_BUDGET // width**2, _FEWEST_ROWS), _MOST_ROWS)
+    costs: dict[str, tuple[Floats, NDArray[np.floating] | None]] = {}
+    for site_id in dict.fromkeys(site_id for site_id, _, _ in readers):
+        gram = stats[site_id].gram
+        assert gram is not None
+        if rounding is None:
+            costs[site_id] = np.diagonal(gram).astype(np.float32), gram
+        else:
+            mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
+            with named(site_id):
+                factor = gptq.factor(gram, rounding)
+            costs[site_id] = factor.importance * np.float32(mean), None
+    rows = sum(block.weights[name].shape[0] for _, name, _ in readers)
     result = []
-    for name, scheme, gram in readers:
+    for site_id, name, scheme in readers:
         weight = block.weights[name]
-        count = max(_FEWEST_OF_A_READER, weight.shape[0] * wanted // rows)
+        count = max(_FEWEST_OF_A_READER, weight.shape[0] * _ROWS // rows)
         count = min(count, weight.shape[0])
         picked = np.linspace(0, weight.shape[0] - 1, count).astype(np.int64)
         part = weight[torch.from_numpy(picked)].numpy()
-        result.append(Measured(part, gram, scheme, count / weight.shape[0]))
+        importance, gram = costs[site_id]
+        result.append(Measured(part, scheme, importance, gram, count / weight.shape[0]))
     return result
