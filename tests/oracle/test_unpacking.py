@@ -25,6 +25,7 @@ def gptq(bits: int, *sets: str) -> tuple[str, ...]:
     return ("w4g128-rtn", "format=gptq", f"weights.bits={bits}", *sets)
 
 
+FEW = ("calibration.samples=8", "calibration.length=128")
 CASES: dict[str, tuple[str, ...]] = {
     **{f"gptq-v1-{bits}": gptq(bits, SYMMETRIC) for bits in (2, 3, 4, 8)},
     **{f"gptq-v2-{bits}": gptq(bits, ASYMMETRIC) for bits in (2, 3, 4, 8)},
@@ -35,8 +36,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "awq-symmetric": ("w4g128-rtn", SYMMETRIC),
     "awq-g32": ("w4g128-rtn", "weights.group_size=32"),
     "awq-channel": ("w4g128-rtn", "weights.group_size=-1"),
-    "awq-searched": ("w4g64-awq",),
-    "gptq-act-order": ("w4g64-gptq", "gptq.act_order=true", "gptq.static_groups=false"),
+    "awq-searched": ("w4g64-awq", *FEW),
+    "gptq-act-order": ("w4g64-gptq", "gptq.act_order=true", "gptq.static_groups=false", *FEW),
 }
 
 
