@@ -97,6 +97,8 @@ class EmbeddingRows(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
+            return args[0]  # a model that moves the ids to where its table is
         if func is not F.embedding:
             return func(*args, **kwargs)
         ids, weight = _embedding_arguments(*args, **kwargs)
@@ -130,6 +132,10 @@ class EmbeddingRows(TorchFunctionMode):
         require_finite(self._checkpoint, name, rows)
         self._read[name] = wanted, rows
         return wanted, rows
+
+
+def _names_meta(arguments: Sequence[Any]) -> bool:
+    return any(isinstance(a, torch.device) and a.type == "meta" for a in arguments)
 
 
 def _embedding_arguments(

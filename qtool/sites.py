@@ -315,7 +315,9 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
     linears.sort(key=lambda linear: order.get(linear.matrix, len(order)))
     read = {reader.name for site in sites for reader in site.readers}
     unread = tuple(
-        name for name, view in block.weights.items() if view.ndim == 2 and name not in read
+        name
+        for name, view in block.weights.items()
+        if view.ndim == 2 and name.endswith(".weight") and name not in read
     )
     return BlockSites(tuple(sites), tuple(linears), unread)
 

@@ -327,6 +327,7 @@ class Skeleton:
 
         # Most loops take a block's output as it is, some its first element: whichever makes the
         # next block see what the one before it returned.
+        said = ""
         for returns_tuple in (False, True):
             seen.clear()
             try:
@@ -341,11 +342,15 @@ class Skeleton:
                 return seen[0][0].to(torch.float32), calls
             except _OtherLoopError:
                 continue
+            # What a loop does that got another kind of return value than it takes apart.
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:
+                said = f" ({(str(error).splitlines() or [''])[0]})"
+                continue
             break
         raise UnsupportedError(
             f"{type(self.model).__name__} does not hand its hidden states from block to block "
-            f"of {self.prefix!r} unchanged; calibrated methods cannot stream it, RTN can quantize "
-            "it (it needs no forward pass)"
+            f"of {self.prefix!r} unchanged{said}; calibrated methods cannot stream it, RTN can "
+            "quantize it (it needs no forward pass)"
         )
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:

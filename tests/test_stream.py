@@ -227,6 +227,38 @@ def test_gpt2_is_refused_in_one_sentence(tmp_path: Path) -> None:
         Skeleton.open(Checkpoint.open(tmp_path))
 
 
+def test_blocks_that_hand_on_more_than_hidden_states_are_refused(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton = Skeleton.open(Checkpoint.open(folders["llama"]))
+    inner = skeleton.model.model
+    forward = inner.layers[1].forward
+
+    def loop(input_ids: Any, **_: Any) -> Any:
+        hidden = inner.embed_tokens(input_ids)
+        for layer in inner.layers:
+            hidden, _extra = layer(hidden, position_embeddings=None)
+        return hidden
+
+    monkeypatch.setattr(inner, "forward", loop)
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM does not hand.*RTN can"):
+        skeleton.embed(some_tokens(3))
+    assert skeleton.blocks[1].forward == forward
+
+
+def test_loops_that_take_the_first_of_a_tuple_are_followed(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, BloomConfig
+
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with Workers(1) as pool:
+        ours = Skeleton.open(Checkpoint.open(tmp_path)).logits(some_tokens(3), pool)
+    with torch.no_grad():
+        theirs = whole(tmp_path)(input_ids=torch.from_numpy(some_tokens(3))).logits
+    assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
 def test_positions_beyond_the_model_are_an_error(folders: dict[str, Path]) -> None:
     skeleton = Skeleton.open(Checkpoint.open(folders["opt"]))
     with pytest.raises(SourceError, match="positions"):
