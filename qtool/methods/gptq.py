@@ -27,7 +27,7 @@ times `damp_percent` is added to the diagonal, ten times more on each failed fac
 Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +64,11 @@ class Options:
     static_groups: bool = True  # grids before the sweep, groups of neighbours
     damp_percent: float = 0.01  # a fraction, by the name everyone uses
     mse: bool = True  # search each group's range
+
+    @classmethod
+    def of(cls, table: object) -> "Options":
+        """The part of a recipe's `gptq:` table that the method reads."""
+        return cls(**{field.name: getattr(table, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,7 @@ def factor(gram: Real, options: Options, dtype: type[np.floating] = np.float32) 
 
     backwards = order[::-1]
     damping = options.damp_percent
-    while True:
-        # A Gram matrix of a wide layer is half a gigabyte: one copy of it at a time.
-        reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype)
-        reversed_gram /= dtype(mean)
-        np.fill_diagonal(reversed_gram, diagonal[backwards] + damping)
-        upper = _inverse_factor(reversed_gram)
-        del reversed_gram
-        if upper is not None:
-            break
+    while (upper := _inverse_factor(gram, backwards, mean, diagonal + damping, dtype)) is None:
         damping *= 10
         if damping > _LARGEST_DAMPING:
             raise SourceError(
@@ -125,20 +122,46 @@ def factor(gram: Real, options: Options, dtype: type[np.floating] = np.float32) 
     return Factor(upper, order, importance, tuple(notes))
 
 
-def _inverse_factor(reversed_gram: Real) -> Real | None:
-    """U, row major, of a matrix given in reverse order; None where it is not positive definite."""
+def _inverse_factor(
+    gram: Real,
+    backwards: NDArray[np.int32],
+    mean: float,
+    diagonal: NDArray[np.float64],
+    dtype: type[np.floating],
+) -> Real | None:
+    """U, row major, of gram / mean with this diagonal; None where it is not positive definite.
+
+    backwards: the columns in reverse order of the sweep. Of a wide layer each matrix here is half
+    a gigabyte, so at most two live at a time beside the given one.
+    """
+    reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
+    reversed_gram /= dtype(mean)
+    np.fill_diagonal(reversed_gram, diagonal[backwards])
     with single_thread():
-        # The upper factor is stored by columns, so its memory read by rows is the lower one, and
-        # read backwards it is R.
+        # The upper factor comes stored by columns: read by rows it is the lower one, and read
+        # from its end it is R.
         factored, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
+        del reversed_gram
         if int(failed) or not bool(torch.isfinite(torch.diagonal(factored)).all()):
             return None
-        upper = torch.flip(factored.mT, (0, 1)).contiguous()
+        upper = factored.mT.contiguous()
         del factored
+        _reverse(upper.view(-1).numpy())
         _invert_upper(upper)
         if not bool(torch.isfinite(upper).all()):
             return None
         return np.asarray(upper.numpy())
+
+
+def _reverse(values: Real) -> None:
+    """Reverse the order of values [n] in place, some at a time."""
+    size, chunk = values.size, 1 << 20
+    for start in range(0, size // 2, chunk):
+        stop = min(start + chunk, size // 2)
+        first, last = values[start:stop], values[size - stop : size - start]
+        kept = first.copy()
+        first[:] = last[::-1]
+        last[:] = kept[::-1]
 
 
 def _invert_upper(matrix: torch.Tensor) -> None:
