@@ -4,18 +4,20 @@
                      -> write -> run it with the quantized weights: the next block's input
 
 So later blocks are fitted to the errors that earlier ones really make. Within a block the
-statistics are those of its unquantized weights.
+statistics are those of its unquantized weights. With statistics from a file (`--stats`) nothing is
+collected and only a probe passes through the blocks, to prove that transforms change nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import methods
+from qtool import measure, methods
 from qtool.calibration import Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
@@ -24,13 +26,13 @@ from qtool.outcome import Outcome
 from qtool.plan import Plan, Planned
 from qtool.progress import Progress
 from qtool.recipe import Recipe
-from qtool.scheme import Dropped, GroupQuant, Scheme
+from qtool.scheme import Dropped, Scheme
 from qtool.sink import Sink
 from qtool.sites import BlockSites, Site, Tracer
-from qtool.stats import SiteStats, collect
+from qtool.stats import SiteStats, StatsFile, collect
 from qtool.stream import LoadedBlock, Skeleton, Workers
 from qtool.summary import LayerReport
-
+from qtool.transforms import awq
 
 if TYPE_CHECKING:
     from qtool.pipeline import Request
@@ -49,6 +51,15 @@ class _Job:
     stats: SiteStats | None
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What flows through the blocks, and where statistics come from."""
+
+    tokens: NDArray[np.int64]  # [samples, length]
+    saved: StatsFile | None  # None: collected on the way
+    record: dict[str, Any]  # of the calibration, for provenance
+
+
 def quantize_blocks(
     request: "Request", plan: Plan, checkpoint: Checkpoint, sink: Sink, progress: Progress
 ) -> Outcome:
@@ -59,31 +70,32 @@ def quantize_blocks(
     notes: list[str] = []
     with Workers(request.threads) as workers:
         with progress.stage("calibrate"):
-            skeleton = Skeleton.open(checkpoint)
-            if skeleton.count != plan.blocks.count:
-                raise SourceError(
-                    f"{checkpoint.path}: the model class has {skeleton.count} blocks, the plan "
-                    f"{plan.blocks.count} ({plan.blocks}); config.json and the tensors disagree"
-                )
-            calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
-            stream = skeleton.embed(calibration.tokens)
-        with progress.stage("export"):
-            for planned in plan.by_block.get(None, ()):
-                if not isinstance(planned.action, Dropped):
-                    sink.dense(planned)
+            given = _given(recipe, checkpoint, request.stats)
+            skeleton = open_skeleton(checkpoint, plan)
+            stream = skeleton.embed(given.tokens)
+        if given.saved is not None:
+            notes.append("statistics from a file, used unchanged: not error-aware")
+        _write_outside(plan, sink, progress)
         tracer = Tracer()
         for index in progress.blocks(skeleton.count):
             with progress.stage("calibrate"):
                 block = skeleton.block(index)
                 found = tracer.sites(block, stream)
-                wanted = [site for site in found.sites if _quantized(plan, site)]
-                stats = collect(block, stream, wanted, needs, workers)
+                wanted = [site for site in found.sites if _is_quantized(plan, site)]
+                if given.saved is not None:
+                    # What follows is to see the original's hidden states, as the statistics did.
+                    calls = stream.calls[index]
+                    after = [block.run(h, c) for h, c in zip(stream.hidden, calls, strict=True)]
+                    stats = {site.id: given.saved.read(site.id, needs) for site in wanted}
+                else:
+                    stats = collect(block, stream, wanted, needs, workers)
+            notes += _rare_experts(wanted, stats)
             changed: frozenset[str] = frozenset()
             if "awq" in recipe.transform_chain:
                 with progress.stage("transform"):
-                    result = awq.apply(block, found, stats, plan, recipe, stream, workers)
-                    stats, changed = result.stats, result.changed
-                    notes += result.notes
+                    applied = awq.apply(block, found, stats, plan, recipe, stream, workers)
+                    stats, changed = applied.stats, applied.changed
+                    notes += applied.notes
             with progress.stage("quantize"):
                 jobs = _jobs(plan, index, found, stats)
                 del stats
@@ -91,33 +103,90 @@ def quantize_blocks(
             for reports, said in results:
                 layers += reports
                 notes += said
-            with progress.stage("export"):
-                for planned in plan.by_block.get(index, ()):
-                    if planned.scheme is None and not isinstance(planned.action, Dropped):
-                        new = planned.name in changed
-                        sink.dense(planned, block.weights[planned.name].numpy() if new else None)
-            if index + 1 < skeleton.count:
-                with progress.stage("calibrate"):
+            _write_dense(plan, index, block, changed, sink, progress)
+            with progress.stage("calibrate"):
+                if given.saved is not None:
+                    stream.hidden[:] = after
+                elif index + 1 < skeleton.count:
                     skeleton.advance(block, stream, workers)
             del block
-    layers.sort(key=lambda report: list(plan.by_name).index(report.name))
-    return Outcome(layers, _merged(notes), calibration.record())
+    position = {name: number for number, name in enumerate(plan.by_name)}
+    layers.sort(key=lambda report: position[report.name])
+    return Outcome(layers, merged(notes), given.record)
+
+
+def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
+    """The model without weights; SourceError where it and the plan see different blocks."""
+    skeleton = Skeleton.open(checkpoint)
+    if skeleton.count != plan.blocks.count:
+        raise SourceError(
+            f"{checkpoint.path}: the model class has {skeleton.count} blocks, the tensors "
+            f"{plan.blocks.count} ({plan.blocks}); config.json and the tensors disagree"
+        )
+    return skeleton
 
 
 def recipe_needs(recipe: Recipe) -> frozenset[str]:
     """The statistics that a recipe's methods and transforms ask for."""
     needs = frozenset[str]()
     if "awq" in recipe.transform_chain:
-        from qtool.transforms import awq
-
         needs |= awq.NEEDS
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
     return needs
 
 
-def _quantized(plan: Plan, site: Site) -> bool:
+def _given(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> _Given:
+    if stats is None:
+        calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
+        return _Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
+    saved = StatsFile.open(stats)
+    record = measure.check_same_model(saved, checkpoint)
+    return _Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
+
+
+def _write_outside(plan: Plan, sink: Sink, progress: Progress) -> None:
+    """What belongs to no block: embeddings, final norm, head."""
+    with progress.stage("export"):
+        for planned in plan.by_block.get(None, ()):
+            if not isinstance(planned.action, Dropped):
+                sink.dense(planned)
+
+
+def _write_dense(
+    plan: Plan,
+    index: int,
+    block: LoadedBlock,
+    changed: frozenset[str],
+    sink: Sink,
+    progress: Progress,
+) -> None:
+    """The block's dense tensors: norms, biases, routers; with new values where folds changed them."""
+    with progress.stage("export"):
+        for planned in plan.by_block.get(index, ()):
+            if planned.scheme is None and not isinstance(planned.action, Dropped):
+                new = planned.name in changed
+                sink.dense(planned, block.weights[planned.name].numpy() if new else None)
+
+
+def _is_quantized(plan: Plan, site: Site) -> bool:
     return any(plan.by_name[name].scheme is not None for name in site.names)
+
+
+def _rare_experts(sites: list[Site], stats: Mapping[str, SiteStats]) -> list[str]:
+    """One sentence on the experts of a block that saw too few tokens."""
+    counts = [
+        stats[site.id].count for site in sites if site.expert is not None and site.id in stats
+    ]
+    rare = [count for count in counts if count < MIN_EXPERT_TOKENS]
+    if not rare:
+        return []
+    where = next(s.matrix.parameter for s in sites if s.expert is not None).rsplit(".", 1)[0]
+    return [
+        f"{sites[0].id.rsplit(where.split('.')[0], 1)[0]}{where}: {len(rare)} of {len(counts)} "
+        f"expert inputs saw fewer than {MIN_EXPERT_TOKENS} calibration tokens (the least: "
+        f"{min(rare)}, the most: {max(counts)}) and are rounded to nearest"
+    ]
 
 
 def _jobs(
@@ -148,22 +217,23 @@ def _quantize_site(
     reports: list[LayerReport] = []
     notes: list[str] = []
     stats = job.stats
-    if recipe.rounding == "gptq":
-        reason = _no_gptq(job)
-        if reason is not None:
-            notes.append(f"rounded to nearest, not GPTQ: {reason}")
-            stats = None
+    if job.site is None:
+        kind = job.readers[0].name.removeprefix(block.prefix)
+        notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
+    elif stats is not None and job.site.expert is not None and stats.count < MIN_EXPERT_TOKENS:
+        stats = None  # said by _rare_experts
     given = None
-    if recipe.rounding == "gptq" and stats is not None and stats.gram is not None:
-        options = gptq_options(recipe)
-        with methods.named(job.readers[0].name):
-            given = gptq.factor(stats.gram, options)
-        notes += [f"{job.readers[0].name}: {note}" for note in given.notes]
+    options = gptq.Options.of(recipe.gptq)
+    if recipe.rounding == "gptq" and stats is not None:
+        with methods.named(f"the input of {job.readers[0].name}"):
+            given = gptq.factor(stats.gram, options) if stats.gram is not None else None
+        if given is not None:
+            notes += [f"the input of {job.readers[0].name}: {note}" for note in given.notes]
     for planned in job.readers:
         scheme = planned.action
         assert isinstance(scheme, Scheme)
         view = block.weights[planned.name]
-        weight = view.numpy() if view.is_contiguous() else view.contiguous().numpy()
+        weight = view.contiguous().numpy()
         with methods.named(planned.name):
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
@@ -171,25 +241,10 @@ def _quantize_site(
                 quant = rtn.quantize(weight, stats, scheme, rtn.Options(clip=recipe.clips)).quant
         sink.quantized(planned, quant)
         dequantized = quant.dequantize()
-        error = output_error(weight, dequantized, job.stats)
+        error = output_error(weight, dequantized, stats)
         reports.append(LayerReport(planned.name, str(scheme), error))
         view.copy_(torch.from_numpy(dequantized))
     return reports, notes
-
-
-def gptq_options(recipe: Recipe) -> gptq.Options:
-    """The part of the recipe's `gptq:` table that the method reads."""
-    return gptq.Options(**{f.name: getattr(recipe.gptq, f.name) for f in fields(gptq.Options)})
-
-
-def _no_gptq(job: _Job) -> str | None:
-    """Why a site's statistics cannot carry GPTQ, or None."""
-    if job.site is None or job.stats is None:
-        return f"{job.readers[0].name} is never read in the forward pass"
-    if job.stats.count < MIN_EXPERT_TOKENS and job.site.expert is not None:
-        experts = job.site.matrix.parameter.rsplit(".", 1)[0]
-        return f"an expert of {experts} saw fewer than {MIN_EXPERT_TOKENS} calibration tokens"
-    return None
 
 
 def output_error(
@@ -209,7 +264,7 @@ def output_error(
     return float(np.sqrt(max(noise, 0.0) / signal)) if signal > 0 else 0.0
 
 
-def _merged(notes: list[str]) -> list[str]:
+def merged(notes: list[str]) -> list[str]:
     """Equal sentences once, with how often they came."""
     counts: dict[str, int] = {}
     for note in notes:

@@ -1,7 +1,7 @@
 """`qtool quantize`, from a request to a finished artifact.
 
-    plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, write
-         -> config, tokenizer, model card, provenance -> read back and compare -> final name
+plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, write
+     -> config, tokenizer, model card, provenance -> read back and compare -> final name
 """
 
 from concurrent.futures import ThreadPoolExecutor

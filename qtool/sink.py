@@ -73,7 +73,9 @@ class Sink:
 def artifact_facts(plan: Plan) -> Facts | None:
     """What the format's config tells; None where nothing is quantized."""
     quantized = {
-        t.name.removesuffix(".weight"): t.action for t in plan.tensors if isinstance(t.action, Scheme)
+        t.name.removesuffix(".weight"): t.action
+        for t in plan.tensors
+        if isinstance(t.action, Scheme)
     }
     if not quantized:
         return None
@@ -86,7 +88,7 @@ def artifact_facts(plan: Plan) -> Facts | None:
         static_groups=options.static_groups,
         damp_percent=options.damp_percent if recipe.rounding == "gptq" else None,
         act_order=recipe.rounding == "gptq" and options.act_order and not options.static_groups,
-        mse=options.mse,
+        mse=recipe.rounding == "gptq" and options.mse,
     )
 
 

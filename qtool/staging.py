@@ -37,7 +37,9 @@ def staged(out: Path) -> Iterator[Path]:
                 made.append(parent)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
     except OSError as error:
-        raise UnsupportedError(f"{out}: cannot be made: {error.strerror}; choose another -o") from None
+        raise UnsupportedError(
+            f"{out}: cannot be made: {error.strerror}; choose another -o"
+        ) from None
     try:
         folder.chmod(0o777 & ~_umask())
         yield folder

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
+from qtool.cli.calibrate import calibrate
 from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
@@ -44,7 +45,7 @@ def _options(
     pass
 
 
-for _command in (quantize, plan, inspect, recipes):
+for _command in (quantize, calibrate, plan, inspect, recipes):
     app.command()(_command)
 
 

@@ -31,12 +31,12 @@ def quantize(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder that engines load."""
+    from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.pipeline import Request, check_device, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
-    from qtool.formats.safetensors_file import parse_size
 
     check_device(device)
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)

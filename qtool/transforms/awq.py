@@ -188,7 +188,7 @@ def apply(
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
-    rounding = gptq.Options(**recipe.gptq.model_dump()) if recipe.rounding == "gptq" else None
+    rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
     for sites, chosen in _proved_folds(block, found, stats, stream):
         measured = _measured(block, sites, stats, plan, rounding)
         if not measured:
