@@ -70,21 +70,26 @@ ALWAYS void encode_k45(panel *p, int top)
     V sigma2 = {0};
     if (p->weighted)
         sigma2 = 2.0f * square_sum(p->x, 256) / 256.0f;
-    for (int j = 0; j < 8; j++) {
-        const V *x = p->x + 32 * j;
-        V w[32];
-        affine_search search = {top, -0.9f, 0.05f, 36, 0};
-        if (p->weighted) {
-            weigh(w, p->w + 32 * j, x, 32, sigma2);
-            sum_w[j] = sum_of(w, 32);
-        } else {
-            V average = lane_sqrt(square_sum(x, 32) / 32.0f);
-            for (int i = 0; i < 32; i++)
-                w[i] = average + absolute(x[i]);
-            search = top == 15 ? (affine_search){top, -1.0f, 0.1f, 20, 0}
-                               : (affine_search){top, -0.5f, 0.1f, 15, 0};
+    affine_search search = {top, -0.9f, 0.05f, 36, 0};
+    if (!p->weighted)
+        search = top == 15 ? (affine_search){top, -1.0f, 0.1f, 20, 0}
+                           : (affine_search){top, -0.5f, 0.1f, 15, 0};
+    for (int j = 0; j < 8; j += PAIR) {
+        V w[32 * PAIR];
+        EACH {
+            const V *x = p->x + 32 * (j + u);
+            if (p->weighted) {
+                weigh(w + 32 * u, p->w + 32 * (j + u), x, 32, sigma2);
+                sum_w[j + u] = sum_of(w + 32 * u, 32);
+            } else {
+                V average = lane_sqrt(square_sum(x, 32) / 32.0f);
+                for (int i = 0; i < 32; i++)
+                    w[32 * u + i] = average + absolute(x[i]);
+            }
         }
-        search_affine(&grid[j], x, w, 32, search);
+        search_affine(&grid[j], p->x + 32 * j, w, 32, search);
+    }
+    for (int j = 0; j < 8; j++) {
         scale[j] = grid[j].scale;
         minimum[j] = grid[j].minimum;
     }
@@ -145,18 +150,25 @@ static void encode_q2_k(panel *p)
     V sigma2 = {0};
     if (p->weighted)
         sigma2 = square_sum(p->x, 256) / 256.0f;
-    for (int j = 0; j < 16; j++) {
-        const V *x = p->x + 16 * j;
-        V w[16];
-        if (p->weighted) {
-            weigh(w, p->w + 16 * j, x, 16, sigma2);
-            sum_w[j] = sum_of(w, 16);
-            search_affine(&grid[j], x, w, 16, (affine_search){3, -0.9f, 0.05f, 36, 0});
-        } else {
-            for (int i = 0; i < 16; i++)
-                w[i] = absolute(x[i]);
-            search_affine(&grid[j], x, w, 16, (affine_search){3, -0.5f, 0.1f, 15, 1});
+    for (int j = 0; j < 16; j += PAIR) {
+        V w[16 * PAIR];
+        EACH {
+            const V *x = p->x + 16 * (j + u);
+            if (p->weighted) {
+                weigh(w + 16 * u, p->w + 16 * (j + u), x, 16, sigma2);
+                sum_w[j + u] = sum_of(w + 16 * u, 16);
+            } else {
+                for (int i = 0; i < 16; i++)
+                    w[16 * u + i] = absolute(x[i]);
+            }
         }
+        /* Two calls, so that what is constant in each is known when they are compiled. */
+        if (p->weighted)
+            search_affine(&grid[j], p->x + 16 * j, w, 16, (affine_search){3, -0.9f, 0.05f, 36, 0});
+        else
+            search_affine(&grid[j], p->x + 16 * j, w, 16, (affine_search){3, -0.5f, 0.1f, 15, 1});
+    }
+    for (int j = 0; j < 16; j++) {
         scale[j] = grid[j].scale;
         minimum[j] = grid[j].minimum;
     }

@@ -13,6 +13,13 @@
 #define LANES QT_F32_LANES
 #define ALWAYS static inline __attribute__((always_inline))
 
+/* Long loops unrolled whole outgrow the cache of decoded instructions. */
+#if defined(__clang__)
+#define UNROLL_SOME _Pragma("clang loop unroll_count(8)")
+#else
+#define UNROLL_SOME _Pragma("GCC unroll 8")
+#endif
+
 typedef qt_vf32 V;
 typedef qt_vi32 I;
 #if defined(QT_ISA_AVX512)
@@ -200,7 +207,13 @@ ALWAYS I nearest(V a)
 /* The same for |a| < 2^22 only, as a float. */
 ALWAYS V nearest_float(V a)
 {
+#if defined(QT_ISA_AVX512)
+    return (V)_mm512_roundscale_ps((__m512)a, 0);
+#elif defined(QT_ISA_AVX2)
+    return (V)_mm256_round_ps((__m256)a, 0);
+#else
     return (a + 0x1.8p23f) - 0x1.8p23f;
+#endif
 }
 
 /* Half precision bits in each lane's low half, rounded to nearest even. */

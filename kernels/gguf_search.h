@@ -36,80 +36,117 @@ typedef struct {
     int absolute;     /* minimize the weighted sum of |error|, not of its square */
 } affine_search;
 
-ALWAYS V affine_error(V scale, V minimum, const V *x, const V *w, const V *code, int n, int magnitude)
+/* Two sub-blocks at a time: each trial waits for the last one's sums, and the other sub-block's
+ * arithmetic fills the wait. */
+enum { PAIR = 2 };
+#define EACH QT_UNROLL for (int u = 0; u < PAIR; u++)
+
+/* Weighted errors of the codes on a grid. */
+ALWAYS void affine_error(V sum[PAIR], const V *scale, const V *minimum, const V *x, const V *w,
+                         V code[PAIR][32], int n, int magnitude)
 {
-    V sum = {0};
-    QT_UNROLL
-    for (int i = 0; i < n; i++) {
-        V error = scale * code[i] + minimum - x[i];
-        error = magnitude ? absolute(error) : error * error;
-        sum += w[i] * error;
-    }
-    return sum;
+    EACH sum[u] = (V){0};
+    UNROLL_SOME
+    for (int i = 0; i < n; i++)
+        EACH {
+            V error = scale[u] * code[u][i] + minimum[u] - x[n * u + i];
+            error = magnitude ? absolute(error) : error * error;
+            sum[u] += w[n * u + i] * error;
+        }
 }
+
+/* What the trials of a sub-block start from. */
+typedef struct {
+    V low, high, sum_w, sum_x;
+} extent;
 
 /* The trials of search_affine; 0 when a number in an unflat lane was too large to round exactly.
  * A better trial moves the minimum that the next ones start from. */
-ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search s, V low, V high,
-                      V sum_w, V sum_x, int exact)
+ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search s,
+                      const extent *given, int exact)
 {
-    V code[32], zero = {0}, inverse = (float)s.top / (high - low), scale = 1.0f / inverse;
-    V minimum = low;
+    V code[PAIR][32], zero = {0}, inverse[PAIR], scale[PAIR], minimum[PAIR], best[PAIR];
+    EACH {
+        minimum[u] = grid[u].low = given[u].low;
+        inverse[u] = grid[u].inverse = (float)s.top / (given[u].high - given[u].low);
+        scale[u] = 1.0f / inverse[u];
+    }
     QT_UNROLL
     for (int i = 0; i < n; i++)
-        code[i] = affine_trial(inverse * (x[i] - minimum), s.top, exact);
-    V best = affine_error(scale, minimum, x, w, code, n, s.absolute);
-    grid->inverse = inverse;
-    grid->low = low;
+        EACH code[u][i] = affine_trial(inverse[u] * (x[n * u + i] - minimum[u]), s.top, exact);
+    affine_error(best, scale, minimum, x, w, code, n, s.absolute);
     for (int k = 0; k <= s.last; k++) {
-        inverse = (s.first + s.step * (float)k + (float)s.top) / (high - minimum);
-        V reach = most(absolute(inverse * (low - minimum)), absolute(inverse * (high - minimum)));
-        if (!exact && any_lane(not_lanes(lt(reach, splat(0x1p21f)) | grid->flat)))
-            return 0;
-        V sum_l = zero, sum_l2 = zero, sum_xl = zero;
-        QT_UNROLL
-        for (int i = 0; i < n; i++) {
-            V l = affine_trial(inverse * (x[i] - minimum), s.top, exact), wl = w[i] * l;
-            code[i] = l;
-            sum_l += wl;
-            sum_l2 += wl * l;
-            sum_xl += wl * x[i];
+        V sum_l[PAIR], sum_l2[PAIR], sum_xl[PAIR], trial_scale[PAIR], trial_minimum[PAIR];
+        M solvable[PAIR];
+        EACH {
+            V low = given[u].low, high = given[u].high;
+            inverse[u] = (s.first + s.step * (float)k + (float)s.top) / (high - minimum[u]);
+            V reach = most(absolute(inverse[u] * (low - minimum[u])),
+                           absolute(inverse[u] * (high - minimum[u])));
+            if (!exact && any_lane(not_lanes(lt(reach, splat(0x1p21f)) | grid[u].flat)))
+                return 0;
+            sum_l[u] = sum_l2[u] = sum_xl[u] = zero;
         }
-        V determinant = sum_w * sum_l2 - sum_l * sum_l;
-        M solvable = lt(zero, determinant);
-        V trial_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-        V trial_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-        M positive = lt(zero, trial_minimum);
-        trial_minimum = pick(positive, zero, trial_minimum);
-        trial_scale = pick(positive, sum_xl / sum_l2, trial_scale);
-        V error = affine_error(trial_scale, trial_minimum, x, w, code, n, s.absolute);
-        M better = solvable & lt(error, best);
-        best = pick(better, error, best);
-        scale = pick(better, trial_scale, scale);
-        grid->inverse = pick(better, inverse, grid->inverse);
-        grid->low = pick(better, minimum, grid->low);
-        minimum = pick(better, trial_minimum, minimum);
+        UNROLL_SOME
+        for (int i = 0; i < n; i++)
+            EACH {
+                V at = x[n * u + i];
+                V l = affine_trial(inverse[u] * (at - minimum[u]), s.top, exact);
+                V wl = w[n * u + i] * l;
+                code[u][i] = l;
+                sum_l[u] += wl;
+                sum_l2[u] += wl * l;
+                sum_xl[u] += wl * at;
+            }
+        EACH {
+            V sum_w = given[u].sum_w, sum_x = given[u].sum_x;
+            V determinant = sum_w * sum_l2[u] - sum_l[u] * sum_l[u];
+            solvable[u] = lt(zero, determinant);
+            V slope = (sum_w * sum_xl[u] - sum_x * sum_l[u]) / determinant;
+            V start = (sum_l2[u] * sum_x - sum_l[u] * sum_xl[u]) / determinant;
+            M positive = lt(zero, start);
+            trial_minimum[u] = pick(positive, zero, start);
+            trial_scale[u] = pick(positive, sum_xl[u] / sum_l2[u], slope);
+        }
+        V error[PAIR];
+        affine_error(error, trial_scale, trial_minimum, x, w, code, n, s.absolute);
+        EACH {
+            M better = solvable[u] & lt(error[u], best[u]);
+            best[u] = pick(better, error[u], best[u]);
+            scale[u] = pick(better, trial_scale[u], scale[u]);
+            grid[u].inverse = pick(better, inverse[u], grid[u].inverse);
+            grid[u].low = pick(better, minimum[u], grid[u].low);
+            minimum[u] = pick(better, trial_minimum[u], minimum[u]);
+        }
     }
-    grid->scale = pick(grid->flat, zero, scale);
-    grid->minimum = pick(grid->flat, -low, -minimum);
+    EACH {
+        grid[u].scale = pick(grid[u].flat, zero, scale[u]);
+        grid[u].minimum = pick(grid[u].flat, -given[u].low, -minimum[u]);
+    }
     return 1;
 }
 
-/* make_qkx2_quants and make_qkx3_quants: for every trial range, the weighted least-squares line
- * through (code, weight), its minimum not above zero; the trial with the least error. */
+/* make_qkx2_quants and make_qkx3_quants for two sub-blocks of n weights: for every trial range, the
+ * weighted least-squares line through (code, weight), its minimum not above zero; the trial with
+ * the least error. */
 ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s)
 {
-    V low = x[0], high = x[0], sum_w = w[0], sum_x = w[0] * x[0], zero = {0};
-    for (int i = 1; i < n; i++) {
-        low = least(x[i], low);
-        high = most(x[i], high);
-        sum_w += w[i];
-        sum_x += w[i] * x[i];
+    extent given[PAIR];
+    EACH {
+        const V *at = x + n * u, *weigh = w + n * u;
+        V low = at[0], high = at[0], sum_w = weigh[0], sum_x = weigh[0] * at[0], zero = {0};
+        for (int i = 1; i < n; i++) {
+            low = least(at[i], low);
+            high = most(at[i], high);
+            sum_w += weigh[i];
+            sum_x += weigh[i] * at[i];
+        }
+        low = pick(lt(zero, low), zero, low);
+        grid[u].flat = le(high, low);
+        given[u] = (extent){low, high, sum_w, sum_x};
     }
-    low = pick(lt(zero, low), zero, low);
-    grid->flat = le(high, low);
-    if (!try_affine(grid, x, w, n, s, low, high, sum_w, sum_x, 0))
-        try_affine(grid, x, w, n, s, low, high, sum_w, sum_x, 1);
+    if (!try_affine(grid, x, w, n, s, given, 0))
+        try_affine(grid, x, w, n, s, given, 1);
 }
 
 /* make_qp_quants: codes 0 .. top of numbers that are not negative, by the best of nine ranges and
@@ -183,9 +220,9 @@ ALWAYS I symmetric_code(const symmetric *grid, V x, int half)
     return ipick(grid->empty, isplat(0), code);
 }
 
-/* make_qx_quants with rmse_type 1: of nineteen ranges, the first by the largest weight, the one
+/* `exact` where x itself may be no number. make_qx_quants with rmse_type 1: of nineteen ranges, the first by the largest weight, the one
  * whose least-squares scale explains most. w may be the squares of x. */
-ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half)
+ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int exact)
 {
     symmetric grid;
     V zero = {0}, magnitude, wx[32], top = extreme(x, n, &magnitude), best = zero;
@@ -203,6 +240,8 @@ ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half)
         QT_UNROLL
         for (int i = 0; i < n; i++) {
             V l = most(least(nearest_float(inverse * x[i]), high), low);
+            if (exact)
+                l = to_float(clamp(nearest(inverse * x[i]), -half, half - 1));
             sum_xl += wx[i] * l;
             sum_l2 += w[i] * l * l;
         }
