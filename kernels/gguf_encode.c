@@ -28,6 +28,12 @@ int QT_NAME(gguf_encode)(int32_t type, int64_t rows, int64_t cols, const float *
     case 12:
     case 13:
         return QT_NAME(gguf_encode_k)(type, rows, cols, x, importance, to);
+    case 2:
+    case 3:
+    case 6:
+    case 7:
+    case 8:
+        return QT_NAME(gguf_encode_legacy)(type, rows, cols, x, importance, to);
     case 11:
     case 14:
         return QT_NAME(gguf_encode_k_symmetric)(type, rows, cols, x, importance, to);

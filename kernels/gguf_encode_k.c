@@ -76,7 +76,7 @@ ALWAYS void encode_k45(panel *p, int top)
                            : (affine_search){top, -0.5f, 0.1f, 15, 0};
     for (int j = 0; j < 8; j += PAIR) {
         V w[32 * PAIR];
-        EACH {
+        for (int u = 0; u < PAIR; u++) {
             const V *x = p->x + 32 * (j + u);
             if (p->weighted) {
                 weigh(w + 32 * u, p->w + 32 * (j + u), x, 32, sigma2);
@@ -87,7 +87,7 @@ ALWAYS void encode_k45(panel *p, int top)
                     w[32 * u + i] = average + absolute(x[i]);
             }
         }
-        search_affine(&grid[j], p->x + 32 * j, w, 32, search);
+        search_affine(&grid[j], p->x + 32 * j, w, 32, search, PAIR);
     }
     for (int j = 0; j < 8; j++) {
         scale[j] = grid[j].scale;
@@ -150,9 +150,10 @@ static void encode_q2_k(panel *p)
     V sigma2 = {0};
     if (p->weighted)
         sigma2 = square_sum(p->x, 256) / 256.0f;
+    const affine_search with = {3, -0.9f, 0.05f, 36, 0}, without = {3, -0.5f, 0.1f, 15, 1};
     for (int j = 0; j < 16; j += PAIR) {
         V w[16 * PAIR];
-        EACH {
+        for (int u = 0; u < PAIR; u++) {
             const V *x = p->x + 16 * (j + u);
             if (p->weighted) {
                 weigh(w + 16 * u, p->w + 16 * (j + u), x, 16, sigma2);
@@ -164,9 +165,9 @@ static void encode_q2_k(panel *p)
         }
         /* Two calls, so that what is constant in each is known when they are compiled. */
         if (p->weighted)
-            search_affine(&grid[j], p->x + 16 * j, w, 16, (affine_search){3, -0.9f, 0.05f, 36, 0});
+            search_affine(&grid[j], p->x + 16 * j, w, 16, with, PAIR);
         else
-            search_affine(&grid[j], p->x + 16 * j, w, 16, (affine_search){3, -0.5f, 0.1f, 15, 1});
+            search_affine(&grid[j], p->x + 16 * j, w, 16, without, PAIR);
     }
     for (int j = 0; j < 16; j++) {
         scale[j] = grid[j].scale;

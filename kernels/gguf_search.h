@@ -39,11 +39,11 @@ typedef struct {
 /* Two sub-blocks at a time: each trial waits for the last one's sums, and the other sub-block's
  * arithmetic fills the wait. */
 enum { PAIR = 2 };
-#define EACH QT_UNROLL for (int u = 0; u < PAIR; u++)
+#define EACH QT_UNROLL for (int u = 0; u < count; u++)
 
 /* Weighted errors of the codes on a grid. */
 ALWAYS void affine_error(V sum[PAIR], const V *scale, const V *minimum, const V *x, const V *w,
-                         V code[PAIR][32], int n, int magnitude)
+                         V code[PAIR][32], int n, int magnitude, int count)
 {
     EACH sum[u] = (V){0};
     UNROLL_SOME
@@ -63,7 +63,7 @@ typedef struct {
 /* The trials of search_affine; 0 when a number in an unflat lane was too large to round exactly.
  * A better trial moves the minimum that the next ones start from. */
 ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search s,
-                      const extent *given, int exact)
+                      const extent *given, int exact, int count)
 {
     V code[PAIR][32], zero = {0}, inverse[PAIR], scale[PAIR], minimum[PAIR], best[PAIR];
     EACH {
@@ -74,7 +74,7 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
     QT_UNROLL
     for (int i = 0; i < n; i++)
         EACH code[u][i] = affine_trial(inverse[u] * (x[n * u + i] - minimum[u]), s.top, exact);
-    affine_error(best, scale, minimum, x, w, code, n, s.absolute);
+    affine_error(best, scale, minimum, x, w, code, n, s.absolute, count);
     for (int k = 0; k <= s.last; k++) {
         V sum_l[PAIR], sum_l2[PAIR], sum_xl[PAIR], trial_scale[PAIR], trial_minimum[PAIR];
         M solvable[PAIR];
@@ -109,7 +109,7 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
             trial_scale[u] = pick(positive, sum_xl[u] / sum_l2[u], slope);
         }
         V error[PAIR];
-        affine_error(error, trial_scale, trial_minimum, x, w, code, n, s.absolute);
+        affine_error(error, trial_scale, trial_minimum, x, w, code, n, s.absolute, count);
         EACH {
             M better = solvable[u] & lt(error[u], best[u]);
             best[u] = pick(better, error[u], best[u]);
@@ -126,10 +126,10 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
     return 1;
 }
 
-/* make_qkx2_quants and make_qkx3_quants for two sub-blocks of n weights: for every trial range, the
+/* make_qkx2_quants and make_qkx3_quants for `count` (1 or 2) sub-blocks of n weights: for every trial range, the
  * weighted least-squares line through (code, weight), its minimum not above zero; the trial with
  * the least error. */
-ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s)
+ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s, int count)
 {
     extent given[PAIR];
     EACH {
@@ -145,8 +145,8 @@ ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_se
         grid[u].flat = le(high, low);
         given[u] = (extent){low, high, sum_w, sum_x};
     }
-    if (!try_affine(grid, x, w, n, s, given, 0))
-        try_affine(grid, x, w, n, s, given, 1);
+    if (!try_affine(grid, x, w, n, s, given, 0, count))
+        try_affine(grid, x, w, n, s, given, 1, count);
 }
 
 /* make_qp_quants: codes 0 .. top of numbers that are not negative, by the best of nine ranges and
