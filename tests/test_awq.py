@@ -83,6 +83,13 @@ def test_silent_channels_keep_their_scale() -> None:
     assert [s.tolist() for s in awq.candidates(np.zeros(3, np.float32), x[:3], 4)] == [[1, 1, 1]]
 
 
+def test_scales_stay_where_float16_is_exact() -> None:
+    x = np.array([1e-6, 1, 1, 1e6], np.float32)
+    found = np.array(awq.candidates(x, x[::-1].copy(), 20))
+    assert found.max() == 128
+    assert found.min() == 1 / 128
+
+
 def test_the_search_finds_the_least_output_error() -> None:
     random = np.random.default_rng(1)
     inputs = random.normal(size=(256, 64)) * random.lognormal(0, 1.5, 64)

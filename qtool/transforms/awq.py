@@ -57,6 +57,8 @@ _FEWEST_OF_A_READER = 16
 _WEIGHT_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FINALISTS = 4
 _LEAST = 1e-4  # of the largest channel, for channels that are nearly silent
+# Beyond it, weights divided by a scale need float16 scales too small to be exact.
+_LARGEST_SCALE = 128.0
 
 
 class Workers(Protocol):
@@ -102,7 +104,8 @@ def candidates(mean_abs: Floats, mean_weight: Floats, count: int) -> list[Floats
         for exponent in _WEIGHT_EXPONENTS:
             scale = step / count * x - exponent * w
             scale -= (scale[live].max() + scale[live].min()) / 2
-            found.append(np.where(live, np.exp(scale), 1).astype(np.float32))
+            scale = np.exp(scale).clip(1 / _LARGEST_SCALE, _LARGEST_SCALE)
+            found.append(np.where(live, scale, 1).astype(np.float32))
     return found
 
 
