@@ -30,8 +30,8 @@ from qtool.scheme import Dropped, Scheme
 from qtool.sink import Sink
 from qtool.sites import BlockSites, Site, Tracer
 from qtool.stats import SiteStats, StatsFile, collect
-from qtool.stream import LoadedBlock, Skeleton, Workers
-from qtool.summary import LayerReport
+from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.summary import ExpertReport, LayerReport
 from qtool.transforms import awq
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # An expert that saw fewer tokens is rounded to nearest: its statistics would be chance.
 MIN_EXPERT_TOKENS = 64
 _REPORTED_ROWS = 256  # of each matrix, for its relative error
+NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 
 
 @dataclass(frozen=True)
@@ -60,59 +61,81 @@ class _Given:
     record: dict[str, Any]  # of the calibration, for provenance
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What stays the same from block to block."""
+
+    recipe: Recipe
+    plan: Plan
+    sink: Sink
+    progress: Progress
+    workers: Workers
+    skeleton: Skeleton
+    stream: Stream
+    tracer: Tracer
+    saved: StatsFile | None
+
+
 def quantize_blocks(
     request: "Request", plan: Plan, checkpoint: Checkpoint, sink: Sink, progress: Progress
 ) -> Outcome:
     """Quantize every block in turn."""
     recipe = request.recipe
-    needs = recipe_needs(recipe)
-    layers: list[LayerReport] = []
-    notes: list[str] = []
     with Workers(request.threads) as workers:
         with progress.stage("calibrate"):
             given = _given(recipe, checkpoint, request.stats)
             skeleton = open_skeleton(checkpoint, plan)
             stream = skeleton.embed(given.tokens)
-        if given.saved is not None:
-            notes.append("statistics from a file, used unchanged: not error-aware")
+        run = _Run(recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved)
         _write_outside(plan, sink, progress)
-        tracer = Tracer()
-        for index in progress.blocks(skeleton.count):
-            with progress.stage("calibrate"):
-                block = skeleton.block(index)
-                found = tracer.sites(block, stream)
-                wanted = [site for site in found.sites if _is_quantized(plan, site)]
-                if given.saved is not None:
-                    # What follows is to see the original's hidden states, as the statistics did.
-                    calls = stream.calls[index]
-                    after = [block.run(h, c) for h, c in zip(stream.hidden, calls, strict=True)]
-                    stats = {site.id: given.saved.read(site.id, needs) for site in wanted}
-                else:
-                    stats = collect(block, stream, wanted, needs, workers)
-            notes += _rare_experts(wanted, stats)
-            changed: frozenset[str] = frozenset()
-            if "awq" in recipe.transform_chain:
-                with progress.stage("transform"):
-                    applied = awq.apply(block, found, stats, plan, recipe, stream, workers)
-                    stats, changed = applied.stats, applied.changed
-                    notes += applied.notes
-            with progress.stage("quantize"):
-                jobs = _jobs(plan, index, found, stats)
-                del stats
-                results = workers.map(lambda job: _quantize_site(job, block, recipe, sink), jobs)
-            for reports, said in results:
-                layers += reports
-                notes += said
-            _write_dense(plan, index, block, changed, sink, progress)
-            with progress.stage("calibrate"):
-                if given.saved is not None:
-                    stream.hidden[:] = after
-                elif index + 1 < skeleton.count:
-                    skeleton.advance(block, stream, workers)
-            del block
+        done = [_quantize_block(run, index) for index in progress.blocks(skeleton.count)]
     position = {name: number for number, name in enumerate(plan.by_name)}
-    layers.sort(key=lambda report: position[report.name])
-    return Outcome(layers, merged(notes), given.record)
+    layers = sorted(
+        (layer for one in done for layer in one.layers), key=lambda layer: position[layer.name]
+    )
+    experts = [report for one in done for report in one.experts]
+    notes = [] if given.saved is None else [NOT_ERROR_AWARE]
+    notes += experts_note(experts) + merged([note for one in done for note in one.notes])
+    return Outcome(layers, notes, given.record, experts)
+
+
+def _quantize_block(run: _Run, index: int) -> Outcome:
+    """Read, measure, transform, quantize and write one block; leave the stream before the next."""
+    plan, stream, progress = run.plan, run.stream, run.progress
+    needs = recipe_needs(run.recipe)
+    notes: list[str] = []
+    after: list[torch.Tensor] = []
+    with progress.stage("calibrate"):
+        block = run.skeleton.block(index)
+        found = run.tracer.sites(block, stream)
+        wanted = [site for site in found.sites if _is_quantized(plan, site)]
+        if run.saved is None:
+            stats = collect(block, stream, wanted, needs, run.workers)
+        else:
+            # The probe is to see what the original computes, as the statistics did.
+            calls = stream.calls[index]
+            after = [block.run(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
+            stats = {site.id: run.saved.read(site.id, needs) for site in wanted}
+    experts = _experts(block, wanted, stats)
+    changed: frozenset[str] = frozenset()
+    if "awq" in run.recipe.transform_chain:
+        with progress.stage("transform"):
+            applied = awq.apply(block, found, stats, plan, run.recipe, stream, run.workers)
+            stats, changed = applied.stats, applied.changed
+            notes += applied.notes
+    with progress.stage("quantize"):
+        jobs = _jobs(plan, index, found, stats)
+        del stats
+        results = run.workers.map(lambda job: _quantize_site(job, block, run), jobs)
+    _write_dense(plan, index, block, changed, run.sink, progress)
+    with progress.stage("calibrate"):
+        if run.saved is not None:
+            stream.hidden[:] = after
+        elif index + 1 < run.skeleton.count:
+            run.skeleton.advance(block, stream, run.workers)
+    layers = [layer for reports, _ in results for layer in reports]
+    notes += [note for _, said in results for note in said]
+    return Outcome(layers, notes, None, experts)
 
 
 def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
@@ -161,7 +184,7 @@ def _write_dense(
     sink: Sink,
     progress: Progress,
 ) -> None:
-    """The block's dense tensors: norms, biases, routers; with new values where folds changed them."""
+    """The block's dense tensors (norms, biases, routers), with what folds made of them."""
     with progress.stage("export"):
         for planned in plan.by_block.get(index, ()):
             if planned.scheme is None and not isinstance(planned.action, Dropped):
@@ -173,25 +196,41 @@ def _is_quantized(plan: Plan, site: Site) -> bool:
     return any(plan.by_name[name].scheme is not None for name in site.names)
 
 
-def _rare_experts(sites: list[Site], stats: Mapping[str, SiteStats]) -> list[str]:
-    """One sentence on the experts of a block that saw too few tokens."""
-    counts = [
-        stats[site.id].count for site in sites if site.expert is not None and site.id in stats
-    ]
-    rare = [count for count in counts if count < MIN_EXPERT_TOKENS]
-    if not rare:
+def _experts(
+    block: LoadedBlock, sites: list[Site], stats: Mapping[str, SiteStats]
+) -> list[ExpertReport]:
+    """Tokens that each routed expert of a block saw."""
+    first = next((site for site in sites if site.expert is not None), None)
+    if first is None:
         return []
-    where = next(s.matrix.parameter for s in sites if s.expert is not None).rsplit(".", 1)[0]
-    return [
-        f"{sites[0].id.rsplit(where.split('.')[0], 1)[0]}{where}: {len(rare)} of {len(counts)} "
-        f"expert inputs saw fewer than {MIN_EXPERT_TOKENS} calibration tokens (the least: "
-        f"{min(rare)}, the most: {max(counts)}) and are rounded to nearest"
-    ]
+    counts = {
+        site.expert: stats[site.id].count
+        for site in sites
+        if site.expert is not None and site.matrix.parameter == first.matrix.parameter
+    }
+    where = block.prefix + first.matrix.parameter.rsplit(".", 1)[0]
+    return [ExpertReport(where, [count for _, count in sorted(counts.items())])]
 
 
-def _jobs(
-    plan: Plan, index: int, found: BlockSites, stats: Mapping[str, SiteStats]
-) -> list[_Job]:
+def experts_note(experts: list[ExpertReport]) -> list[str]:
+    """One sentence on how evenly the calibration reached the experts."""
+    if not experts:
+        return []
+    tokens = sorted(count for report in experts for count in report.tokens)
+    rare = sum(count < MIN_EXPERT_TOKENS for count in tokens)
+    said = (
+        f"tokens per expert: {tokens[0]} to {tokens[-1]}, median {tokens[len(tokens) // 2]}, over "
+        f"{len(tokens)} experts"
+    )
+    if rare:
+        said += (
+            f"; {rare} saw fewer than {MIN_EXPERT_TOKENS} and are rounded to nearest: more "
+            "calibration samples would reach them"
+        )
+    return [said]
+
+
+def _jobs(plan: Plan, index: int, found: BlockSites, stats: Mapping[str, SiteStats]) -> list[_Job]:
     """One job a site, the costliest first, so that threads end together."""
     jobs: list[_Job] = []
     done: set[str] = set()
@@ -210,10 +249,9 @@ def _jobs(
     return sorted(jobs, key=cost)
 
 
-def _quantize_site(
-    job: _Job, block: LoadedBlock, recipe: Recipe, sink: Sink
-) -> tuple[list[LayerReport], list[str]]:
+def _quantize_site(job: _Job, block: LoadedBlock, run: _Run) -> tuple[list[LayerReport], list[str]]:
     """Quantize, write, and put the dequantized values back into the block."""
+    recipe = run.recipe
     reports: list[LayerReport] = []
     notes: list[str] = []
     stats = job.stats
@@ -221,7 +259,7 @@ def _quantize_site(
         kind = job.readers[0].name.removeprefix(block.prefix)
         notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
     elif stats is not None and job.site.expert is not None and stats.count < MIN_EXPERT_TOKENS:
-        stats = None  # said by _rare_experts
+        stats = None  # experts_note says so
     given = None
     options = gptq.Options.of(recipe.gptq)
     if recipe.rounding == "gptq" and stats is not None:
@@ -239,7 +277,7 @@ def _quantize_site(
                 quant = gptq.quantize_with(weight, given, scheme, options)
             else:
                 quant = rtn.quantize(weight, stats, scheme, rtn.Options(clip=recipe.clips)).quant
-        sink.quantized(planned, quant)
+        run.sink.quantized(planned, quant)
         dequantized = quant.dequantize()
         error = output_error(weight, dequantized, stats)
         reports.append(LayerReport(planned.name, str(scheme), error))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from qtool.summary import LayerReport
+from qtool.summary import ExpertReport, LayerReport
 
 
 @dataclass(frozen=True)
@@ -13,3 +13,4 @@ class Outcome:
     layers: list[LayerReport]
     notes: list[str] = field(default_factory=list)
     calibration: dict[str, Any] | None = None  # digest, samples, length, seed, source kind
+    experts: list[ExpertReport] = field(default_factory=list)

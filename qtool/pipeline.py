@@ -73,6 +73,7 @@ def run(request: Request, progress: Progress) -> Summary:
             outcome = quantize_blocks(request, plan, checkpoint, sink, progress)
         else:
             outcome = _quantize_each(request, plan, checkpoint, sink, progress)
+        progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
         with progress.stage("export"):
             record = provenance.record(request.recipe, checkpoint, request.model, outcome)
             sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
@@ -89,6 +90,7 @@ def run(request: Request, progress: Progress) -> Summary:
         bits_per_weight=plan.bits_per_weight,
         tensors=plan.counts,
         layers=outcome.layers,
+        experts=outcome.experts,
         warnings=list(plan.warnings),
         notes=outcome.notes,
     )

@@ -42,6 +42,11 @@ class Progress:
         finally:
             self.seconds[name] += time.monotonic() - began
 
+    def apart(self, whole: str, part: str, seconds: float) -> None:
+        """Count seconds that lie inside stage `whole` towards `part` instead."""
+        self.seconds[whole] = max(0.0, self.seconds[whole] - seconds)
+        self.seconds[part] += seconds
+
     def say(self, text: str) -> None:
         """One line that stays."""
         if not self._quiet:

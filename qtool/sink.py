@@ -1,6 +1,7 @@
 """Where finished tensors go: packed by the recipe's format and written into the planned place."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,15 @@ class Sink:
         self.writer = StreamWriter(folder, plan.layout)
         self._format = FORMATS[plan.format]
         self._options = format_options(plan.recipe)
+        self.pack_seconds: list[float] = []  # of every matrix, whichever thread packed it
 
     def quantized(self, planned: Planned, quant: GroupQuant) -> None:
         """Pack and write one matrix."""
         module = planned.name.removesuffix(".weight")
+        began = time.monotonic()
         for name, array in self._format.pack(module, quant, self._options).items():
             self.writer.add(name, array)
+        self.pack_seconds.append(time.monotonic() - began)
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
         """Write a tensor in its own dtype: as the source has it, or with new values."""

@@ -18,6 +18,14 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class ExpertReport:
+    """Calibration tokens that each routed expert of one block saw, by expert."""
+
+    name: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
 class Summary:
     """One finished `qtool quantize`."""
 
@@ -30,6 +38,7 @@ class Summary:
     bits_per_weight: float
     tensors: dict[str, int]  # quantized, dense, dropped
     layers: list[LayerReport]
+    experts: list[ExpertReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
     notes: list[str] = field(default_factory=list)  # found out on the way
 
