@@ -38,7 +38,7 @@ def calibrate(
     settings = (
         loaded[0].calibration
         if loaded
-        else Calibration(**{key: value for key, value in given.items() if value is not None})
+        else Calibration.model_validate({k: v for k, v in given.items() if v is not None})
     )
     needs = measure.VECTORS.union(*(recipe_needs(one) for one in loaded))
     progress = Progress(quiet=json_)
