@@ -3,6 +3,7 @@
     GET  /api/models/OWNER/NAME/revision/REV      {"id", "sha", "siblings": [{"rfilename"}]}
     GET  /api/models/OWNER/NAME/tree/REV          [{"type", "path", "size", "oid", "lfs"?}]
     HEAD, GET  /OWNER/NAME/resolve/REV/PATH       the file; ETag, X-Repo-Commit, Range
+    and the same of datasets, under /api/datasets/ and /datasets/
 
 What goes wrong is chosen by name: OWNER/gated, and a file that ends early once.
 """
@@ -86,9 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.requests.append(f"{self.command} {path}")
         parts = path.split("/")
-        api = parts[:2] == ["api", "models"]
-        if api:
-            parts = parts[2:]
+        api = parts[0] == "api"
+        if api or parts[0] == "datasets":
+            parts = parts[2 if api else 1 :]
         name, rest = "/".join(parts[:2]), parts[2:]
         if name.endswith("/gated"):
             return self._refuse(403, "GatedRepo")

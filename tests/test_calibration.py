@@ -2,15 +2,33 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import hub_server
 import numpy as np
 import pytest
 
 from qtool.calibration import calibration_tokens, chunks, default_text, load_text, tokenize
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
+
+# In a process of its own: huggingface_hub reads its environment when it is imported.
+LOAD = """
+import json, sys
+from qtool.calibration import load_text
+from qtool.errors import QtoolError
+found = []
+for source in sys.argv[1:]:
+    try:
+        found.append(load_text(source))
+    except QtoolError as error:
+        found.append(str(error))
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True)
@@ -146,3 +164,60 @@ def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SourceError, match="not a tokenizer"):
         tokenize("text", tmp_path)
+
+
+def loaded(endpoint: str, cache: Path, *sources: str, **more: str) -> list[list[str] | str]:
+    """load_text of each source against a hub at `endpoint`; an error is its sentence."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+        **more,
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, *sources],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
+    texts, tables = tmp_path / "texts", tmp_path / "tables"
+    (texts / "data").mkdir(parents=True)
+    tables.mkdir()
+    (texts / "README.md").write_text("# texts")
+    (texts / "data" / "test.jsonl").write_text('{"text": "test"}\n')
+    (texts / "data" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tables / "train.parquet").write_bytes(b"PAR1")
+    with hub_server.serve({"ann/texts": texts, "ann/tables": tables}) as server:
+        cache = tmp_path / "cache"
+        first, named, *errors = loaded(
+            server.endpoint,
+            cache,
+            "ann/texts",
+            "ann/texts:data/test.jsonl",
+            "ann/tables",
+            "ann/nothing",
+            "ann/texts:data/absent.txt",
+        )
+    assert first == ["one\ntwo", "ann/texts"]
+    assert named == ["test", "ann/texts:data/test.jsonl"]
+    assert "no text or JSONL file" in errors[0] and "Parquet" in errors[0]
+    assert "does not exist" in errors[1]
+    assert "has no file 'data/absent.txt'" in errors[2]
+    # Without a network a file that was named is served from the cache.
+    named, gone = loaded(
+        server.endpoint, cache, "ann/texts:data/test.jsonl", "ann/tables", HF_HUB_OFFLINE="1"
+    )
+    assert named == ["test", "ann/texts:data/test.jsonl"]
+    assert "cannot be" in gone
