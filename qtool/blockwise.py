@@ -108,7 +108,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     with progress.stage("calibrate"):
         block = run.skeleton.block(index)
         found = run.tracer.sites(block, stream)
-        wanted = [site for site in found.sites if _is_quantized(plan, site)]
+        wanted = [s for s in found.sites if any(plan.target(name) is not None for name in s.names)]
         if run.saved is None:
             stats = collect(block, stream, wanted, needs, run.workers)
         else:
@@ -190,10 +190,6 @@ def _write_dense(
             if planned.scheme is None and not isinstance(planned.action, Dropped):
                 new = planned.name in changed
                 sink.dense(planned, block.weights[planned.name].numpy() if new else None)
-
-
-def _is_quantized(plan: Plan, site: Site) -> bool:
-    return any(plan.by_name[name].scheme is not None for name in site.names)
 
 
 def _experts(

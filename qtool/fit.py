@@ -24,11 +24,13 @@ SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines l
 
 Action = Scheme | Dense | Dropped
 
+UNROUNDED = Dense("the recipe quantizes nothing (method: none)")
+
 
 def recipe_scheme(recipe: Recipe) -> Action:
     """What a linear layer gets before overrides and limits."""
     if recipe.rounding == "none":
-        return Dense("the recipe quantizes nothing (method: none)")
+        return UNROUNDED
     return recipe.scheme
 
 

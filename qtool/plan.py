@@ -16,7 +16,7 @@ from typing import Any
 from qtool import engines, estimate, structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
-from qtool.fit import Action, fit, format_options, override, recipe_scheme
+from qtool.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
@@ -100,6 +100,16 @@ class Plan:
     def by_name(self) -> Mapping[str, Planned]:
         """Source tensor name to its plan."""
         return {tensor.name: tensor for tensor in self.tensors}
+
+    def target(self, name: str) -> Scheme | None:
+        """The scheme that transforms make a tensor ready for: its own or, where the recipe leaves
+        the rounding to another tool (method: none), the recipe's."""
+        planned = self.by_name[name]
+        if planned.action != UNROUNDED or self.recipe.weights is None:
+            return planned.scheme
+        scheme = self.recipe.scheme
+        fits = scheme.group_size < 0 or planned.shape[1] % scheme.group_size == 0
+        return scheme if fits else None
 
     @cached_property
     def by_block(self) -> Mapping[int | None, tuple[Planned, ...]]:

@@ -300,7 +300,7 @@ def _measured(
         for site in sites
         if site.id in stats and stats[site.id].gram is not None
         for name in site.names
-        if (scheme := plan.by_name[name].scheme) is not None
+        if (scheme := plan.target(name)) is not None
     ]
     costs: dict[str, tuple[Floats, NDArray[np.floating] | None]] = {}
     for site_id in dict.fromkeys(site_id for site_id, _, _ in readers):
