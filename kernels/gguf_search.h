@@ -220,40 +220,52 @@ ALWAYS I symmetric_code(const symmetric *grid, V x, int half)
     return ipick(grid->empty, isplat(0), code);
 }
 
-/* `exact` where x itself may be no number. make_qx_quants with rmse_type 1: of nineteen ranges, the first by the largest weight, the one
- * whose least-squares scale explains most. w may be the squares of x. */
+/* Least squares of codes found with `count` inverses, which share the loads. */
+ALWAYS void fit_symmetric(const V *x, const V *w, const V *wx, int n, int half, int exact, int count,
+                          const V *inverse, V *sum_xl, V *sum_l2)
+{
+    V low = splat((float)-half), high = splat((float)(half - 1));
+    EACH sum_xl[u] = sum_l2[u] = (V){0};
+    UNROLL_SOME
+    for (int i = 0; i < n; i++)
+        EACH {
+            V l = most(least(nearest_float(inverse[u] * x[i]), high), low);
+            if (exact)
+                l = to_float(clamp(nearest(inverse[u] * x[i]), -half, half - 1));
+            sum_xl[u] += wx[i] * l;
+            sum_l2[u] += w[i] * l * l;
+        }
+}
+
+/* make_qx_quants with rmse_type 1: of nineteen ranges, the first by the largest weight, the one
+ * whose least-squares scale explains most. w may be the squares of x. exact: x may be no number. */
 ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int exact)
 {
+    enum { TRIALS = 3 };
     symmetric grid;
-    V zero = {0}, magnitude, wx[32], top = extreme(x, n, &magnitude), best = zero;
-    V low = splat((float)-half), high = splat((float)(half - 1));
+    V zero = {0}, magnitude, wx[32], top = extreme(x, n, &magnitude), sum_xl[TRIALS], sum_l2[TRIALS];
     grid.empty = lt(magnitude, splat(TINY));
-    grid.scale = zero;
-    grid.inverse = zero;
+    grid.inverse = (float)-half / top;
+    UNROLL_SOME
     for (int i = 0; i < n; i++)
         wx[i] = w[i] * x[i];
-    for (int k = 0; k < 20; k++) {
-        if (k == 10) /* trial 0 is the first */
-            continue;
-        float codes = k ? (float)half + 0.1f * (float)(k - 10) : (float)half;
-        V inverse = -codes / top, sum_xl = zero, sum_l2 = zero;
-        QT_UNROLL
-        for (int i = 0; i < n; i++) {
-            V l = most(least(nearest_float(inverse * x[i]), high), low);
-            if (exact)
-                l = to_float(clamp(nearest(inverse * x[i]), -half, half - 1));
-            sum_xl += wx[i] * l;
-            sum_l2 += w[i] * l * l;
+    fit_symmetric(x, w, wx, n, half, exact, 1, &grid.inverse, sum_xl, sum_l2);
+    grid.scale = over(sum_xl[0], sum_l2[0]);
+    V best = grid.scale * sum_xl[0];
+    for (int k = 0; k < 18; k += TRIALS) {
+        V inverse[TRIALS];
+        for (int t = 0; t < TRIALS; t++) {
+            int step = k + t < 9 ? k + t - 9 : k + t - 8; /* -9 .. 9, not 0 */
+            inverse[t] = -((float)half + 0.1f * (float)step) / top;
         }
-        V scale = sum_xl / sum_l2;
-        M better = all_lanes();
-        if (k)
-            better = lt(zero, sum_l2) & lt(best * sum_l2, sum_xl * sum_xl);
-        else
-            scale = pick(eq(sum_l2, zero), zero, scale);
-        grid.scale = pick(better, scale, grid.scale);
-        grid.inverse = pick(better, inverse, grid.inverse);
-        best = pick(better, scale * sum_xl, best);
+        fit_symmetric(x, w, wx, n, half, exact, TRIALS, inverse, sum_xl, sum_l2);
+        for (int t = 0; t < TRIALS; t++) {
+            M better = lt(zero, sum_l2[t]) & lt(best * sum_l2[t], sum_xl[t] * sum_xl[t]);
+            V scale = sum_xl[t] / sum_l2[t];
+            grid.scale = pick(better, scale, grid.scale);
+            grid.inverse = pick(better, inverse[t], grid.inverse);
+            best = pick(better, scale * sum_xl[t], best);
+        }
     }
     grid.scale = pick(grid.empty, zero, grid.scale);
     return grid;
