@@ -8,46 +8,67 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
 
+# What model classes raise when the numbers in a config do not go together.
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    StrictDataclassError,
+)
+
 
 def meta_model(checkpoint: Checkpoint) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, initialization
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, initialization
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     where = checkpoint.folder
     if not (where / "config.json").is_file():
         raise SourceError(f"{where}: no config.json, without which the model cannot be run")
-    kind = checkpoint.config.get("model_type", "(none)")
+    kind = checkpoint.config.get("model_type")
+    unknown = UnsupportedError(
+        f"{where / 'config.json'}: transformers has no causal language model of model_type "
+        f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no forward "
+        "pass)"
+    )
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise unknown
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise unknown
         model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    except (KeyError, ValueError) as error:
-        raise UnsupportedError(
-            f"{where / 'config.json'}: transformers has no causal language model of model_type "
-            f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no "
-            "forward pass)"
+        attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+        with (
+            torch.device("meta"),
+            initialization.no_init_weights(),
+            initialization.meta_device_safe_creation_ops(),
+        ):
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                # One F.linear per expert, in which the expert's own rows can be seen.
+                experts_implementation="eager",
+                trust_remote_code=False,
+            )
+    except _REFUSALS as error:
+        said = " ".join(str(error).split())[:200]
+        raise SourceError(
+            f"{where / 'config.json'}: transformers cannot build the {kind!r} that it describes "
+            f"({type(error).__name__}: {said}); compare it with the published one"
         ) from error
-    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    with (
-        torch.device("meta"),
-        initialization.no_init_weights(),
-        initialization.meta_device_safe_creation_ops(),
-    ):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            # One F.linear per expert, in which the expert's own rows can be seen.
-            experts_implementation="eager",
-            trust_remote_code=False,
-        )
     return model.eval()
 
 
@@ -62,7 +83,7 @@ def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
         size = sum(parameter.numel() for parameter in module.parameters())
         if best is None or size > best[0]:
             best = (size, f"{name}.", module)
-    if best is None:
+    if best is None or len(best[2]) == 0:
         raise UnsupportedError(f"{type(model).__name__} has no list of blocks to stream")
     return best[1], best[2]
 

@@ -211,6 +211,46 @@ def test_an_unknown_architecture_is_refused(folders: dict[str, Path], tmp_path: 
         Skeleton.open(Checkpoint.open(folder))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "wide"},
+        {"hidden_size": -4},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nope"},
+        {"vocab_size": None},
+        {"rope_parameters": {"rope_type": "nope"}},
+    ],
+)
+def test_a_config_that_makes_no_model_is_an_error(
+    changes: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = edit(folders["llama"], tmp_path / "odd", **changes)
+    with pytest.raises(SourceError, match=r"config\.json: transformers cannot build the 'llama'"):
+        Skeleton.open(Checkpoint.open(folder))
+
+
+def test_a_model_without_blocks_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = edit(folders["llama"], tmp_path / "empty", num_hidden_layers=0)
+    with pytest.raises(UnsupportedError, match="no list of blocks"):
+        Skeleton.open(Checkpoint.open(folder))
+
+
+def test_code_that_comes_with_a_checkpoint_is_never_run(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    code = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    folder = edit(folders["llama"], tmp_path / "code", auto_map=code)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    Skeleton.open(Checkpoint.open(folder))
+    (tmp_path / "other").mkdir()
+    folder = edit(folder, tmp_path / "other", model_type="frobnicator", auto_map=code)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UnsupportedError):
+        Skeleton.open(Checkpoint.open(folder))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_no_config_is_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = edit(folders["llama"], tmp_path / "bare")
     (folder / "config.json").unlink()
