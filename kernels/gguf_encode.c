@@ -34,6 +34,15 @@ int QT_NAME(gguf_encode)(int32_t type, int64_t rows, int64_t cols, const float *
     case 7:
     case 8:
         return QT_NAME(gguf_encode_legacy)(type, rows, cols, x, importance, to);
+    case 20:
+    case 23:
+    case 34:
+    case 35:
+    case 39:
+    case 40:
+    case 41:
+    case 42:
+        return QT_NAME(gguf_encode_book)(type, rows, cols, x, importance, to);
     case 11:
     case 14:
         return QT_NAME(gguf_encode_k_symmetric)(type, rows, cols, x, importance, to);

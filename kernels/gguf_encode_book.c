@@ -1,0 +1,375 @@
+/* Encodes the types with a code book or three values: iq4_nl, iq4_xs, mxfp4, nvfp4, tq1_0, tq2_0,
+ * q1_0 and q2_0. The layouts are told in gguf_dequant_simple.h; the arithmetic agrees with ggml's
+ * reference encoders bit for bit. */
+#include "gguf_books.h"
+#include "gguf_encode.h"
+#include "gguf_search.h"
+
+/* The book of iq4, and for a binary search the middles between its neighbours (all exact): in
+ * step s, entry i holds the middle below entry i + s. */
+typedef struct {
+    table16 value, middle4, middle2, middle1;
+    V middle8;
+} iq4_tables;
+
+static void fill_iq4_tables(iq4_tables *t)
+{
+    float middle[24];
+    for (int i = 1; i < 24; i++)
+        middle[i] = i < 16 ? 0.5f * (float)(iq4_book[i - 1] + iq4_book[i]) : 0.0f;
+    t->value = table_times(iq4_book, 1.0f);
+    for (int i = 0; i < 16 / LANES; i++) {
+        t->middle4.part[i] = load(middle + LANES * i + 4);
+        t->middle2.part[i] = load(middle + LANES * i + 2);
+        t->middle1.part[i] = load(middle + LANES * i + 1);
+    }
+    t->middle8 = splat(middle[8]);
+}
+
+/* Adds step where x is not below the middle (a NaN never is). */
+ALWAYS I climb(I index, V x, V middle, int step)
+{
+    return ipick(lt(x, middle), index, index + step);
+}
+
+/* The entry of the book nearest to x, the upper of two equally near. */
+ALWAYS I iq4_index(const iq4_tables *t, V x)
+{
+    I index = climb(isplat(0), x, t->middle8, 8);
+    index = climb(index, x, look_up(&t->middle4, index), 4);
+    index = climb(index, x, look_up(&t->middle2, index), 2);
+    return climb(index, x, look_up(&t->middle1, index), 1);
+}
+
+/* The scale of 32 weights: of sixteen, the one that explains most. Zero for tiny weights. */
+ALWAYS V search_iq4(const iq4_tables *t, const V *x, const V *w)
+{
+    enum { TRIALS = 2 };
+    V zero = {0}, magnitude, top = extreme(x, 32, &magnitude), scale = zero, best = zero;
+    for (int k = -8; k <= 7; k += TRIALS) { /* -8 stands for the first: the largest on the end */
+        V inverse[TRIALS], sum_qx[TRIALS] = {zero}, sum_q2[TRIALS] = {zero};
+        for (int u = 0; u < TRIALS; u++)
+            inverse[u] = (float)(k + u - 127) / top;
+        if (k == -8)
+            inverse[0] = 1.0f / (-top / -127.0f);
+        UNROLL_SOME
+        for (int i = 0; i < 32; i++)
+            for (int u = 0; u < TRIALS; u++) {
+                V q = look_up(&t->value, iq4_index(t, inverse[u] * x[i])), wq = w[i] * q;
+                sum_qx[u] += wq * x[i];
+                sum_q2[u] += wq * q;
+            }
+        for (int u = 0; u < TRIALS; u++) {
+            V trial = sum_qx[u] / sum_q2[u];
+            M better = lt(zero, sum_q2[u]);
+            if (k + u > -8)
+                better &= lt(best * sum_q2[u], sum_qx[u] * sum_qx[u]);
+            scale = pick(better, trial, scale);
+            best = pick(better, trial * sum_qx[u], best);
+        }
+    }
+    return pick(lt(magnitude, splat(TINY)), zero, scale);
+}
+
+ALWAYS void weigh_iq4(V *w, const panel *p, int from, V sigma2)
+{
+    for (int i = 0; i < 32; i++) {
+        V square = p->x[from + i] * p->x[from + i];
+        w[i] = p->weighted ? p->w[from + i] * lane_sqrt(sigma2 + square) : square;
+    }
+}
+
+/* 32 codes as nibbles: i and i + `half` share byte i of each run of `half`. */
+ALWAYS void put_nibbles(const panel *p, int offset, const I *code)
+{
+    I word[4];
+    for (int k = 0; k < 4; k++) {
+        const I *q = code + 4 * k;
+        word[k] = word_of(q[0] | q[16] << 4, q[1] | q[17] << 4, q[2] | q[18] << 4,
+                          q[3] | q[19] << 4);
+    }
+    put_words(p, offset, word, 4);
+}
+
+static void encode_iq4_nl(panel *p)
+{
+    iq4_tables t;
+    V w[32], sigma2 = square_sum(p->x, 32) * (2.0f / 32.0f);
+    I code[32];
+    fill_iq4_tables(&t);
+    weigh_iq4(w, p, 0, sigma2);
+    V scale = search_iq4(&t, p->x, w), inverse = over(splat(1.0f), scale);
+    for (int i = 0; i < 32; i++)
+        code[i] = iq4_index(&t, inverse * p->x[i]);
+    put_half(p, 0, to_half(scale));
+    put_nibbles(p, 2, code);
+}
+
+static void encode_iq4_xs(panel *p)
+{
+    iq4_tables t;
+    V scale[8], magnitude, sigma2 = square_sum(p->x, 256) * (2.0f / 256.0f);
+    I word[2] = {isplat(0), isplat(0)}, code[32];
+    fill_iq4_tables(&t);
+    for (int j = 0; j < 8; j++) {
+        V w[32];
+        weigh_iq4(w, p, 32 * j, sigma2);
+        scale[j] = search_iq4(&t, p->x + 32 * j, w);
+    }
+    V d = -extreme(scale, 8, &magnitude) / 32.0f, inverse = over(splat(1.0f), d);
+    for (int j = 0; j < 8; j++) {
+        I l = clamp(nearest(inverse * scale[j]), -32, 31);
+        V inverse_scale = over(splat(1.0f), d * to_float(l));
+        for (int i = 0; i < 32; i++)
+            code[i] = iq4_index(&t, inverse_scale * p->x[32 * j + i]);
+        put_nibbles(p, 8 + 16 * j, code);
+        l += 32;
+        word[0] |= l >> 4 << (16 + 2 * j);
+        word[1] |= (l & 15) << 4 * j;
+    }
+    word[0] |= to_half(d);
+    put_words(p, 0, word, 2);
+}
+
+/* Nearest of 0 1 2 3 4 6 8 12 times d and their negatives, by |q d - x| in float32, the first of
+ * equals: the sixteen in turn. */
+ALWAYS I fp4_code_slowly(V x, V d)
+{
+    V best = absolute((V){0} * d - x);
+    I code = isplat(0);
+    for (int k = 1; k < 16; k++) {
+        V error = absolute((float)fp4_book[k] * d - x);
+        M better = lt(error, best);
+        best = pick(better, error, best);
+        code = ipick(better, isplat(k), code);
+    }
+    return code;
+}
+
+/* The same for |x| below 2^12 d, where the errors next to a middle are exact. */
+ALWAYS I fp4_code(V x, V d)
+{
+    static const float middle[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+    V size = absolute(x);
+    if (any_lane(not_lanes(lt(size, d * 0x1p12f))))
+        return fp4_code_slowly(x, d);
+    I code = isplat(0);
+    for (int k = 0; k < 7; k++)
+        code = ipick(lt(d * middle[k], size), isplat(k + 1), code);
+    I minus = ipick(ieq(code, isplat(0)), isplat(0), isplat(8));
+    return code | (minus & (I)x >> 31);
+}
+
+/* floor(log2f(a)) - 2 + 127 as a byte. log2f rounds to the power above when that is nearer than
+ * half its last place: for a within ln 2 times 2^f last places of 2^k, where 2^f <= |k|. */
+static uint8_t e8m0_of(float a)
+{
+    uint32_t bits;
+    memcpy(&bits, &a, 4);
+    if (!(a > 0.0f))
+        return 0;
+    int exponent = (int)(bits >> 23), next, reach;
+    int64_t distance; /* to 2^next, in last places of a */
+    if (exponent) {
+        next = exponent - 126;
+        distance = (int64_t)(1 << 23) - (bits & 0x7fffff);
+        int size = next < 0 ? -next : next, f = size ? 31 - __builtin_clz((unsigned)size) : 0;
+        reach = 44 >> (6 - f);
+        if (next > 0 && !(size & (size - 1)))
+            reach /= 2;
+    } else {
+        next = 32 - __builtin_clz(bits) - 149;
+        distance = ((int64_t)1 << (next + 149)) - bits;
+        reach = 44 >> (-125 - next);
+    }
+    int power = distance <= reach ? next : next - 1;
+    return (uint8_t)(power - 2 + 127);
+}
+
+static void encode_mxfp4(panel *p)
+{
+    V magnitude, d;
+    I code[32];
+    extreme(p->x, 32, &magnitude);
+    for (int lane = 0; lane < LANES; lane++) {
+        uint8_t e = e8m0_of(magnitude[lane]);
+        uint32_t bits = e < 2 ? 0x200000u << e : (e - 1u) << 23;
+        float scale;
+        memcpy(&scale, &bits, 4);
+        d[lane] = scale;
+        p->to[lane][0] = e;
+    }
+    for (int i = 0; i < 32; i++)
+        code[i] = fp4_code(p->x[i], d);
+    put_nibbles(p, 1, code);
+}
+
+/* The unsigned E4M3 code next to x, halves up; 448 for all that would round to 256 and more. */
+static uint8_t ue4m3_of(float x)
+{
+    if (!(x > 0.0f))
+        return 0;
+    x = x > 448.0f ? 448.0f : x;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    int exponent = (int)(bits >> 23) - 127 + 7;
+    if (exponent <= 0) {
+        int mantissa = (int)(x * 512.0f + 0.5f);
+        return (uint8_t)(mantissa > 7 ? 7 : mantissa);
+    }
+    int code = (exponent << 3) + (int)(bits >> 20 & 7) + (int)(bits >> 19 & 1);
+    return (uint8_t)(code >= 15 << 3 ? 0x7e : code);
+}
+
+static void encode_nvfp4(panel *p)
+{
+    I word[2];
+    for (int j = 0; j < 4; j++) {
+        const V *x = p->x + 16 * j;
+        V magnitude, d;
+        I code[16];
+        extreme(x, 16, &magnitude);
+        for (int lane = 0; lane < LANES; lane++) {
+            uint8_t scale = ue4m3_of(magnitude[lane] / 6.0f);
+            d[lane] = half_ue4m3(scale);
+            p->to[lane][j] = scale;
+        }
+        for (int i = 0; i < 16; i++)
+            code[i] = fp4_code(x[i], d);
+        for (int k = 0; k < 2; k++) {
+            const I *q = code + 4 * k;
+            word[k] = word_of(q[0] | q[8] << 4, q[1] | q[9] << 4, q[2] | q[10] << 4,
+                              q[3] | q[11] << 4);
+        }
+        put_words(p, 4 + 8 * j, word, 2);
+    }
+}
+
+/* The largest magnitude, and its reciprocal or zero. */
+ALWAYS V largest(const panel *p, int n, V *inverse)
+{
+    V magnitude;
+    extreme(p->x, n, &magnitude);
+    *inverse = over(splat(1.0f), magnitude);
+    return magnitude;
+}
+
+/* x / largest rounded to -1, 0, 1, and one added. */
+ALWAYS I trit_of(V x, V inverse)
+{
+    return rounded_away(x * inverse) + 1;
+}
+
+/* A byte whose top trits, one after the other, are those of q, a number of five trits. */
+ALWAYS I trit_byte(I q)
+{
+    return (q * 256 + 242) * 17261 >> 22 & 255; /* / 243, by 2^22 / 243 rounded up */
+}
+
+static void encode_tq1_0(panel *p)
+{
+    V inverse, d = largest(p, 256, &inverse);
+    I byte[52], word[13];
+    for (int i = 0; i < 48; i++) {
+        int stride = i < 32 ? 32 : 16, from = i < 32 ? i : 160 + i - 32;
+        I q = isplat(0);
+        for (int n = 0; n < 5; n++)
+            q = q * 3 + trit_of(p->x[from + n * stride], inverse);
+        byte[i] = trit_byte(q);
+    }
+    for (int i = 0; i < 4; i++) {
+        I q = isplat(0);
+        for (int n = 0; n < 4; n++)
+            q = q * 3 + trit_of(p->x[240 + i + 4 * n], inverse);
+        byte[48 + i] = trit_byte(q * 3);
+    }
+    for (int k = 0; k < 13; k++)
+        word[k] = word_of(byte[4 * k], byte[4 * k + 1], byte[4 * k + 2], byte[4 * k + 3]);
+    put_words(p, 0, word, 13);
+    put_half(p, 52, to_half(d));
+}
+
+static void encode_tq2_0(panel *p)
+{
+    V inverse, d = largest(p, 256, &inverse);
+    I word[16];
+    for (int k = 0; k < 16; k++) {
+        I byte[4];
+        for (int i = 0; i < 4; i++) {
+            const V *x = p->x + k / 8 * 128 + k % 8 * 4 + i;
+            byte[i] = isplat(0);
+            for (int n = 0; n < 4; n++)
+                byte[i] |= (trit_of(x[32 * n], inverse) & 3) << 2 * n;
+        }
+        word[k] = word_of(byte[0], byte[1], byte[2], byte[3]);
+    }
+    put_words(p, 0, word, 16);
+    put_half(p, 64, to_half(d));
+}
+
+static void encode_q1_0(panel *p)
+{
+    V sum = {0};
+    I word[4];
+    for (int k = 0; k < 4; k++) {
+        word[k] = isplat(0);
+        for (int i = 0; i < 32; i++) {
+            V x = p->x[32 * k + i];
+            sum += absolute(x);
+            word[k] |= ipick(le((V){0}, x), isplat((int32_t)(1u << i)), isplat(0));
+        }
+    }
+    put_half(p, 0, to_half(sum / 128.0f));
+    put_words(p, 2, word, 4);
+}
+
+static void encode_q2_0(panel *p)
+{
+    V inverse, d = largest(p, 64, &inverse);
+    I word[4];
+    for (int k = 0; k < 4; k++) {
+        word[k] = isplat(0);
+        for (int i = 0; i < 16; i++) {
+            V ratio = p->x[16 * k + i] * inverse;
+            I q = clamp(rounded_away(ratio) + 1, 0, 3);
+            q = ipick(lt(absolute(ratio), splat(2.0f)), q, isplat(0)); /* 1 / d overflowed */
+            word[k] |= q << 2 * i;
+        }
+    }
+    put_half(p, 0, to_half(d));
+    put_words(p, 2, word, 4);
+}
+
+int QT_NAME(gguf_encode_book)(int32_t type, int64_t rows, int64_t cols, const float *x,
+                              const float *importance, uint8_t *to)
+{
+    switch (type) {
+    case 20:
+        encode_panels(encode_iq4_nl, 32, 18, rows, cols, x, importance, NULL, to);
+        break;
+    case 23:
+        encode_panels(encode_iq4_xs, 256, 136, rows, cols, x, importance, NULL, to);
+        break;
+    case 34:
+        encode_panels(encode_tq1_0, 256, 54, rows, cols, x, NULL, NULL, to);
+        break;
+    case 35:
+        encode_panels(encode_tq2_0, 256, 66, rows, cols, x, NULL, NULL, to);
+        break;
+    case 39:
+        encode_panels(encode_mxfp4, 32, 17, rows, cols, x, NULL, NULL, to);
+        break;
+    case 40:
+        encode_panels(encode_nvfp4, 64, 36, rows, cols, x, NULL, NULL, to);
+        break;
+    case 41:
+        encode_panels(encode_q1_0, 128, 18, rows, cols, x, NULL, NULL, to);
+        break;
+    case 42:
+        encode_panels(encode_q2_0, 64, 18, rows, cols, x, NULL, NULL, to);
+        break;
+    default:
+        return QT_E_ARGUMENT;
+    }
+    return QT_OK;
+}
