@@ -63,7 +63,12 @@ def run(request: Request, progress: Progress) -> Summary:
     check_out(out)
     checkpoint = Checkpoint.open(request.source)
     plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes)
-    for warning in plan.warnings:
+    warnings = list(plan.warnings)
+    if request.stats is not None and not request.recipe.calibrates:
+        warnings.append(
+            f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
+        )
+    for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     with staged(out) as folder:
         sink = Sink(plan, checkpoint, folder)
@@ -91,7 +96,7 @@ def run(request: Request, progress: Progress) -> Summary:
         tensors=plan.counts,
         layers=outcome.layers,
         experts=outcome.experts,
-        warnings=list(plan.warnings),
+        warnings=warnings,
         notes=outcome.notes,
     )
 

@@ -353,7 +353,10 @@ def _apply(document: Document, item: str) -> None:
 
 def _explain(error: ValidationError, document: Document) -> str:
     """The first problem, as one sentence: file:line: key: what is wrong."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # A misspelled key is also one that is missing; the spelling is what has to be told.
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    problem = (unknown or problems)[0]
     path = tuple(problem["loc"])
     context = problem.get("ctx", {})
     if problem["type"] == "conflict":

@@ -37,6 +37,7 @@ def staged(out: Path) -> Iterator[Path]:
                 made.append(parent)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
     except OSError as error:
+        _remove(made)
         raise UnsupportedError(
             f"{out}: cannot be made: {error.strerror}; choose another -o"
         ) from None
@@ -47,16 +48,21 @@ def staged(out: Path) -> Iterator[Path]:
         os.rename(folder, out.absolute())  # over an empty folder of that name, too
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        for parent in reversed(made):
-            try:
-                parent.rmdir()
-            except OSError:
-                break
+        _remove(made)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UnsupportedError(
                 f"{out}: the disk is full; free some space or choose another -o"
             ) from None
         raise
+
+
+def _remove(made: list[Path]) -> None:
+    """The parents that were made for the folder, unless somebody else uses them by now."""
+    for parent in reversed(made):
+        try:
+            parent.rmdir()
+        except OSError:
+            break
 
 
 def _umask() -> int:
