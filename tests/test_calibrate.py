@@ -1,0 +1,221 @@
+"""`qtool calibrate` and `quantize --stats`: one measurement of the original serves many recipes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantizing
+import torch
+from quantizing import Call
+
+from qtool import blockwise
+from qtool.artifact import Artifact
+from qtool.checkpoint import Checkpoint
+from qtool.stats import StatsFile
+from qtool.stream import Skeleton
+
+SMALL = ["--samples", "6", "--length", "64"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """llama/, other/ (the same with other weights), moe/, and text.txt."""
+    folder = tmp_path_factory.mktemp("root")
+    quantizing.build("llama", folder / "llama")
+    quantizing.add_tokenizer(quantizing.arch_models.build("llama", folder / "other", seed=1))
+    quantizing.build("qwen3_moe", folder / "moe")
+    quantizing.text_file(folder / "text.txt")
+    return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return quantizing.caller(monkeypatch, capfd)
+
+
+def calibrate(call: Call, root: Path, out: Path, *more: object, model: str = "llama") -> Path:
+    text = root / "text.txt"
+    said = call("calibrate", root / model, "-o", out, "--calibration", text, *SMALL, *more)
+    assert said.status == 0, said.err
+    return out
+
+
+def quantize(call: Call, root: Path, recipe: str, stats: Path, out: Path, model: str = "llama"):
+    group = ["--set", "weights.group_size=32"]
+    return call("quantize", root / model, "--recipe", recipe, *group, "--stats", stats, "-o", out)
+
+
+def test_it_measures_what_the_recipes_need(root: Path, tmp_path: Path, call: Call) -> None:
+    vectors = calibrate(call, root, tmp_path / "vectors.safetensors")
+    both = calibrate(
+        call, root, tmp_path / "both.safetensors", "--recipe", "w4g128-awq", "--recipe",
+        "w4g128-gptq",
+    )  # fmt: skip
+    assert both.stat().st_size > vectors.stat().st_size
+    name = "model.layers.1.mlp.down_proj.weight"
+    small = StatsFile.open(vectors).read(name, ["mean_abs", "max_abs"])
+    large = StatsFile.open(both).read(name, ["gram", "mean_abs", "max_abs"])
+    assert small.count == large.count == 6 * 64
+    assert small.gram is None and large.gram is not None and large.gram.shape == (96, 96)
+    assert small.mean_abs is not None and large.mean_abs is not None
+    assert np.array_equal(small.mean_abs, large.mean_abs)
+
+
+def test_the_numbers_are_those_of_the_whole_model(root: Path, tmp_path: Path, call: Call) -> None:
+    """Against hooks on transformers' own model, over the same tokens."""
+    from transformers import AutoModelForCausalLM
+
+    from qtool.calibration import calibration_tokens
+    from qtool.recipe import Calibration
+
+    out = calibrate(call, root, tmp_path / "s.safetensors", "--recipe", "w4g128-gptq")
+    settings = Calibration(source=str(root / "text.txt"), samples=6, length=64)
+    tokens = calibration_tokens(settings, root / "llama").tokens
+    model = AutoModelForCausalLM.from_pretrained(root / "llama", dtype=torch.float32).eval()
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "layers" in name:
+            module.register_forward_hook(
+                lambda _, given, __, name=name: seen.update({name: given[0].flatten(0, 1)})
+            )
+    with torch.no_grad():
+        model(input_ids=torch.from_numpy(tokens))
+    assert len(seen) == 21
+    saved = StatsFile.open(out)
+    for name, rows in seen.items():
+        found = saved.read(f"{name}.weight", ["gram", "mean_abs", "max_abs"])
+        x = rows.double().numpy()
+        assert found.count == len(x)
+        for ours, theirs in (
+            (found.gram, x.T @ x),
+            (found.mean_abs, np.abs(x).mean(0)),
+            (found.max_abs, np.abs(x).max(0)),
+        ):
+            assert ours is not None
+            assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max(), name
+
+
+def test_json(root: Path, tmp_path: Path, call: Call) -> None:
+    out = tmp_path / "s.safetensors"
+    said = call("calibrate", root / "moe", "-o", out, "--calibration", root / "text.txt",
+                "--samples", 1, "--length", 16, "--json")  # fmt: skip
+    assert said.status == 0 and said.err == ""
+    found = json.loads(said.out)
+    assert found["stats"] == str(out) and found["needs"] == ["max_abs", "mean_abs"]
+    assert found["tokens"] == 16 and found["size_bytes"] == out.stat().st_size
+    assert found["unseen"] and all(".experts." in name for name in found["unseen"])
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq"])
+@pytest.mark.parametrize("model", ["llama", "moe"])
+def test_stats_are_used_and_nothing_is_collected(
+    recipe: str, model: str, root: Path, tmp_path: Path, call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stats = calibrate(call, root, tmp_path / "s", "--recipe", recipe, model=model)
+
+    def collect(*_: object) -> None:
+        raise AssertionError("collected, though statistics were given")
+
+    monkeypatch.setattr(blockwise, "collect", collect)
+    said = quantize(call, root, recipe, stats, tmp_path / "out", model)
+    assert said.status == 0, said.err
+    assert "not error-aware" in said.out
+    record = json.loads((tmp_path / "out" / "qtool.json").read_text())
+    assert record["calibration"]["error_aware"] is False
+    assert record["calibration"]["samples"] == 6 and record["calibration"]["length"] == 64
+    assert any("not error-aware" in note for note in record["notes"])
+    assert "not error-aware" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_first_block_is_the_same_with_and_without_stats(
+    root: Path, tmp_path: Path, call: Call
+) -> None:
+    """Nothing is quantized before it, so both see the same inputs; later blocks see other ones."""
+    stats = calibrate(call, root, tmp_path / "s", "--recipe", "w4g128-gptq")
+    assert quantize(call, root, "w4g128-gptq", stats, tmp_path / "saved").status == 0
+    said = call("quantize", root / "llama", "--recipe", "w4g128-gptq", "--set",
+                "weights.group_size=32", "--calibration", root / "text.txt", *SMALL,
+                "-o", tmp_path / "fresh")  # fmt: skip
+    assert said.status == 0
+    saved, fresh = (Artifact.open(tmp_path / name) for name in ("saved", "fresh"))
+    same = {
+        name: np.array_equal(saved.read(name).codes, fresh.read(name).codes)
+        for name, entry in saved.entries.items()
+        if entry.scheme is not None
+    }
+    assert all(equal for name, equal in same.items() if ".layers.0." in name)
+    assert not all(equal for name, equal in same.items() if ".layers.2." in name)
+
+
+def test_a_missing_statistic_names_the_command(root: Path, tmp_path: Path, call: Call) -> None:
+    stats = calibrate(call, root, tmp_path / "s")
+    said = quantize(call, root, "w4g128-gptq", stats, tmp_path / "out")
+    assert said.status == 1 and said.out == ""
+    last = said.err.splitlines()[-1]
+    assert last.startswith(f"error: {stats}: holds no gram for the input of 'model.layers.0.")
+    assert "qtool calibrate MODEL -o STATS --recipe" in last
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
+
+
+def test_statistics_of_another_model_are_refused(root: Path, tmp_path: Path, call: Call) -> None:
+    stats = calibrate(call, root, tmp_path / "s", "--recipe", "w4g128-gptq", model="other")
+    said = quantize(call, root, "w4g128-gptq", stats, tmp_path / "out")
+    assert said.status == 1
+    assert "the statistics are of another model" in said.err and "qtool calibrate" in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_statistics_file_is_refused(root: Path, tmp_path: Path, call: Call) -> None:
+    for path in (root / "llama" / "model.safetensors", tmp_path / "missing"):
+        said = quantize(call, root, "w4g128-gptq", path, tmp_path / "out")
+        assert said.status == 1 and said.err.splitlines()[-1].startswith(f"error: {path}: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_statistics_without_use_are_said(root: Path, tmp_path: Path, call: Call) -> None:
+    """A recipe that looks at no activations does not read the file, and says that."""
+    stats = calibrate(call, root, tmp_path / "s")
+    said = quantize(call, root, "w4g128-rtn", stats, tmp_path / "out")
+    assert said.status == 0
+    assert "--stats is not used: recipe w4g128-rtn looks at no activations" in said.err
+
+
+def test_an_existing_file_is_kept(root: Path, tmp_path: Path, call: Call) -> None:
+    out = tmp_path / "s"
+    out.write_text("mine")
+    said = call("calibrate", root / "llama", "-o", out)
+    assert (said.status, out.read_text()) == (1, "mine")
+    assert said.err.startswith(f"error: {out}: exists")
+
+
+def test_a_failure_leaves_no_file(root: Path, tmp_path: Path, call: Call) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    out = tmp_path / "deep" / "s"
+    said = call("calibrate", root / "llama", "-o", out, "--calibration", short)
+    assert said.status == 1 and "has 9 tokens, enough for 0 samples" in said.err
+    assert list(tmp_path.iterdir()) == [short]
+
+
+def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> None:
+    """With statistics from a file the probe that proves folds passes through original blocks."""
+    stats = calibrate(call, root, tmp_path / "s", "--recipe", "w4g128-awq")
+    seen: list[torch.Tensor] = []
+    skeleton = Skeleton.open(Checkpoint.open(root / "llama"))
+    apply = blockwise.awq.apply
+
+    def watch(block, found, stats, plan, recipe, stream, workers):  # type: ignore[no-untyped-def]
+        seen.append(stream.hidden[0].clone())
+        return apply(block, found, stats, plan, recipe, stream, workers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise.awq, "apply", watch)
+        assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
+    hidden = seen[0]
+    stream = skeleton.embed(blockwise.measure.probe(skeleton.checkpoint).tokens)
+    assert torch.equal(hidden, stream.hidden[0])
+    for index in range(2):
+        hidden = skeleton.block(index).run(hidden, stream.calls[index][0])
+        assert torch.equal(hidden, seen[index + 1])
