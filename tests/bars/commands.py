@@ -1,0 +1,43 @@
+"""Runs of the command line in processes of their own, with their time and peak memory."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended with status 0."""
+
+    wall: float  # seconds
+    cpu: float  # seconds, user and system
+    peak: int  # bytes
+    out: dict[str, Any]  # the JSON object on the last line of stdout
+
+
+def run(command: Sequence[object]) -> Finished:
+    """Run a command that prints a JSON object; exits with its stderr where it fails."""
+    words = [str(word) for word in command]
+    began = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - began
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(words)}: exit status {process.returncode}\n{out}")
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Finished(wall, usage.ru_utime + usage.ru_stime, peak, json.loads(out.splitlines()[-1]))
+
+
+def quantize(model: Path, recipe: str, out: Path, *more: object) -> Finished:
+    """`qtool quantize --json`; the artifact stays."""
+    command = [sys.executable, "-m", "qtool", "quantize", model, "--recipe", recipe, "-o", out]
+    return run([*command, "--json", *more])
