@@ -56,8 +56,8 @@ def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
         if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
             bits = "/".join(map(str, slow))
             found.append(
-                f"{bits}-bit GPTQ has no Marlin kernel: vLLM serves it, if at all, with the slower "
-                "exllama kernel in float16; GPTQModel and transformers load it"
+                f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
+                "serve it with a slower float16 kernel; GPTQModel and transformers load it"
             )
         if recipe.gptq.act_order and not recipe.gptq.static_groups and recipe.rounding == "gptq":
             found.append(
