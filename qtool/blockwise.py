@@ -260,7 +260,9 @@ def _quantize_site(job: _Job, block: LoadedBlock, run: _Run) -> tuple[list[Layer
     options = gptq.Options.of(recipe.gptq)
     if recipe.rounding == "gptq" and stats is not None:
         with methods.named(f"the input of {job.readers[0].name}"):
-            given = gptq.factor(stats.gram, options) if stats.gram is not None else None
+            given = (
+                gptq.factor(stats.gram, options, stats.count) if stats.gram is not None else None
+            )
         if given is not None:
             notes += [f"the input of {job.readers[0].name}: {note}" for note in given.notes]
     for planned in job.readers:

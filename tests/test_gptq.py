@@ -90,7 +90,7 @@ CASES = [
 def test_float64_codes_equal_the_oracle(scheme: Scheme, options: gptq.Options, seed: int) -> None:
     weight, gram = problem(seed)
     static = static_grid(weight, scheme, options)
-    given = gptq.factor(gram, options, np.float64)
+    given = gptq.factor(gram, options, dtype=np.float64)
     quant = gptq.quantize_with(weight.astype(np.float64), given, scheme, options)
     expected, values = sweep_reference(weight.astype(np.float64), gram, scheme, options, static)
     assert (quant.codes == expected).all()
@@ -118,7 +118,7 @@ def test_float32_path_is_as_good(scheme: Scheme, options: gptq.Options) -> None:
 )
 def test_factor_is_the_textbook_one(options: gptq.Options) -> None:
     _, gram = problem(3, columns=600)  # wide enough for the recursive inverse
-    given = gptq.factor(gram, options, np.float64)
+    given = gptq.factor(gram, options, dtype=np.float64)
     damped = gram / np.diagonal(gram).mean() + 0.01 * np.eye(600)
     inverse = np.linalg.inv(damped[np.ix_(given.order, given.order)])
     assert np.allclose(given.upper, np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-10)
@@ -180,6 +180,16 @@ def test_damping_is_raised_until_the_factorization_holds() -> None:
     weight = random.normal(size=(8, 32)).astype(np.float32)
     quant = gptq.quantize_with(weight, given, Scheme(4, 16, False), gptq.Options(mse=False))
     assert np.abs(quant.dequantize() - weight).mean() < 0.3
+
+
+def test_a_gram_matrix_of_few_tokens_is_damped_more() -> None:
+    _, gram = problem(9)
+    options = gptq.Options(damp_percent=0.01)
+    few, exact = gptq.factor(gram, options, tokens=160), gptq.factor(gram, options)
+    same = gptq.factor(gram, gptq.Options(damp_percent=0.41))
+    assert np.allclose(few.upper, same.upper, rtol=1e-5)
+    assert not np.allclose(few.upper, exact.upper, rtol=1e-2)
+    assert few.notes == ()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
