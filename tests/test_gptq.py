@@ -123,6 +123,10 @@ def test_factor_is_the_textbook_one(options: gptq.Options) -> None:
     inverse = np.linalg.inv(damped[np.ix_(given.order, given.order)])
     assert np.allclose(given.upper, np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-10)
     assert given.upper.flags.c_contiguous
+    cost = np.empty(600)
+    cost[given.order] = 1 / np.diagonal(given.upper) ** 2
+    assert np.allclose(given.importance, cost, rtol=1e-5)
+    assert np.allclose(gptq.importance(gram, options), cost, rtol=1e-3)
 
 
 def test_the_thread_count_changes_nothing() -> None:

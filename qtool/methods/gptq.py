@@ -101,6 +101,37 @@ def factor(
     One thread, since LAPACK's sums depend on how many there are. Raises SourceError where the
     matrix is not finite or no damping helps.
     """
+    with single_thread():
+        root, order, notes = _damped_root(gram, options, tokens, dtype)
+        cost = _importance(root, order)
+        _reverse(root.view(-1).numpy())
+        _invert_upper(root)
+    return Factor(np.asarray(root.numpy()), order, cost, notes)
+
+
+def importance(gram: Real, options: Options, tokens: int | None = None) -> grid.Floats:
+    """The importance that factor() finds, for a third of its work, [in]."""
+    with single_thread():
+        root, order, _ = _damped_root(gram, options, tokens, np.float32)
+    return _importance(root, order)
+
+
+def _importance(root: torch.Tensor, order: NDArray[np.int32]) -> grid.Floats:
+    # R's diagonal is the root's from its end, and U's is one over it.
+    found = np.empty(order.size, np.float32)
+    found[order[::-1]] = torch.diagonal(root).square().numpy()
+    return found
+
+
+def _damped_root(
+    gram: Real, options: Options, tokens: int | None, dtype: type[np.floating]
+) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
+    """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
+
+    Reversed means that its columns are in reverse order of the sweep, so that read from its end
+    the factor is R. Also that order, and notes. Of a wide layer each matrix here is half a
+    gigabyte: at most two live at a time beside the given one.
+    """
     diagonal = np.diagonal(gram).astype(np.float64)
     if not np.isfinite(diagonal).all() or (diagonal < 0).any():
         raise SourceError(
@@ -122,7 +153,16 @@ def factor(
     backwards = order[::-1]
     uncertain = diagonal.size / tokens if tokens else 0.0
     start = damping = options.damp_percent + min(uncertain, 1.0)
-    while (upper := _inverse_factor(gram, backwards, mean, diagonal + damping, dtype)) is None:
+    while True:
+        reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
+        reversed_gram /= dtype(mean)
+        np.fill_diagonal(reversed_gram, diagonal[backwards] + damping)
+        # The upper factor comes stored by columns: read by rows it is the lower one.
+        root, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
+        del reversed_gram
+        if not int(failed) and bool(torch.isfinite(root).all()):
+            break
+        del root
         damping *= 10
         if damping > _LARGEST_DAMPING:
             raise SourceError(
@@ -131,40 +171,7 @@ def factor(
             )
     if damping != start:
         notes.append(f"damping raised from {start:.2%} to {damping:.2%}")
-    importance = np.empty(order.size, np.float32)
-    importance[order] = 1 / np.square(np.diagonal(upper))
-    return Factor(upper, order, importance, tuple(notes))
-
-
-def _inverse_factor(
-    gram: Real,
-    backwards: NDArray[np.int32],
-    mean: float,
-    diagonal: NDArray[np.float64],
-    dtype: type[np.floating],
-) -> Real | None:
-    """U, row major, of gram / mean with this diagonal; None where it is not positive definite.
-
-    backwards: the columns in reverse order of the sweep. Of a wide layer each matrix here is half
-    a gigabyte, so at most two live at a time beside the given one.
-    """
-    reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
-    reversed_gram /= dtype(mean)
-    np.fill_diagonal(reversed_gram, diagonal[backwards])
-    with single_thread():
-        # The upper factor comes stored by columns: read by rows it is the lower one, and read
-        # from its end it is R.
-        factored, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
-        del reversed_gram
-        if int(failed) or not bool(torch.isfinite(torch.diagonal(factored)).all()):
-            return None
-        upper = factored.mT.contiguous()
-        del factored
-        _reverse(upper.view(-1).numpy())
-        _invert_upper(upper)
-        if not bool(torch.isfinite(upper).all()):
-            return None
-        return np.asarray(upper.numpy())
+    return root.mT.contiguous(), order, tuple(notes)
 
 
 def _reverse(values: Real) -> None:

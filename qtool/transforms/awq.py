@@ -311,8 +311,8 @@ def _measured(
         else:
             mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
             with named(site_id):
-                factor = gptq.factor(gram, rounding, stats[site_id].count)
-            costs[site_id] = factor.importance * np.float32(mean), None
+                cost = gptq.importance(gram, rounding, stats[site_id].count)
+            costs[site_id] = cost * np.float32(mean), None
     rows = sum(block.weights[name].shape[0] for _, name, _ in readers)
     result = []
     for site_id, name, scheme in readers:
