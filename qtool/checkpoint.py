@@ -44,7 +44,6 @@ SIDE_PATTERNS = (
     "sentencepiece*",
     "preprocessor_config.json",
     "processor_config.json",
-    "*.py",
     "LICENSE*",
     "NOTICE*",
 )
@@ -238,5 +237,8 @@ class Checkpoint:
     @property
     def side_files(self) -> tuple[Path, ...]:
         """Tokenizer, generation config, chat template and the like, relative to the folder."""
-        found = {p for pattern in SIDE_PATTERNS for p in self.folder.glob(pattern) if p.is_file()}
+        patterns = SIDE_PATTERNS
+        if "auto_map" in self.config:  # the model's own code, which engines may ask for
+            patterns += ("*.py",)
+        found = {p for pattern in patterns for p in self.folder.glob(pattern) if p.is_file()}
         return tuple(sorted(p.relative_to(self.folder) for p in found))
