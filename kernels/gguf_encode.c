@@ -43,6 +43,12 @@ int QT_NAME(gguf_encode)(int32_t type, int64_t rows, int64_t cols, const float *
     case 41:
     case 42:
         return QT_NAME(gguf_encode_book)(type, rows, cols, x, importance, to);
+    case 16:
+    case 17:
+    case 18:
+    case 21:
+    case 22:
+        return QT_NAME(gguf_encode_lattice)(type, rows, cols, x, importance, to);
     case 11:
     case 14:
         return QT_NAME(gguf_encode_k_symmetric)(type, rows, cols, x, importance, to);

@@ -26,18 +26,18 @@ __attribute__((constructor)) static void unfold_all(void)
     static const uint8_t iq3_s[8] = {1, 3, 5, 7, 9, 11, 13, 15};
     static const uint8_t bit_mask[2] = {0, 0xff};
     for (int i = 0; i < 256; i++) {
-        gguf_grid_iq2_xxs[i] = unfold(packed_iq2_xxs[i], 8, 2, iq2);
-        gguf_grid_iq3_xxs[i] = (uint32_t)unfold(packed_iq3_xxs[i], 4, 3, iq3_xxs);
+        gguf_grid_iq2_xxs[i] = unfold(gguf_points_iq2_xxs[i], 8, 2, iq2);
+        gguf_grid_iq3_xxs[i] = (uint32_t)unfold(gguf_points_iq3_xxs[i], 4, 3, iq3_xxs);
         gguf_sign_mask[i] = unfold((unsigned)i, 8, 1, bit_mask);
     }
     for (int i = 0; i < 512; i++) {
-        gguf_grid_iq2_xs[i] = unfold(packed_iq2_xs[i], 8, 2, iq2);
-        gguf_grid_iq3_s[i] = (uint32_t)unfold(packed_iq3_s[i], 4, 3, iq3_s);
+        gguf_grid_iq2_xs[i] = unfold(gguf_points_iq2_xs[i], 8, 2, iq2);
+        gguf_grid_iq3_s[i] = (uint32_t)unfold(gguf_points_iq3_s[i], 4, 3, iq3_s);
     }
     for (int i = 0; i < 1024; i++)
-        gguf_grid_iq2_s[i] = unfold(packed_iq2_s[i], 8, 2, iq2);
+        gguf_grid_iq2_s[i] = unfold(gguf_points_iq2_s[i], 8, 2, iq2);
     for (int i = 0; i < 2048; i++)
-        gguf_grid_iq1[i] = unfold(packed_iq1[i], 8, 2, iq1);
+        gguf_grid_iq1[i] = unfold(gguf_points_iq1[i], 8, 2, iq1);
     for (int i = 0; i < 128; i++)
         gguf_even_signs[i] = (uint8_t)(i | (__builtin_popcount((unsigned)i) & 1) << 7);
 }

@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 
+/* The points, packed: two bits a coordinate (IQ3: three). */
+extern const uint16_t gguf_points_iq2_xxs[256], gguf_points_iq2_xs[512], gguf_points_iq2_s[1024];
+extern const uint16_t gguf_points_iq1[2048], gguf_points_iq3_xxs[256], gguf_points_iq3_s[512];
+
 /* One byte a weight, the first lowest: the magnitudes that dequantizing multiplies. IQ1: 8 t + 1
  * for t of -1, 0, 1, and 128 more. */
 extern uint64_t gguf_grid_iq2_xxs[256], gguf_grid_iq2_xs[512], gguf_grid_iq2_s[1024];
