@@ -157,8 +157,13 @@ def test_side_files_are_a_positive_list(tmp_path: Path) -> None:
     for name in kept + left:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
+    (tmp_path / "config.json").write_text('{"auto_map": {}}')
     found = [path.as_posix() for path in Checkpoint.open(tmp_path).side_files]
     assert found == sorted(found) and set(found) == set(kept)
+    (tmp_path / "config.json").write_text("{}")  # whose model needs no code of its own
+    assert set(kept) - {p.name for p in Checkpoint.open(tmp_path).side_files} >= {
+        "modeling_custom.py"
+    }
 
 
 def test_an_integer_tensor_is_not_read_as_weights(tmp_path: Path) -> None:
