@@ -115,7 +115,12 @@ class GptqOptions(_Table):
     static_groups: bool = Field(
         default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
     )
-    damp_percent: float = Field(default=0.01, gt=0, le=1)
+    damp_percent: float = Field(
+        default=0.01, gt=0, le=1, description="of the mean diagonal, added to the diagonal"
+    )
+    token_damping: bool = Field(
+        default=True, description="add in_features / calibration tokens to damp_percent"
+    )
     mse: bool = Field(default=True, description="search each group's range for the least error")
     layout: Literal["v1", "v2"] | None = Field(
         default=None, description="of format gptq; default: v1 when symmetric, else v2"

@@ -226,3 +226,16 @@ def test_clip_search_lowers_the_error() -> None:
         quant = gptq.quantize_with(weight, gptq.factor(gram, options), scheme, options)
         found.append(output_error(weight, quant.dequantize(), gram))
     assert found[1] < 0.95 * found[0]
+
+
+def test_token_damping_adds_in_features_over_tokens() -> None:
+    """64 columns and 256 tokens: a quarter of the mean diagonal more, unless turned off."""
+    x = np.random.default_rng(7).standard_normal((256, 64)).astype(np.float32)
+    gram = x.T @ x
+    quarter = gptq.factor(gram, gptq.Options(damp_percent=0.26), 256 * 10**9)
+    added = gptq.factor(gram, gptq.Options(damp_percent=0.01), 256)
+    plain = gptq.factor(gram, gptq.Options(damp_percent=0.01, token_damping=False), 256)
+    exact = gptq.factor(gram, gptq.Options(damp_percent=0.01))
+    np.testing.assert_allclose(added.upper, quarter.upper, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(plain.upper, exact.upper)
+    assert not np.allclose(plain.upper, added.upper, rtol=1e-2)

@@ -23,10 +23,11 @@ nothing, since errors that others make up for count too much.)
 
 A column whose input is always zero takes no part and is rounded to nearest. The mean diagonal
 times `damp_percent` is added to the diagonal, ten times more on each failed factorization. A
-Gram matrix of T tokens is itself uncertain, the more so the wider it is: another in_features / T
-is added, since what the sweep gains from chance correlations is lost on other text. (SmolLM2 at
-4 bits, 8192 tokens: the output error on other text falls by 5 %, that on the same text grows by
-6 %; widths that have tens of thousands of tokens hardly notice.)
+Gram matrix of T tokens is itself uncertain, the more so the wider it is: with `token_damping`
+another in_features / T (at most 1) is added, since what the sweep gains from chance correlations
+is lost on other text. (SmolLM2 at 4 bits, 8192 tokens: the output error on other text falls by
+5 %, that on the same text grows by 6 %; where there are tens of thousands of tokens it hardly
+shows.)
 
 Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
 """
@@ -71,6 +72,7 @@ class Options:
     act_order: bool = True  # largest diagonal first
     static_groups: bool = True  # grids before the sweep, groups of neighbours
     damp_percent: float = 0.01  # a fraction, by the name everyone uses
+    token_damping: bool = True  # in_features / tokens on top of it
     mse: bool = True  # search each group's range
 
     @classmethod
@@ -151,7 +153,7 @@ def _damped_root(
         order = np.arange(diagonal.size, dtype=np.int32)
 
     backwards = order[::-1]
-    uncertain = diagonal.size / tokens if tokens else 0.0
+    uncertain = diagonal.size / tokens if tokens and options.token_damping else 0.0
     start = damping = options.damp_percent + min(uncertain, 1.0)
     while True:
         reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
