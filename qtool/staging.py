@@ -21,6 +21,11 @@ def check_out(out: Path) -> None:
             raise UnsupportedError(
                 f"{out}: the output folder exists and is not empty; remove it or choose another -o"
             )
+        if os.path.ismount(os.path.realpath(out)):
+            raise UnsupportedError(
+                f"{out}: is a mount point, which a finished folder cannot replace; name a folder "
+                "inside it with -o"
+            )
     elif out.exists() or out.is_symlink():
         raise UnsupportedError(f"{out}: a file is in the way; choose another -o")
 
@@ -29,13 +34,15 @@ def check_out(out: Path) -> None:
 def staged(out: Path) -> Iterator[Path]:
     """A folder to fill; it becomes `out` when the body ends without an exception."""
     check_out(out)
+    # Through links: a folder cannot be renamed over a link to one.
+    target = Path(os.path.realpath(out))
     made: list[Path] = []
     try:
-        for parent in reversed(out.absolute().parents):
+        for parent in reversed(target.parents):
             if not parent.exists():
                 parent.mkdir()
                 made.append(parent)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         _remove(made)
         raise UnsupportedError(
@@ -45,7 +52,7 @@ def staged(out: Path) -> Iterator[Path]:
         folder.chmod(0o777 & ~_umask())
         yield folder
         check_out(out)
-        os.rename(folder, out.absolute())  # over an empty folder of that name, too
+        _give_name(folder, target, out)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         _remove(made)
@@ -54,6 +61,17 @@ def staged(out: Path) -> Iterator[Path]:
                 f"{out}: the disk is full; free some space or choose another -o"
             ) from None
         raise
+
+
+def _give_name(folder: Path, target: Path, out: Path) -> None:
+    """Rename, over an empty folder of that name, too."""
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{out}: the finished folder cannot be given this name: {error.strerror}; "
+            "choose another -o"
+        ) from None
 
 
 def _remove(made: list[Path]) -> None:

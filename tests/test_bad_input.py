@@ -283,6 +283,44 @@ def test_taken_names(recipe: str, model: Path, tmp_path: Path, call: Call) -> No
     assert quantizing.files(tmp_path) == files | {"file": b"mine"}
 
 
+def test_a_link_to_an_empty_folder(model: Path, tmp_path: Path, call: Call) -> None:
+    """The artifact goes where the link leads, and the link stays."""
+    real, link = tmp_path / "disk" / "real", tmp_path / "link"
+    real.mkdir(parents=True)
+    link.symlink_to(real)
+    said = call(*arguments(model, "w4g128-rtn", link))
+    assert said.status == 0, said.err
+    assert link.is_symlink() and (real / "qtool.json").is_file()
+    assert snapshot(tmp_path / "disk") >= {"real", "real/model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"disk", "link", "model"}
+
+
+def test_a_mount_point_is_refused_before_the_work(
+    model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mounted"
+    out.mkdir()
+    monkeypatch.setattr("qtool.staging.os.path.ismount", lambda path: str(path) == str(out))
+    monkeypatch.setattr("qtool.pipeline.Checkpoint.open", lambda _: pytest.fail("work was done"))
+    said = call(*arguments(model, "w4g128-rtn", out))
+    assert_one_sentence(said, f"{out}: is a mount point", "inside it")
+
+
+def test_a_name_that_cannot_be_given(
+    model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence names what was asked for, not the hidden folder."""
+
+    def refuse(one: Path, *_: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(one))
+
+    monkeypatch.setattr("qtool.staging.os.rename", refuse)
+    before = snapshot(tmp_path)
+    said = call(*arguments(model, "w4g128-rtn", tmp_path / "out"))
+    assert_one_sentence(said, f"{tmp_path / 'out'}: the finished folder cannot be given this name")
+    assert snapshot(tmp_path) == before
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_parent(model: Path, tmp_path: Path, call: Call) -> None:
     parent = tmp_path / "closed"
