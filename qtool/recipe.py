@@ -294,6 +294,26 @@ def calibration_sets(
     return sets
 
 
+def common_calibration(recipes: Sequence[Recipe], sets: Sequence[str]) -> Calibration:
+    """How all of `recipes` are calibrated; without any, what `sets` make of the defaults.
+
+    RecipeError where they differ: one measurement cannot serve them all.
+    """
+    if not recipes:
+        return parse("method: none\nformat: dense\n", "calibrate", "none", sets).calibration
+    first = recipes[0].calibration
+    for other in recipes[1:]:
+        for key, value in first.model_dump().items():
+            found = getattr(other.calibration, key)
+            if found != value:
+                raise RecipeError(
+                    f"recipes {recipes[0].name} and {other.name} differ in calibration.{key} "
+                    f"({json.dumps(value)} and {json.dumps(found)}): one measurement cannot serve "
+                    "both; give the value on the command line, or calibrate for each"
+                )
+    return first
+
+
 def load(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     """The recipe with `sets` ("weights.bits=3") applied, validated."""
     path = find(name_or_path)

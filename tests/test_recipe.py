@@ -87,6 +87,20 @@ def test_options_of_the_command_line_become_sets() -> None:
     assert recipe.calibration_sets(None, None, None, None) == []
 
 
+def test_one_calibration_for_several_recipes() -> None:
+    def of(name: str, more: str) -> recipe.Recipe:
+        return recipe.parse(MINIMAL + more, f"{name}.yaml", name)
+
+    same = [of("a", "calibration: {samples: 9}"), of("b", "calibration: {samples: 9, seed: 0}")]
+    assert recipe.common_calibration(same, []).samples == 9
+    with pytest.raises(RecipeError) as caught:
+        recipe.common_calibration([*same, of("c", "calibration: {samples: 8}")], [])
+    assert "recipes a and c differ in calibration.samples (9 and 8)" in str(caught.value)
+    assert recipe.common_calibration([], recipe.calibration_sets(None, 3, None, 7)) == (
+        recipe.Calibration(samples=3, seed=7)
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

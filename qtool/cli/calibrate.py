@@ -26,21 +26,19 @@ def calibrate(
     from qtool import measure
     from qtool.blockwise import recipe_needs
     from qtool.checkpoint import Checkpoint
+    from qtool.errors import SourceError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
-    from qtool.recipe import Calibration, calibration_sets, load
+    from qtool.recipe import calibration_sets, common_calibration, load
     from qtool.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
     loaded = [load(name, sets) for name in recipe or ()]
-    given = {"source": calibration, "samples": samples, "length": length, "seed": seed}
-    settings = (
-        loaded[0].calibration
-        if loaded
-        else Calibration.model_validate({k: v for k, v in given.items() if v is not None})
-    )
+    settings = common_calibration(loaded, sets)
     needs = measure.VECTORS.union(*(recipe_needs(one) for one in loaded))
+    if out.exists():  # told before a download that may take hours
+        raise SourceError(f"{out}: exists; remove it or choose another -o")
     progress = Progress(quiet=json_)
     with progress.stage("download"):
         checkpoint = Checkpoint.open(resolve(model))
