@@ -242,10 +242,16 @@ class StreamWriter:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else."""
+    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else.
+
+    Nothing is no size either.
+    """
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if not found:
         raise FormatError(f"{text!r} is no size; write it like 5GB or 500MiB")
     number, prefix, binary = found.groups()
     power = " kmgt".index(prefix) if prefix else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    size = int(float(number) * (1024 if binary else 1000) ** power)
+    if not size:
+        raise FormatError(f"a size of {text!r} holds nothing; write it like 5GB or 500MiB")
+    return size

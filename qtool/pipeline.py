@@ -40,11 +40,16 @@ class Request:
 
     @property
     def artifact(self) -> Path:
-        """OUT, or MODEL-RECIPE in the working folder."""
-        if self.out is not None:
-            return self.out
-        name = Path(self.model).name or self.source.resolve().name
-        return Path(f"{name.removesuffix('.safetensors')}-{self.recipe.name}")
+        """Where the artifact goes."""
+        return artifact_path(self.model, self.recipe, self.out)
+
+
+def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
+    """OUT, or MODEL-RECIPE in the working folder."""
+    if out is not None:
+        return out
+    name = Path(model).name or Path(model).resolve().name
+    return Path(f"{name.removesuffix('.safetensors')}-{recipe.name}")
 
 
 def check_device(device: str) -> None:

@@ -180,3 +180,50 @@ def test_plan_for_people_and_for_programs(
     assert call(monkeypatch, "plan", folder, "--recipe", "w4g128-awq", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["tensors"]) == 273 and found["size_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["quantize", "-o", "FULL"], "the output folder exists and is not empty"),
+        (["quantize", "-o", "FULL/mine"], "a file is in the way"),
+        (["quantize", "--max-shard-size", "many"], "'many' is no size"),
+        (["quantize", "--max-shard-size", "0"], "a size of '0' holds nothing"),
+        (["plan", "--max-shard-size", "many"], "'many' is no size"),
+        (["calibrate", "-o", "FULL/mine"], "exists; remove it"),
+    ],
+)
+def test_what_can_be_told_before_a_download_is(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    monkeypatch.setattr("qtool.hub.download", lambda _: pytest.fail("downloaded"))
+    command, *more = [word.replace("FULL", str(tmp_path)) for word in arguments]
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, command, "some/model", "--recipe", "w8-rtn", *more) == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--seed", "-1", "calibration.seed: input should be greater than or equal to 0"),
+        ("--length", "4", "calibration.length: input should be greater than or equal to 8"),
+    ],
+)
+def test_wrong_numbers_are_one_sentence_without_a_recipe_too(
+    option: str,
+    value: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "s")
+    assert call(monkeypatch, "calibrate", "tiny", "-o", out, option, value) == 1
+    said = capsys.readouterr().err
+    assert sentence in said and said.startswith("error: ") and said.count("\n") == 1

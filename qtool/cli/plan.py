@@ -29,7 +29,8 @@ def plan(
     from qtool.recipe import calibration_sets, load
 
     loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
-    made = make_plan(loaded, Checkpoint.open(resolve(model)), parse_size(max_shard_size))
+    max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
+    made = make_plan(loaded, Checkpoint.open(resolve(model)), max_shard_bytes)
     if json_:
         typer.echo(json.dumps(made.json()))
     else:

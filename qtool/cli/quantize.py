@@ -34,14 +34,18 @@ def quantize(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.pipeline import Request, check_device, run
+    from qtool.pipeline import Request, artifact_path, check_device, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
+    from qtool.staging import check_out
 
     check_device(device)
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)
     progress = Progress(quiet=json_)
     loaded = load(recipe, sets)
+    # Before a download that may take hours.
+    max_shard_bytes = parse_size(max_shard_size)
+    check_out(artifact_path(model, loaded, out))
     with progress.stage("download"):
         source = resolve(model)
     request = Request(
@@ -51,7 +55,7 @@ def quantize(
         out=out,
         stats=stats,
         threads=threads or default_threads(),
-        max_shard_bytes=parse_size(max_shard_size),
+        max_shard_bytes=max_shard_bytes,
     )
     summary = run(request, progress)
     if json_:
