@@ -59,7 +59,7 @@ def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
                 f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
                 "serve it with a slower float16 kernel; GPTQModel and transformers load it"
             )
-        if recipe.gptq.act_order and not recipe.gptq.static_groups and recipe.rounding == "gptq":
+        if recipe.reorders_groups:
             found.append(
                 "act_order without static_groups leaves groups out of order (desc_act): slower "
                 "everywhere and wrong in some engines under tensor parallelism"

@@ -125,6 +125,14 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
             f"group (the first: {name} {list(tensors[name].shape)}: {reason}); leave them dense "
             "with --set indivisible=dense, or with an override"
         )
+    if recipe.reorders_groups and recipe.format == "awq":
+        width = {name: tensors[name].shape[1] for name in schemes if name not in failures}
+        if any(schemes[name].groups(width[name]) > 1 for name in width):
+            raise FormatError(
+                f"recipe {recipe.name}: gptq.static_groups: false with gptq.act_order puts columns "
+                "out of group order, which format awq cannot store; choose --set "
+                "gptq.static_groups=true, --set gptq.act_order=false, or --set format=gptq"
+            )
     mixed = FORMATS[recipe.format].supports_together(set(schemes.values()))
     if schemes and mixed is not None:
         raise FormatError(f"recipe {recipe.name}: {mixed}")

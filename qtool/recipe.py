@@ -225,6 +225,11 @@ class Recipe(_Table):
         return self.rtn.clip or (self.method == ("awq",) and self.awq.clip)
 
     @property
+    def reorders_groups(self) -> bool:
+        """Whether the columns of a group need not be neighbours (g_idx, desc_act)."""
+        return self.rounding == "gptq" and self.gptq.act_order and not self.gptq.static_groups
+
+    @property
     def calibrates(self) -> bool:
         """Whether a forward pass is needed."""
         return self.rounding == "gptq" or bool(self.transform_chain)

@@ -91,7 +91,7 @@ def artifact_facts(plan: Plan) -> Facts | None:
         version=__version__,
         static_groups=options.static_groups,
         damp_percent=options.damp_percent if recipe.rounding == "gptq" else None,
-        act_order=recipe.rounding == "gptq" and options.act_order and not options.static_groups,
+        act_order=recipe.reorders_groups,
         mse=recipe.rounding == "gptq" and options.mse,
     )
 

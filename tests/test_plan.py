@@ -158,6 +158,17 @@ def test_indivisible(tmp_path: Path) -> None:
     assert {name.rsplit(".")[-1] for name in quantized(dense)} == {"down_proj"}
 
 
+def test_columns_out_of_group_order_do_not_go_into_awq(tmp_path: Path) -> None:
+    """Told by the plan, and not by the first block's packing after its calibration."""
+    shapes, loose = header_files.llama(), "gptq.static_groups=false"
+    with pytest.raises(FormatError) as caught:
+        plan_of(tmp_path, shapes, "w4g128-awq-gptq", loose)
+    assert "format awq cannot store" in str(caught.value)
+    assert "--set gptq.static_groups=true" in str(caught.value)
+    for way in ("gptq.act_order=false", "format=gptq", "weights.group_size=-1", "method=awq"):
+        assert plan_of(tmp_path, shapes, "w4g128-awq-gptq", loose, way).quantized
+
+
 def test_indivisible_with_no_way_but_dense(tmp_path: Path) -> None:
     shapes = header_files.llama(hidden=336)  # 16 x 21
     with pytest.raises(FormatError) as caught:
