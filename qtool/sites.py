@@ -18,7 +18,7 @@ that the probe did not reach is taken to behave as its neighbours in the same pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,8 +65,9 @@ class Site:
     in_features: int
     readers: tuple[Reader, ...]
     matrix: Matrix  # the first to read it: where collect() looks
-    calls: int  # how often a forward pass calls that matrix; 0 to many for an expert
-    expert: int | None  # None where every token passes
+    calls: int  # how often the probe called that matrix; 0 for an expert that it did not reach
+    per_token: int | None  # rows it reads for each token; None where only some tokens pass
+    expert: int | None  # slice of a 3-D parameter
     producer: str | None  # checkpoint name of the weight of the norm whose rows it reads
     producer_bias: str | None
 
@@ -102,6 +103,8 @@ class _TracedCall:
     matrix: Matrix
     bias: str | None  # parameter name within the block
     rows: tuple[int, ...]  # hashes
+    calls: int  # with the same rows, or one for each chunk of the rows
+    seen: int  # rows in all calls
     in_features: int
     out_features: int
 
@@ -110,7 +113,8 @@ class _TracedCall:
 class _Trace:
     """What a forward pass showed, in the block's own names."""
 
-    calls: tuple[_TracedCall, ...]
+    tokens: int
+    calls: tuple[_TracedCall, ...]  # one a matrix
     norms: tuple[tuple[str, str | None, frozenset[int]], ...]  # weight, bias, output rows
 
 
@@ -224,16 +228,22 @@ class Tracer:
 
 def _watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> _Trace:
     index = WeightIndex(block.module)
-    calls: list[_TracedCall] = []
+    calls: dict[tuple[Matrix, str | None], _TracedCall] = {}
     norms: list[tuple[str, str | None, frozenset[int]]] = []
 
     def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        parameter = block.module.get_parameter(matrix.parameter)
-        calls.append(
-            _TracedCall(
-                matrix, index.bias(bias), _row_hashes(x), parameter.shape[-1], parameter.shape[-2]
+        key = matrix, index.bias(bias)
+        rows = _row_hashes(x)
+        before = calls.get(key)
+        if before is None:
+            out_features, in_features = block.module.get_parameter(matrix.parameter).shape[-2:]
+            calls[key] = _TracedCall(*key, rows, 1, len(rows), in_features, out_features)
+        else:
+            # Called again on the same input, or on the next chunk of it.
+            whole = before.rows if rows == before.rows else before.rows + rows
+            calls[key] = replace(
+                before, rows=whole, calls=before.calls + 1, seen=before.seen + len(rows)
             )
-        )
 
     def hook(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def remember(module: nn.Module, _: Any, output: Any) -> None:
@@ -255,7 +265,8 @@ def _watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> _Trace:
     finally:
         for handle in hooks:
             handle.remove()
-    return _Trace(tuple(calls), tuple(norms))
+    tokens = hidden.shape[0] * hidden.shape[1]
+    return _Trace(tokens, tuple(calls.values()), tuple(norms))
 
 
 def _row_hashes(x: torch.Tensor) -> tuple[int, ...]:
@@ -297,12 +308,14 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
             continue
         producer_names = producers[key]
         first = calls[0].matrix
+        per_token, partial = divmod(calls[0].seen, traced.tokens)
         site = Site(
             id=every[0].name,
             in_features=calls[0].in_features,
             readers=every,
             matrix=first,
-            calls=sum(call.matrix == first for call in calls),
+            calls=calls[0].calls,
+            per_token=None if partial or first.expert is not None else per_token,
             expert=first.expert,
             producer=whole(producer_names[0]) if producer_names else None,
             producer_bias=whole(producer_names[1]) if producer_names else None,
@@ -370,6 +383,7 @@ def _add_unreached_experts(
                 readers=readers,
                 matrix=Matrix(parameter, expert),
                 calls=0,
+                per_token=None,
                 expert=expert,
                 producer=site.producer,
                 producer_bias=site.producer_bias,

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.errors import FormatError, SourceError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.sites import Matrix, ObserveLinears, Site, WeightIndex
 from qtool.stream import LoadedBlock, Stream, Workers
@@ -146,12 +146,12 @@ def collect(
     by_matrix = {site.matrix: site for site in sites}
     sums = {site.id: _Sum(site.in_features, wanted) for site in sites}
     turns = _Turns()
-    plain = [site for site in sites if site.expert is None]
-    routed = [site for site in sites if site.expert is not None]
+    routed = [site for site in sites if site.per_token is None]
 
     def measure(number: int) -> None:
-        left = {site.id: site.calls for site in plain}
-        # How often an expert is called, if at all, is known only when the pass is over.
+        samples, length = stream.hidden[number].shape[:2]
+        left = {s.id: s.per_token * samples * length for s in sites if s.per_token is not None}
+        # How many rows an expert reads, in how many calls, is known only when the pass is over.
         kept: dict[str, list[torch.Tensor]] = {}
 
         def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -159,10 +159,16 @@ def collect(
             if site is None:
                 return
             rows = x.reshape(-1, x.shape[-1])
-            if site.expert is not None:
+            if site.per_token is None:
                 kept.setdefault(site.id, []).append(rows)
                 return
-            left[site.id] -= 1
+            left[site.id] -= len(rows)
+            if left[site.id] < 0:
+                raise UnsupportedError(
+                    f"the input of {site.id}: it reads more than the {site.per_token} rows for "
+                    "each token that it read on a small input; calibrated methods cannot measure "
+                    "it, RTN can quantize it (it needs no forward pass)"
+                )
             _add(sums[site.id], rows, site.id, number, turns, left[site.id] == 0)
             if not routed and not any(left.values()):
                 raise _AllSeenError
@@ -176,11 +182,14 @@ def collect(
                     rows = kept.pop(site.id, [])
                     empty = torch.empty(0, site.in_features)
                     _add(sums[site.id], torch.cat([empty, *rows]), site.id, number, turns, True)
+                for site in sites:
+                    if left.get(site.id):  # it read fewer rows: the next one must not wait for more
+                        none = torch.empty(0, site.in_features)
+                        _add(sums[site.id], none, site.id, number, turns, True)
             done = True
         finally:
             if not done:
                 turns.fail(number)
-        assert not any(left.values()), left
 
     if sites:
         workers.map(measure, range(len(stream.hidden)))

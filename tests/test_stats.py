@@ -1,7 +1,9 @@
 """Statistics against a plain float64 computation over recorded inputs; files; threads."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from arch_models import VOCABULARY, build
 from safetensors.numpy import load_file, save_file
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, SourceError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
 from qtool.stats import NEEDS, SiteStats, StatsFile, StatsWriter, collect, strips
 from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
@@ -117,6 +119,74 @@ def test_a_failure_in_one_micro_batch_ends_all(tmp_path: Path) -> None:
     block, stream, found = opened(build("llama", tmp_path))
     stream.hidden[1] = torch.zeros(2, 40, 3)
     with Workers(3) as workers, pytest.raises(RuntimeError, match="3"):
+        collect(block, stream, found.sites, NEEDS, workers)
+
+
+Mlp = Callable[[torch.Tensor], torch.Tensor]
+
+
+def in_chunks(mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+    """Once on the probe, twice on a micro-batch."""
+    return torch.cat([mlp(part) for part in x.flatten(0, 1).split(40)]).view(x.shape)
+
+
+def in_halves(mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([mlp(part) for part in x.split(20, dim=1)], dim=1)
+
+
+def of_first_sample(mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+    """Of the probe that is all of it."""
+    return torch.cat([mlp(x[:1]), x[1:]])
+
+
+def of_some_tokens(mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+    """As an expert that is a module of its own; in some micro-batches it is never called."""
+    chosen = x[..., 0] > 0
+    chosen &= bool(x.flatten()[-1] > 0) or x.shape[0] == 1
+    out = x.clone()
+    if chosen.any():
+        out[chosen] = mlp(x[chosen])
+    return out
+
+
+def patched(folder: Path, way: Callable[[Mlp, torch.Tensor], torch.Tensor]) -> Any:
+    """A block whose MLP is called in another way."""
+    block, stream, _ = opened(folder)
+    mlp: Any = block.module.get_submodule("mlp")
+    plain = mlp.forward
+    mlp.forward = lambda x: way(plain, x)
+    return block, stream, Tracer().sites(block, stream)
+
+
+@pytest.mark.parametrize("way", [in_chunks, in_halves, of_first_sample, of_some_tokens])
+def test_linears_that_are_called_in_parts(
+    way: Callable[[Mlp, torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    """However often a pass calls a linear, nobody waits for ever and every row counts once."""
+    block, stream, found = patched(build("llama", tmp_path), way)
+    rows = recorded(block, stream)
+    results = []
+    for threads in (1, 3):
+        with Workers(threads) as workers:
+            results.append(collect(block, stream, found.sites, NEEDS, workers))
+    assert len(found.sites) == 4 and found.unread == ()
+    for site in found.sites:
+        x, (one, three) = rows[site.matrix], (result[site.id] for result in results)
+        assert one.count == three.count == len(x) > 0
+        gram = (x.T @ x).numpy()
+        assert np.abs(one.gram - gram).max() <= 1e-6 * np.abs(gram).max()
+        assert one.gram.tobytes() == three.gram.tobytes()
+    mlp = rows[next(site.matrix for site in found.sites if "gate_proj" in site.id)]
+    partial = way in (of_first_sample, of_some_tokens)
+    assert (len(mlp) < stream.tokens) == partial
+
+
+def test_more_rows_than_the_probe_had_are_refused(tmp_path: Path) -> None:
+    def twice(mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
+        return mlp(x) if x.shape[0] == 1 else mlp(torch.cat([x, -x]))[: x.shape[0]]
+
+    block, stream, found = patched(build("llama", tmp_path), twice)
+    with Workers(3) as workers, pytest.raises(UnsupportedError, match=r"gate_proj.* the 1 rows"):
         collect(block, stream, found.sites, NEEDS, workers)
 
 
