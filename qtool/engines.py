@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qtool.recipe import Recipe
 from qtool.scheme import Dropped
-from qtool.structure import expert_of, fused_key
+from qtool.structure import FUSED_EXPERTS, expert_of, fused_key
 
 if TYPE_CHECKING:
     from qtool.plan import Planned
@@ -28,9 +28,7 @@ def warnings(recipe: Recipe, tensors: Sequence["Planned"]) -> list[str]:
         return []
     found = [*_format(recipe, quantized), *_groups(quantized), *_fused(tensors)]
     found += _marlin(recipe, quantized)
-    fused = [
-        t.name for t in tensors if t.reason is not None and t.reason.startswith("experts fused")
-    ]
+    fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
             f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "

@@ -98,6 +98,7 @@ def run(request: Request, progress: Progress) -> Summary:
         peak_rss_bytes=peak_rss_bytes(),
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
+        unquantized_share=plan.unquantized_share,
         tensors=plan.counts,
         layers=outcome.layers,
         experts=outcome.experts,

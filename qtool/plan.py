@@ -7,7 +7,7 @@ refuse. A plan does not change while a run goes on.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -28,6 +28,7 @@ __all__ = ["BlockStack", "Plan", "Planned", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
 _COMPARED_BYTES = 1 << 24
+_MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ class Plan:
         numbers = sum(tensor.parameters for tensor in kept)
         return 8 * sum(tensor.nbytes for tensor in kept) / numbers if numbers else 0.0
 
+    @property
+    def unquantized_share(self) -> float:
+        """Share of the model's numbers that are stored dense; as `qtool inspect` counts it."""
+        return _dense_share(self.tensors)
+
     @cached_property
     def by_name(self) -> Mapping[str, Planned]:
         """Source tensor name to its plan."""
@@ -138,6 +144,7 @@ class Plan:
             "blocks": {"prefix": self.blocks.prefix, "count": self.blocks.count},
             "size_bytes": self.size_bytes,
             "bits_per_weight": self.bits_per_weight,
+            "unquantized_share": self.unquantized_share,
             "peak_rss_bytes": self.peak_rss_bytes,
             "seconds": self.seconds,
             "warnings": list(self.warnings),
@@ -204,7 +211,32 @@ def make_plan(
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     cost = estimate.run_cost(recipe, planned, structure.active_share(checkpoint.config))
     warnings += engines.warnings(recipe, planned)
+    warnings += _much_dense(planned)
     return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
+
+
+def _dense_share(tensors: Iterable[Planned]) -> float:
+    """Of the numbers in `tensors`, those stored dense; dropped copies do not count."""
+    kept = [tensor for tensor in tensors if not isinstance(tensor.action, Dropped)]
+    numbers = sum(tensor.parameters for tensor in kept)
+    dense = sum(tensor.parameters for tensor in kept if tensor.scheme is None)
+    return dense / numbers if numbers else 0.0
+
+
+def _much_dense(tensors: Sequence[Planned]) -> list[str]:
+    """A sentence where much of what methods are there for stays dense, with the main reason."""
+    inner = [t for t in tensors if t.reason not in ("embedding", "output head")]
+    share = _dense_share(inner)
+    if share <= _MUCH_DENSE or all(tensor.scheme is None for tensor in tensors):
+        return []
+    why: Counter[str] = Counter()
+    for tensor in inner:
+        if isinstance(tensor.action, Dense):
+            why[tensor.action.reason] += tensor.parameters
+    return [
+        f"{share:.0%} of the weights stay dense, embeddings and head not counted; most of them: "
+        f"{why.most_common(1)[0][0]}"
+    ]
 
 
 def _untie(checkpoint: Checkpoint, actions: Mapping[str, Action]) -> dict[str, Action]:

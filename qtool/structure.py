@@ -24,8 +24,11 @@ _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _MOST_EXPERTS = 1024
+_LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 _HEADS = ("lm_head", "embed_out", "output")
+
+FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not quantize"
 
 # Linear layers that engines fuse into one; the parts must be stored alike.
 FUSED = (
@@ -165,8 +168,8 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "buffer" if info.dtype in ("BOOL", "U8") else f"{info.dtype} values, not float"
     if name.endswith(_BUFFERS):
         return "buffer"
-    if len(info.shape) == 3 and "experts" in name:
-        return "experts fused in one 3-D tensor, which this version does not quantize"
+    if len(info.shape) == 3 and ("experts" in name or min(info.shape[1:]) >= _LEAST_EXPERT_WIDTH):
+        return FUSED_EXPERTS
     if len(info.shape) != 2:
         if kind == "bias":
             return "bias" if len(info.shape) == 1 else "buffer"

@@ -36,6 +36,7 @@ class Summary:
     peak_rss_bytes: int
     size_bytes: int
     bits_per_weight: float
+    unquantized_share: float  # of the weights, those stored dense
     tensors: dict[str, int]  # quantized, dense, dropped
     layers: list[LayerReport]
     experts: list[ExpertReport] = field(default_factory=list)
@@ -53,7 +54,8 @@ class Summary:
             f"{self.artifact}: {self.format}, {self.size_bytes / 1e6:.1f} MB, "
             f"{self.bits_per_weight:.3f} bits per weight",
             f"tensors: {self.tensors['quantized']} quantized, {self.tensors['dense']} dense, "
-            f"{self.tensors['dropped']} dropped",
+            f"{self.tensors['dropped']} dropped; {self.unquantized_share:.1%} of the weights left "
+            "unquantized",
         ]
         if errors:
             middle = errors[len(errors) // 2]

@@ -173,6 +173,7 @@ def test_plan_for_people_and_for_programs(
     said = capsys.readouterr().out
     assert "model.layers.{0-29}.mlp.down_proj.weight" in said and "w4 g128 asym" in said
     assert "210 quantized, 63 dense, 0 dropped" in said
+    assert "1.2% of the weights left unquantized" in said
     assert "note: 60 of 210 matrices" in said
     assert len(said.splitlines()) < 30
     assert call(monkeypatch, "plan", folder, "--recipe", "w4g128-awq", "--all") == 0

@@ -118,6 +118,36 @@ def test_shared_experts_and_routers(tmp_path: Path) -> None:
     assert any("may be most of the model" in warning for warning in plan.warnings)
 
 
+def test_fused_experts_are_told_by_their_shape(tmp_path: Path) -> None:
+    """Of Granite's, no name says `experts`; and a run that leaves them dense says how much that is.
+
+    A convolution's kernels are 3-D too, and no experts.
+    """
+    moe = "model.layers.0.block_sparse_moe"
+    shapes = {
+        "model.embed_tokens.weight": (512, 256),
+        "model.layers.0.self_attn.q_proj.weight": (256, 256),
+        "model.layers.0.mixer.conv1d.weight": (256, 1, 4),
+        f"{moe}.input_linear.weight": (8, 512, 256),
+        f"{moe}.output_linear.weight": (8, 256, 256),
+    }
+    plan = plan_of(tmp_path, shapes, "w4g128-awq")
+    fused = {t.name for t in plan.tensors if (t.reason or "").startswith("experts fused")}
+    assert fused == {f"{moe}.input_linear.weight", f"{moe}.output_linear.weight"}
+    assert [w for w in plan.warnings if "may be most of the model" in w]
+    (said,) = [w for w in plan.warnings if "stay dense" in w and "%" in w]
+    assert said.startswith("96% of the weights stay dense") and "experts fused" in said
+    numbers = [tensor.parameters for tensor in plan.tensors]
+    assert plan.unquantized_share == pytest.approx(1 - 256 * 256 / sum(numbers))
+    assert plan.json()["unquantized_share"] == plan.unquantized_share
+
+
+def test_embeddings_alone_are_no_reason_to_warn(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, header_files.llama(vocabulary=50_000), "w4g128-awq")
+    assert plan.unquantized_share > 0.9
+    assert not [w for w in plan.warnings if "stay dense" in w]
+
+
 def test_conv1d_and_quantized_sources_are_refused(tmp_path: Path) -> None:
     shapes = {
         "h.0.attn.c_attn.weight": (64, 192),

@@ -61,7 +61,8 @@ def _print(made: "Plan", every: bool) -> None:
     typer.echo(f"recipe {made.recipe.name}, format {made.format}: {counts}")
     typer.echo(
         f"size {made.size_bytes:,} bytes in {files} file{'s' if files > 1 else ''}, "
-        f"{made.bits_per_weight:.3f} bits per weight"
+        f"{made.bits_per_weight:.3f} bits per weight, "
+        f"{made.unquantized_share:.1%} of the weights left unquantized"
     )
     typer.echo(
         f"estimated: peak memory {made.peak_rss_bytes / 2**30:.1f} GiB, "
