@@ -67,7 +67,7 @@ def run(request: Request, progress: Progress) -> Summary:
     out = request.artifact
     check_out(out)
     checkpoint = Checkpoint.open(request.source)
-    plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes)
+    plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes, compare_all=True)
     warnings = list(plan.warnings)
     if request.stats is not None and not request.recipe.calibrates:
         warnings.append(

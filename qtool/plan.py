@@ -27,7 +27,7 @@ from qtool.structure import BlockStack
 __all__ = ["BlockStack", "Plan", "Planned", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
-_COMPARED_BYTES = 1 << 24
+_COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
 _MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
 
 
@@ -163,9 +163,13 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, checkpoint: Checkpoint, max_shard_bytes: int = MAX_SHARD_BYTES
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    compare_all: bool = False,
 ) -> Plan:
-    """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies.
+    """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
+    a megabyte at each end, or with `compare_all`, for a run, every byte.
 
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for.
@@ -189,7 +193,7 @@ def make_plan(
     }
     warnings += override(recipe, actions)
     fit(recipe, tensors, actions)
-    actions |= _untie(checkpoint, actions)
+    actions |= _untie(checkpoint, actions, compare_all)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
         common = "; ".join(f"{count} tensors: {why}" for why, count in reasons.most_common(4))
@@ -239,7 +243,9 @@ def _much_dense(tensors: Sequence[Planned]) -> list[str]:
     ]
 
 
-def _untie(checkpoint: Checkpoint, actions: Mapping[str, Action]) -> dict[str, Action]:
+def _untie(
+    checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
+) -> dict[str, Action]:
     """What a head that config.json ties to the embedding becomes: one copy is enough."""
     config = checkpoint.config
     tied = config.get(
@@ -257,27 +263,29 @@ def _untie(checkpoint: Checkpoint, actions: Mapping[str, Action]) -> dict[str, A
             and action.reason == "embedding"
             and (other.shape, other.dtype) == (info.shape, info.dtype)
         ):
-            if _equal_bytes(checkpoint, head, name):
+            if _equal_bytes(checkpoint, head, name, compare_all):
                 return {head: Dropped(f"tied to {name}, of which it is a copy")}
             return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
     return {}
 
 
-def _equal_bytes(checkpoint: Checkpoint, first: str, second: str) -> bool:
-    """Whether two tensors of one size hold the same bytes, read in pieces."""
+def _equal_bytes(checkpoint: Checkpoint, first: str, second: str, every: bool) -> bool:
+    """Whether two tensors of one size hold the same bytes: at both ends, or `every` one."""
     infos = [checkpoint.tensors[name] for name in (first, second)]
     paths = [checkpoint.file_of(name) for name in (first, second)]
     try:
         with paths[0].open("rb") as one, paths[1].open("rb") as two:
-            one.seek(infos[0].start)
-            two.seek(infos[1].start)
-            left = infos[0].nbytes
-            while left:
-                count = min(left, _COMPARED_BYTES)
+            size = infos[0].nbytes
+            starts = range(0, size, _COMPARED_BYTES)
+            if not every and len(starts) > 2:
+                starts = range(0, size, size - _COMPARED_BYTES)[:2]
+            for start in starts:
+                count = min(size - start, _COMPARED_BYTES)
+                one.seek(infos[0].start + start)
+                two.seek(infos[1].start + start)
                 a, b = one.read(count), two.read(count)
                 if len(a) != count or a != b:
                     return False
-                left -= count
     except OSError as error:
         raise SourceError(f"{error.filename}: cannot be read ({error.strerror})") from None
     return True

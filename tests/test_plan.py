@@ -261,6 +261,27 @@ def test_tied_head(tmp_path: Path) -> None:
     assert untied.by_name[head].reason == "output head"
 
 
+def test_a_large_tied_head_is_not_read_by_the_plan(tmp_path: Path) -> None:
+    """Four gigabytes of zeros that take no room: a plan reads the ends, a run everything."""
+    shapes = header_files.llama(vocabulary=4_000_000)
+    began = time.process_time()
+    plan = plan_of(tmp_path, shapes, "w8-rtn", tie_word_embeddings=True)
+    assert time.process_time() - began < 0.5
+    assert isinstance(plan.by_name["lm_head.weight"].action, Dropped)
+    shapes = header_files.llama(vocabulary=10_000)
+    header_files.write(tmp_path, shapes, {"tie_word_embeddings": True})
+    checkpoint = Checkpoint.open(tmp_path)
+    info = checkpoint.tensors["lm_head.weight"]
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(info.start + info.nbytes // 2)
+        file.write(b"\x01")
+    sampled = make_plan(load("w8-rtn"), checkpoint)
+    assert isinstance(sampled.by_name["lm_head.weight"].action, Dropped)
+    whole = make_plan(load("w8-rtn"), checkpoint, compare_all=True)
+    kept = whole.by_name["lm_head.weight"].action
+    assert isinstance(kept, Dense) and "differs" in kept.reason
+
+
 def test_size_is_that_of_the_files(tmp_path: Path) -> None:
     for max_shard in (10**9, 300_000):
         header_files.write(tmp_path, header_files.llama())
