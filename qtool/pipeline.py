@@ -4,7 +4,9 @@ plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, 
      -> config, tokenizer, model card, provenance -> read back and compare -> final name
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +77,7 @@ def run(request: Request, progress: Progress) -> Summary:
         )
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
-    with staged(out) as folder:
-        sink = Sink(plan, checkpoint, folder)
+    with staged(out) as folder, Sink(plan, checkpoint, folder) as sink:
         if request.recipe.calibrates:
             from qtool.blockwise import quantize_blocks
 
@@ -128,13 +129,23 @@ def _quantize_each(
         return LayerReport(planned.name, str(planned.action), frobenius_error(weight, quant))
 
     layers: list[LayerReport] = []
-    with ThreadPoolExecutor(request.threads) as pool, progress.stage("quantize"):
+    with _pool(request.threads) as pool, progress.stage("quantize"):
         outside = [pool.submit(work, planned) for planned in plan.by_block.get(None, ())]
         for index in progress.blocks(plan.blocks.count):
             futures = [pool.submit(work, planned) for planned in plan.by_block.get(index, ())]
             layers += [report for future in futures if (report := future.result()) is not None]
         layers += [report for future in outside if (report := future.result()) is not None]
     return Outcome(layers=layers)
+
+
+@contextmanager
+def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that, when the body fails, begin nothing more."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:

@@ -38,6 +38,12 @@ class Sink:
         self._options = format_options(plan.recipe)
         self.pack_seconds: list[float] = []  # of every matrix, whichever thread packed it
 
+    def __enter__(self) -> "Sink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.abandon()  # closes what a failure left open; nothing after close()
+
     def quantized(self, planned: Planned, quant: GroupQuant) -> None:
         """Pack and write one matrix."""
         module = planned.name.removesuffix(".weight")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -414,6 +415,48 @@ def test_interrupted(
     said = call(*arguments(model, "w4g128-rtn", tmp_path / "out"))
     assert said.status == 130 and "Traceback" not in said.err
     assert snapshot(tmp_path) == before
+
+
+STOPPED = """
+import os, signal, sys
+from qtool.sink import Sink
+from qtool.cli.main import main
+number = signal.Signals[sys.argv[1]]
+Sink.close = lambda *_: os.kill(os.getpid(), number)
+sys.argv = ["qtool", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_ended_by_a_signal(name: str, model: Path, tmp_path: Path) -> None:
+    """As job schedulers and closed terminals do: nothing stays, and the status tells."""
+    before = snapshot(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", STOPPED, name, *arguments(model, "w4g128-rtn", tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 128 + signal.Signals[name] and "Traceback" not in result.stderr
+    assert snapshot(tmp_path) == before
+
+
+def test_a_failed_run_closes_its_files(
+    model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace(model, Q, (5, 7), float("nan"), np.float32)
+    sinks: list[quantizing.Sink] = []
+    made = quantizing.Sink.__init__
+
+    def remember(sink: quantizing.Sink, *given: Any) -> None:
+        made(sink, *given)
+        sinks.append(sink)
+
+    monkeypatch.setattr(quantizing.Sink, "__init__", remember)
+    assert call(*arguments(model, "w4g128-rtn", tmp_path / "out")).status == 1
+    (sink,) = sinks
+    assert not sink.writer._files
 
 
 def test_bugs_leave_nothing_either(

@@ -1,12 +1,17 @@
 """The `qtool` command: the table of subcommands, and the one place where errors are printed.
 
-Exit status: 0 success, 1 failure, 2 usage, 130 interrupted. `QTOOL_DEBUG=1` shows tracebacks.
+Exit status: 0 success, 1 failure, 2 usage, 130 interrupted, 143 terminated (128 + the signal).
+`QTOOL_DEBUG=1` shows tracebacks.
 Nothing heavy is imported here: each command imports what it needs when it runs.
 """
 
 import errno
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -60,16 +65,42 @@ def _sentence(error: QtoolError | OSError | MemoryError) -> str:
     return f"{where}{error.strerror or error}"
 
 
+class _EndedBySignal(BaseException):
+    """Raised where the work stands, so that what it has half made is removed on the way out."""
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    raise _EndedBySignal(number)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the body by an exception, unless the caller has other plans."""
+    before = {}
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def main() -> None:
     """Run the command line and exit."""
     debug = os.environ.get("QTOOL_DEBUG", "") not in ("", "0")
     try:
-        app()
+        with _signals_raise():
+            app()
     except (QtoolError, OSError, MemoryError) as error:
         if debug:
             raise
         print(f"error: {_sentence(error)}", file=sys.stderr)
         sys.exit(1)
+    except _EndedBySignal as ended:
+        sys.exit(128 + int(ended.args[0]))
     except KeyboardInterrupt:
         if debug:
             raise
