@@ -27,7 +27,7 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
     return {
         "schema": SCHEMA,
         "qtool_version": __version__,
-        "recipe": {"name": recipe.name, **portable(recipe)},
+        "recipe": {"name": recipe.name, **portable(recipe, outcome.calibration)},
         "source": {
             "name": source_name(model, checkpoint.config),
             "digest": f"sha256:{checkpoint.digest()}",
@@ -38,9 +38,16 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
     }
 
 
-def portable(recipe: Recipe) -> dict[str, Any]:
-    """Every key of the recipe; the path of a calibration file gives way to the word `file`."""
+def portable(recipe: Recipe, calibrated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every key of the recipe; the path of a calibration file gives way to the word `file`.
+
+    `calibrated`, what really was, counts where statistics came from a file of other settings.
+    """
     keys = recipe.effective()
+    if calibrated is not None and calibrated.get("error_aware") is False:
+        known = keys["calibration"]
+        known.update({key: calibrated[key] for key in known if key in calibrated})
+        return keys
     source = recipe.calibration.source
     if source is not None and Path(source).exists():
         keys["calibration"]["source"] = "file"

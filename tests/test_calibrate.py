@@ -125,6 +125,9 @@ def test_stats_are_used_and_nothing_is_collected(
     record = json.loads((tmp_path / "out" / "qtool.json").read_text())
     assert record["calibration"]["error_aware"] is False
     assert record["calibration"]["samples"] == 6 and record["calibration"]["length"] == 64
+    # Not what the recipe would have been calibrated with by itself.
+    settings = record["recipe"]["calibration"]
+    assert settings == {key: record["calibration"][key] for key in settings}
     assert any("not error-aware" in note for note in record["notes"])
     assert "not error-aware" in (tmp_path / "out" / "README.md").read_text()
 

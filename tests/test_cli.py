@@ -190,6 +190,7 @@ def test_plan_for_people_and_for_programs(
         (["quantize", "-o", "FULL/mine"], "a file is in the way"),
         (["quantize", "--max-shard-size", "many"], "'many' is no size"),
         (["quantize", "--max-shard-size", "0"], "a size of '0' holds nothing"),
+        (["quantize", "--stats", "s", "--seed", "1", "--samples", "4"], "--samples, --seed would"),
         (["plan", "--max-shard-size", "many"], "'many' is no size"),
         (["calibrate", "-o", "FULL/mine"], "exists; remove it"),
     ],

@@ -34,12 +34,16 @@ def quantize(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.pipeline import Request, artifact_path, check_device, run
+    from qtool.pipeline import Request, artifact_path, check_device, check_stats_options, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
     from qtool.staging import check_out
 
     check_device(device)
+    fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    given = [f"--{name}" for name, value in fixed.items() if value is not None]
+    given += [f"--set {item}" for item in set_ or () if item.startswith("calibration.")]
+    check_stats_options(stats, given)
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)
     progress = Progress(quiet=json_)
     loaded = load(recipe, sets)
