@@ -46,7 +46,7 @@ class Facts:
     dense: Sequence[str] = ()  # every linear module left as it was, routers included
     version: str = ""  # of qtool
     static_groups: bool = True
-    damp_percent: float | None = None
+    damp_percent: float | None = None  # None: the method was not GPTQ
     act_order: bool = False  # g_idx is not k // group_size
     mse: bool = False
 

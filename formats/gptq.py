@@ -195,14 +195,15 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
 def config(facts: Facts, options: Options) -> dict[str, Any]:
     """quantization_config of config.json, and all of quantize_config.json."""
     default = facts.default
-    meta: dict[str, Any] = {
-        "quantizer": [f"qtool:{facts.version}"],
-        "static_groups": facts.static_groups,
-        "true_sequential": True,
-        "mse": facts.mse,
-    }
-    if facts.damp_percent is not None:
-        meta["damp_percent"] = facts.damp_percent
+    meta: dict[str, Any] = {"quantizer": [f"qtool:{facts.version}"]}
+    if facts.damp_percent is not None:  # how the codes were found: GPTQ's own keys
+        meta |= {
+            "damp_percent": facts.damp_percent,
+            "static_groups": facts.static_groups,
+            # Inputs within a block are those of its unquantized weights.
+            "true_sequential": False,
+            "mse": facts.mse,
+        }
     return {
         "quant_method": "gptq",
         "bits": default.bits,

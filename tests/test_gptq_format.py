@@ -247,6 +247,20 @@ def test_both_config_files_agree(tmp_path: Path) -> None:
     assert list(inside["dynamic"]) == [r"+:^model\.layers\.\d+\.b$"]
 
 
+def test_meta_claims_only_what_was_done() -> None:
+    """Rounding to nearest has none of GPTQ's settings, and no block is measured in stages."""
+    plain = gptq.config(Facts({"a": FOUR}, version="1"), V1)["meta"]
+    assert plain == {"quantizer": ["qtool:1"]}
+    facts = Facts({"a": FOUR}, version="1", damp_percent=0.01, static_groups=False, mse=True)
+    assert gptq.config(facts, V1)["meta"] == {
+        "quantizer": ["qtool:1"],
+        "damp_percent": 0.01,
+        "static_groups": False,
+        "true_sequential": False,
+        "mse": True,
+    }
+
+
 def test_overrides_are_read_back_with_their_own_scheme() -> None:
     schemes = {"x.0.a": FOUR, "x.1.a": FOUR, "x.0.b": EIGHT, "x.0.c": Scheme(4, 32, False)}
     options = gptq.choose(schemes.values())
