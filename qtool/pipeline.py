@@ -4,7 +4,8 @@ plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, 
      -> config, tokenizer, model card, provenance -> read back and compare -> final name
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,15 @@ def check_device(device: str) -> None:
     if device == "cuda":
         raise UnsupportedError(
             "--device cuda: this version quantizes on the CPU only; use --device auto"
+        )
+
+
+def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
+    """UnsupportedError where options ask for another calibration than statistics already had."""
+    if stats is not None and given:
+        raise UnsupportedError(
+            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change nothing: "
+            "leave them out, or give them to `qtool calibrate`"
         )
 
 
@@ -149,6 +159,11 @@ def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
-    """Norm of W - Q over the norm of W; 0 for a zero matrix."""
-    size = float(np.linalg.norm(weight))
-    return float(np.linalg.norm(weight - quant.dequantize())) / size if size else 0.0
+    """Norm of W - Q over the norm of W; 0 for a zero matrix.
+
+    numpy's own sums: those of BLAS depend on its threads, and the number goes into the card.
+    """
+    size = float((weight * weight).sum(dtype=np.float64))
+    lost = weight - quant.dequantize()
+    lost *= lost
+    return math.sqrt(float(lost.sum(dtype=np.float64)) / size) if size else 0.0

@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import header_files
+import numpy as np
 import pytest
 import yaml
 
-from qtool import __version__, hub, modelcard, provenance
+from qtool import __version__, hub, modelcard, pipeline, provenance
 from qtool.checkpoint import Checkpoint
 from qtool.outcome import Outcome
+from qtool.methods import rtn
 from qtool.plan import make_plan
 from qtool.recipe import Recipe, load
+from qtool.scheme import Scheme
 from qtool.summary import LayerReport
 
 LAYERS = [
@@ -100,3 +103,13 @@ def test_the_config_may_name_the_source(tmp_path: Path) -> None:
     config = {"_name_or_path": "ann/llama"}
     record, card = make(tmp_path / "m", load("w4g128-rtn"), str(tmp_path / "m"), config)
     assert record["source"]["name"] == front_matter(card)["base_model"] == "ann/llama"
+
+
+def test_a_matrix_error_is_summed_in_double_precision() -> None:
+    """A sum in float32 depends on its order, which BLAS chooses by the number of threads."""
+    weight = np.random.default_rng(0).standard_normal((512, 1024)).astype(np.float32)
+    quant = rtn.quantize(weight, None, Scheme(4, 128, False), rtn.Options()).quant
+    lost = (weight - quant.dequantize()).astype(np.float64)
+    exact = np.sqrt((lost**2).sum() / (weight.astype(np.float64) ** 2).sum())
+    assert pipeline.frobenius_error(weight, quant) == pytest.approx(exact, rel=2e-9)
+    assert pipeline.frobenius_error(weight * 0, quant) == 0
