@@ -49,6 +49,9 @@ int QT_NAME(gguf_encode)(int32_t type, int64_t rows, int64_t cols, const float *
     case 21:
     case 22:
         return QT_NAME(gguf_encode_lattice)(type, rows, cols, x, importance, to);
+    case 19:
+    case 29:
+        return QT_NAME(gguf_encode_iq1)(type, rows, cols, x, importance, to);
     case 11:
     case 14:
         return QT_NAME(gguf_encode_k_symmetric)(type, rows, cols, x, importance, to);

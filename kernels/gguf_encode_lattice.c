@@ -64,10 +64,10 @@ ALWAYS void take_signs(sub_block *b, const V *x, const V *w, lattice_type t)
 }
 
 /* Codes of the lanes in `lanes` for a scale; the lattice's nearest point where they are none. */
-ALWAYS void snap(sub_block *b, const gguf_lattice *lattice, const near_shape *shape, lattice_type t,
+ALWAYS void snap(sub_block *b, const gguf_lattice *lattice, near_shape shape, const near_values *values, lattice_type t,
                  int group, V inverse, V scale, unsigned lanes, I *code, unsigned *beside)
 {
-    int n = shape->coordinates, from = group * n;
+    int n = shape.coordinates, from = group * n;
     int32_t codes[LANES];
     float scales[LANES];
     I packed = isplat(0);
@@ -85,8 +85,9 @@ ALWAYS void snap(sub_block *b, const gguf_lattice *lattice, const near_shape *sh
         if (found >= 0)
             continue;
         *beside |= 1u << lane;
-        codes[lane] = (int32_t)best_near(lattice->near - (found + 1), shape, &b->x_row[lane][from],
-                                         &b->root_row[lane][from], scales[lane]);
+        codes[lane] = (int32_t)best_near(lattice->near - (found + 1), shape, values,
+                                         &b->x_row[lane][from], &b->root_row[lane][from],
+                                         scales[lane]);
     }
     memcpy(code, codes, sizeof codes);
 }
@@ -104,7 +105,7 @@ ALWAYS void fit(const sub_block *b, const I *code, lattice_type t, V *sum_qx, V 
 }
 
 /* The best of the trial ranges, then once more the points nearest at the scale it gave. */
-ALWAYS void search(sub_block *b, const gguf_lattice *lattice, const near_shape *shape,
+ALWAYS void search(sub_block *b, const gguf_lattice *lattice, near_shape shape, const near_values *values,
                    lattice_type t, V extent)
 {
     int groups = t.size / (t.bits == 2 ? 8 : 4);
@@ -116,7 +117,7 @@ ALWAYS void search(sub_block *b, const gguf_lattice *lattice, const near_shape *
         V inverse = ((float)(t.bits == 2 ? 5 : 15) + (float)k * t.step) / extent;
         V scale = 1.0f / inverse;
         for (int g = 0; g < groups; g++)
-            snap(b, lattice, shape, t, g, inverse, scale, live, &code[g], &beside[g]);
+            snap(b, lattice, shape, values, t, g, inverse, scale, live, &code[g], &beside[g]);
         fit(b, code, t, &sum_qx, &sum_q2);
         M better = lt(zero, sum_q2) & lt(best * sum_q2, sum_qx * sum_qx);
         V trial = sum_qx / sum_q2;
@@ -137,7 +138,7 @@ ALWAYS void search(sub_block *b, const gguf_lattice *lattice, const near_shape *
     for (int g = 0; g < groups; g++) {
         I code;
         unsigned unused, lanes = t.again ? again : again & b->beside[g];
-        snap(b, lattice, shape, t, g, inverse, b->scale, lanes, &code, &unused);
+        snap(b, lattice, shape, values, t, g, inverse, b->scale, lanes, &code, &unused);
         for (int lane = 0; lane < LANES; lane++)
             if (lanes >> lane & 1)
                 b->code[g][lane] = code[lane];
@@ -151,7 +152,7 @@ ALWAYS void search(sub_block *b, const gguf_lattice *lattice, const near_shape *
 }
 
 ALWAYS void encode_sub_block(panel *p, findings *f, const gguf_lattice *lattice,
-                             const near_shape *shape, lattice_type t, int j, V sigma2)
+                             near_shape shape, const near_values *values, lattice_type t, int j, V sigma2)
 {
     const V *x = p->x + t.size * j;
     int n = t.bits == 2 ? 8 : 4, groups = t.size / n;
@@ -188,7 +189,7 @@ ALWAYS void encode_sub_block(panel *p, findings *f, const gguf_lattice *lattice,
             b.code[i / 8] |= (code[i] & 3) << 2 * (i % 8);
     }
     b.live = not_lanes(empty);
-    search(&b, lattice, shape, t, extent);
+    search(&b, lattice, shape, values, t, extent);
     M minus = lt(b.scale, zero);
     b.scale = pick(empty, zero, pick(minus, -b.scale, b.scale));
     f->scale[j] = b.scale;
@@ -280,7 +281,8 @@ ALWAYS void encode_lattice(panel *p, lattice_type t)
 {
     const gguf_lattice *lattice = gguf_lattice_of(t.which); /* built by the entry point */
     static const float odd[8] = {1, 3, 5, 7, 9, 11, 13, 15};
-    near_shape shape = shape_of(t.bits, odd);
+    near_shape shape = {t.bits, t.bits == 2 ? 8 : 4, t.bits == 3 || t.which == QT_IQ2_S};
+    near_values values = values_of(t.bits, odd);
     findings f;
     V zero = {0}, sigma2 = square_sum(p->x, 256), largest = zero;
     if (t.which == QT_IQ2_XXS || t.which == QT_IQ2_XS)
@@ -289,7 +291,7 @@ ALWAYS void encode_lattice(panel *p, lattice_type t)
         sigma2 = 2.0f * sigma2 / 256.0f;
     int blocks = 256 / t.size;
     for (int j = 0; j < blocks; j++) {
-        encode_sub_block(p, &f, lattice, &shape, t, j, sigma2);
+        encode_sub_block(p, &f, lattice, shape, &values, t, j, sigma2);
         largest = pick(lt(f.scale[j], largest), largest, f.scale[j]);
     }
     V d = largest / 31.0f, inverse = 1.0f / d;

@@ -5,19 +5,24 @@
 #include "gguf_encode_lanes.h"
 #include "gguf_lattice.h"
 
-/* How coordinates of a point are packed, and what each code stands for, over and over to fill a
- * vector: a lookup sees the bits of the next coordinate above those of its own. */
+/* How coordinates of a point are packed; known where a search is compiled. */
 typedef struct {
     int bits, coordinates;
-    float value[16];
+    int short_lists; /* most have at most eight neighbours */
 } near_shape;
 
-ALWAYS near_shape shape_of(int bits, const float *value)
+/* What each code stands for, over and over to fill a vector: a lookup sees the bits of the next
+ * coordinate above those of its own. */
+typedef struct {
+    float value[16];
+} near_values;
+
+ALWAYS near_values values_of(int bits, const float *value)
 {
-    near_shape shape = {bits, bits == 2 ? 8 : 4, {0}};
+    near_values all;
     for (int k = 0; k < 16; k++)
-        shape.value[k] = value[k & ((1 << bits) - 1)];
-    return shape;
+        all.value[k] = value[k & ((1 << bits) - 1)];
+    return all;
 }
 
 #if defined(QT_ISA_AVX512) || defined(QT_ISA_AVX2)
@@ -40,15 +45,45 @@ ALWAYS V look_up_low(V table, I index)
 #endif
 }
 
+/* The number of the first lane that holds the least of eight. */
+ALWAYS int first_least(__m256 sum)
+{
+    __m256 all = _mm256_min_ps(sum, _mm256_permute2f128_ps(sum, sum, 1));
+    all = _mm256_min_ps(all, _mm256_permute_ps(all, 0x4e));
+    all = _mm256_min_ps(all, _mm256_permute_ps(all, 0xb1));
+    unsigned ties = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(sum, all, _CMP_EQ_OQ));
+    return __builtin_ctz(ties | 0x80);
+}
+
+/* best_near for a list of at most eight. */
+ALWAYS unsigned best_of_eight(const uint16_t *list, near_shape shape, const near_values *values,
+                              const float *x, const float *w, float scale)
+{
+    __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(values->value), _mm256_set1_ps(scale));
+    __m256i point = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(list + 1)));
+    __m256 sum = _mm256_setzero_ps();
+    QT_UNROLL
+    for (int i = 0; i < shape.coordinates; i++) {
+        __m256 error = _mm256_sub_ps(scaled, _mm256_broadcast_ss(x + i));
+        __m256 weighted = _mm256_mul_ps(_mm256_broadcast_ss(w + i), error);
+        __m256 term = _mm256_mul_ps(weighted, error);
+        __m256i index = _mm256_srli_epi32(point, shape.bits * i);
+        sum = _mm256_add_ps(sum, _mm256_permutevar8x32_ps(term, index));
+    }
+    return list[1 + first_least(sum)];
+}
+
 /* The packed point of a list for which sum w (scale q - x)^2 is least, the first of equals; a
  * neighbour in every lane. */
-ALWAYS unsigned best_near(const uint16_t *list, const near_shape *shape, const float *x,
-                          const float *w, float scale)
+ALWAYS unsigned best_near(const uint16_t *list, near_shape shape, const near_values *values,
+                          const float *x, const float *w, float scale)
 {
-    V term[8], scaled = load(shape->value) * scale, best = splat(0x1.fffffep127f);
+    if (shape.short_lists && list[0] <= 8)
+        return best_of_eight(list, shape, values, x, w, scale);
+    V term[8], scaled = load(values->value) * scale, best = splat(0x1.fffffep127f);
     I at = isplat(0), here = iota();
     QT_UNROLL
-    for (int i = 0; i < shape->coordinates; i++) {
+    for (int i = 0; i < shape.coordinates; i++) {
         V error = scaled - x[i];
         term[i] = w[i] * error * error;
     }
@@ -56,49 +91,47 @@ ALWAYS unsigned best_near(const uint16_t *list, const near_shape *shape, const f
         I point = load_u16(list + 1 + k);
         V sum = look_up_low(term[0], point);
         QT_UNROLL
-        for (int i = 1; i < shape->coordinates; i++)
-            sum += look_up_low(term[i], point >> (shape->bits * i));
+        for (int i = 1; i < shape.coordinates; i++)
+            sum += look_up_low(term[i], point >> (shape.bits * i));
         M better = lt(sum, best);
         best = pick(better, sum, best);
         at = ipick(better, here, at);
     }
 #if defined(QT_ISA_AVX512)
     float least_sum = _mm512_reduce_min_ps((__m512)best);
+    M ties = _mm512_cmp_ps_mask((__m512)best, _mm512_set1_ps(least_sum), _CMP_EQ_OQ);
+    return list[1 + (ties ? _mm512_mask_reduce_min_epu32(ties, (__m512i)at) : 0)];
 #else
-    __m128 half = _mm_min_ps(_mm256_castps256_ps128((__m256)best),
-                             _mm256_extractf128_ps((__m256)best, 1));
-    half = _mm_min_ps(half, _mm_movehl_ps(half, half));
-    float least_sum = _mm_cvtss_f32(_mm_min_ss(half, _mm_movehdup_ps(half)));
+    __m256 all = _mm256_min_ps((__m256)best, _mm256_permute2f128_ps((__m256)best, (__m256)best, 1));
+    all = _mm256_min_ps(all, _mm256_permute_ps(all, 0x4e));
+    all = _mm256_min_ps(all, _mm256_permute_ps(all, 0xb1));
+    __m256i places = (__m256i)ipick(best == (V)all, at, isplat(0x7fffffff));
+    __m128i low = _mm_min_epi32(_mm256_castsi256_si128(places), _mm256_extracti128_si256(places, 1));
+    low = _mm_min_epi32(low, _mm_shuffle_epi32(low, 0x4e));
+    low = _mm_min_epi32(low, _mm_shuffle_epi32(low, 0xb1));
+    int first = _mm_cvtsi128_si32(low);
+    return list[1 + (first == 0x7fffffff ? 0 : first)];
 #endif
-    unsigned ties = mask_bits(eq(best, splat(least_sum)));
-    int32_t places[LANES];
-    memcpy(places, &at, sizeof at);
-    int32_t first = places[ties ? __builtin_ctz(ties) : 0];
-    for (ties &= ties - 1; ties; ties &= ties - 1) {
-        int32_t other = places[__builtin_ctz(ties)];
-        first = other < first ? other : first;
-    }
-    return list[1 + first];
 }
 
 #else
 
-ALWAYS unsigned best_near(const uint16_t *list, const near_shape *shape, const float *x,
-                          const float *w, float scale)
+ALWAYS unsigned best_near(const uint16_t *list, near_shape shape, const near_values *values,
+                          const float *x, const float *w, float scale)
 {
-    int codes = 1 << shape->bits;
+    int codes = 1 << shape.bits;
     float term[8][8], best = 0x1.fffffep127f;
     unsigned found = list[1];
-    for (int i = 0; i < shape->coordinates; i++)
+    for (int i = 0; i < shape.coordinates; i++)
         for (int k = 0; k < codes; k++) {
-            float error = scale * shape->value[k] - x[i];
+            float error = scale * values->value[k] - x[i];
             term[i][k] = w[i] * error * error;
         }
     for (int k = 1; k <= list[0]; k++) {
         unsigned point = list[k];
         float sum = 0;
-        for (int i = 0; i < shape->coordinates; i++)
-            sum += term[i][(int)(point >> (shape->bits * i)) & (codes - 1)];
+        for (int i = 0; i < shape.coordinates; i++)
+            sum += term[i][(int)(point >> (shape.bits * i)) & (codes - 1)];
         if (sum < best) {
             best = sum;
             found = point;
