@@ -8,8 +8,9 @@ statistics are those of its unquantized weights. With statistics from a file (`-
 collected and only a probe passes through the blocks, to prove that transforms change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from qtool.recipe import Recipe
 from qtool.scheme import Dropped, Scheme
 from qtool.sink import Sink
 from qtool.sites import BlockSites, Site, Tracer
-from qtool.stats import SiteStats, StatsFile, collect
+from qtool.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rare
 from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.summary import ExpertReport, LayerReport
 from qtool.transforms import awq
@@ -37,8 +38,9 @@ from qtool.transforms import awq
 if TYPE_CHECKING:
     from qtool.pipeline import Request
 
-# An expert that saw fewer tokens is rounded to nearest: its statistics would be chance.
-MIN_EXPERT_TOKENS = 64
+# Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
+# 32 billion parameters all fit; of 256 experts a few dozen.
+_GRAM_BYTES = 4 << 30
 _REPORTED_ROWS = 256  # of each matrix, for its relative error
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 
@@ -49,7 +51,6 @@ class _Job:
 
     site: Site | None  # None: matrices that the forward pass never reads
     readers: tuple[Planned, ...]
-    stats: SiteStats | None
 
 
 @dataclass(frozen=True)
@@ -102,31 +103,33 @@ def quantize_blocks(
 def _quantize_block(run: _Run, index: int) -> Outcome:
     """Read, measure, transform, quantize and write one block; leave the stream before the next."""
     plan, stream, progress = run.plan, run.stream, run.progress
-    needs = recipe_needs(run.recipe)
     notes: list[str] = []
     after: list[torch.Tensor] = []
     with progress.stage("calibrate"):
         block = run.skeleton.block(index)
         found = run.tracer.sites(block, stream)
         wanted = [s for s in found.sites if any(plan.target(name) is not None for name in s.names)]
-        if run.saved is None:
-            stats = collect(block, stream, wanted, needs, run.workers)
-        else:
+        if run.saved is not None:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
             after = [block.run(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
-            stats = {site.id: run.saved.read(site.id, needs) for site in wanted}
-    experts = _experts(block, wanted, stats)
+    counts: dict[str, int] = {}
     changed: frozenset[str] = frozenset()
-    if "awq" in run.recipe.transform_chain:
-        with progress.stage("transform"):
-            applied = awq.apply(block, found, stats, plan, run.recipe, stream, run.workers)
-            stats, changed = applied.stats, applied.changed
-            notes += applied.notes
-    with progress.stage("quantize"):
-        jobs = _jobs(plan, index, found, stats)
-        del stats
-        results = run.workers.map(lambda job: _quantize_site(job, block, run), jobs)
+    results: list[tuple[list[LayerReport], list[str]]] = []
+    groups = _groups(wanted, run.recipe)
+    for group in groups:
+        with progress.stage("calibrate"):
+            stats = _statistics(run, block, group)
+        counts |= {site.id: stats[site.id].count for site in group}
+        if "awq" in run.recipe.transform_chain:
+            with progress.stage("transform"):
+                applied = awq.apply(block, found, stats, plan, run.recipe, stream, run.workers)
+                stats, changed = applied.stats, applied.changed
+                notes += applied.notes
+        with progress.stage("quantize"):
+            jobs = _jobs(plan, index, found, group, rest=group is groups[-1])
+            work = partial(_quantize_site, stats=stats, block=block, run=run)
+            results += run.workers.map(work, jobs)
     _write_dense(plan, index, block, changed, run.sink, progress)
     with progress.stage("calibrate"):
         if run.saved is not None:
@@ -135,7 +138,35 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             run.skeleton.advance(block, stream, run.workers)
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
-    return Outcome(layers, notes, None, experts)
+    return Outcome(layers, notes, None, _experts(block, wanted, counts))
+
+
+def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[str, SiteStats]:
+    """What the recipe needs to know of some sites: from the file, or measured."""
+    needs = recipe_needs(run.recipe)
+    if run.saved is None:
+        return collect(block, run.stream, sites, needs, run.workers)
+    return {site.id: run.saved.read(site.id, needs) for site in sites}
+
+
+def _groups(sites: Sequence[Site], recipe: Recipe) -> list[list[Site]]:
+    """The sites that are measured and quantized together, the last ones of the block first.
+
+    No input that is still to be measured then depends on a matrix that is already quantized: the
+    statistics are the same for any grouping. AWQ's scales are shared by sites, so all are one.
+    """
+    if "awq" in recipe.transform_chain:
+        return [list(sites)]
+    groups: list[list[Site]] = []
+    room = 0
+    for site in reversed(sites):
+        size = site.in_features**2 * 9 // 2  # half of it in float64, while it is summed
+        if not groups or size > room:
+            groups.append([])
+            room = _GRAM_BYTES
+        groups[-1].insert(0, site)
+        room -= size
+    return groups or [[]]
 
 
 def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
@@ -193,14 +224,14 @@ def _write_dense(
 
 
 def _experts(
-    block: LoadedBlock, sites: list[Site], stats: Mapping[str, SiteStats]
+    block: LoadedBlock, sites: Sequence[Site], tokens: Mapping[str, int]
 ) -> list[ExpertReport]:
-    """Tokens that each routed expert of a block saw."""
+    """Tokens that each routed expert of a block saw. tokens: by site id."""
     first = next((site for site in sites if site.expert is not None), None)
     if first is None:
         return []
     counts = {
-        site.expert: stats[site.id].count
+        site.expert: tokens[site.id]
         for site in sites
         if site.expert is not None and site.matrix.parameter == first.matrix.parameter
     }
@@ -226,17 +257,22 @@ def experts_note(experts: list[ExpertReport]) -> list[str]:
     return [said]
 
 
-def _jobs(plan: Plan, index: int, found: BlockSites, stats: Mapping[str, SiteStats]) -> list[_Job]:
-    """One job a site, the costliest first, so that threads end together."""
+def _jobs(
+    plan: Plan, index: int, found: BlockSites, sites: Sequence[Site], rest: bool
+) -> list[_Job]:
+    """One job a site, the costliest first, so that threads end together.
+
+    rest: with the matrices of the block that read none of its sites.
+    """
     jobs: list[_Job] = []
-    done: set[str] = set()
-    for site in found.sites:
+    for site in sites:
         readers = tuple(p for n in site.names if (p := plan.by_name[n]).scheme is not None)
-        done.update(planned.name for planned in readers)
         if readers:
-            jobs.append(_Job(site, readers, stats.get(site.id)))
-    rest = (p for p in plan.by_block.get(index, ()) if p.scheme is not None)
-    jobs += [_Job(None, (planned,), None) for planned in rest if planned.name not in done]
+            jobs.append(_Job(site, readers))
+    if rest:
+        read = {name for site in found.sites for name in site.names}
+        unread = (p for p in plan.by_block.get(index, ()) if p.name not in read)
+        jobs += [_Job(None, (planned,)) for planned in unread if planned.scheme is not None]
 
     def cost(job: _Job) -> int:
         width = job.readers[0].shape[1]
@@ -245,24 +281,34 @@ def _jobs(plan: Plan, index: int, found: BlockSites, stats: Mapping[str, SiteSta
     return sorted(jobs, key=cost)
 
 
-def _quantize_site(job: _Job, block: LoadedBlock, run: _Run) -> tuple[list[LayerReport], list[str]]:
-    """Quantize, write, and put the dequantized values back into the block."""
+def _quantize_site(
+    job: _Job, stats: dict[str, SiteStats], block: LoadedBlock, run: _Run
+) -> tuple[list[LayerReport], list[str]]:
+    """Quantize, write, and put the dequantized values back into the block.
+
+    Takes its own of the stats, which are large, so that they are free when it ends.
+    """
     recipe = run.recipe
     reports: list[LayerReport] = []
     notes: list[str] = []
-    stats = job.stats
+    seen = stats.pop(job.site.id, None) if job.site is not None else None
+    kind = job.readers[0].name.removeprefix(block.prefix)
     if job.site is None:
-        kind = job.readers[0].name.removeprefix(block.prefix)
         notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
-    elif stats is not None and job.site.expert is not None and stats.count < MIN_EXPERT_TOKENS:
-        stats = None  # experts_note says so
+    elif seen is not None and is_rare(job.site, seen):
+        if job.site.expert is None:  # of the others experts_note says so
+            notes.append(
+                f"the input of {kind} was seen for fewer than {MIN_EXPERT_TOKENS} tokens; rounded "
+                "to nearest"
+            )
+        seen = None
+    elif recipe.rounding == "gptq" and (seen is None or seen.gram is None):
+        notes.append(f"the input of {kind} was never seen; rounded to nearest")
     given = None
     options = gptq.Options.of(recipe.gptq)
-    if recipe.rounding == "gptq" and stats is not None:
+    if recipe.rounding == "gptq" and seen is not None:
         with methods.named(f"the input of {job.readers[0].name}"):
-            given = (
-                gptq.factor(stats.gram, options, stats.count) if stats.gram is not None else None
-            )
+            given = gptq.factor(seen.gram, options, seen.count) if seen.gram is not None else None
         if given is not None:
             notes += [f"the input of {job.readers[0].name}: {note}" for note in given.notes]
     for planned in job.readers:
@@ -274,10 +320,10 @@ def _quantize_site(job: _Job, block: LoadedBlock, run: _Run) -> tuple[list[Layer
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
             else:
-                quant = rtn.quantize(weight, stats, scheme, rtn.Options(clip=recipe.clips)).quant
+                quant = rtn.quantize(weight, seen, scheme, rtn.Options(clip=recipe.clips)).quant
         run.sink.quantized(planned, quant)
         dequantized = quant.dequantize()
-        error = output_error(weight, dequantized, stats)
+        error = output_error(weight, dequantized, seen)
         reports.append(LayerReport(planned.name, str(scheme), error))
         view.copy_(torch.from_numpy(dequantized))
     return reports, notes

@@ -32,6 +32,9 @@ from qtool.sites import Matrix, ObserveLinears, Site, WeightIndex
 from qtool.stream import LoadedBlock, Stream, Workers
 
 NEEDS = frozenset({"gram", "mean_abs", "max_abs"})
+# An expert that saw fewer tokens is rounded to nearest and left out of searches: its statistics
+# would be chance.
+MIN_EXPERT_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class SiteStats:
     gram: NDArray[np.float32] | None = None  # [in, in], exactly symmetric
     mean_abs: NDArray[np.float32] | None = None  # [in]
     max_abs: NDArray[np.float32] | None = None  # [in]
+
+
+def is_rare(site: Site, stats: SiteStats) -> bool:
+    """Whether the site's statistics are of too few tokens to go by, as a rare expert's are."""
+    return site.per_token is None and stats.count < MIN_EXPERT_TOKENS
 
 
 class _AllSeenError(Exception):

@@ -1,6 +1,7 @@
 """AWQ's search against examples worked by hand and plain formulas; whole blocks stay equivalent."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -216,6 +217,27 @@ def test_a_dense_router_loses_no_bit(tmp_path: Path) -> None:
     assert not torch.equal(block.weights[router], before)
     assert torch.equal(ratio, torch.exp2(torch.log2(ratio).round()))
     assert torch.equal(block.weights[router], block.weights[router].bfloat16().float())
+
+
+def test_experts_that_saw_few_tokens_are_left_out(tmp_path: Path) -> None:
+    """They get no scales of their own, and no voice in those that a norm gives to all."""
+    wanted, plan, block, found, stream = opened("mixtral", tmp_path, "w4g128-awq")
+    original = {key: value.clone() for key, value in block.weights.items()}
+    with Workers(1) as workers:
+        stats = collect(block, stream, found.sites, awq.NEEDS, workers)
+        stats = {
+            key: replace(s, count=min(s.count, 63)) if ".experts.2." in key else s
+            for key, s in stats.items()
+        }
+        group = found.fold_groups()["model.layers.1.post_attention_layernorm.weight"]
+        weights = [m.weight for m in awq._measured(block, group, stats, plan, None)]
+        awq.apply(block, found, stats, plan, wanted, stream, workers)
+    assert len(weights) == 2 * 3  # w1 and w3; the router stays dense
+    experts = "model.layers.1.block_sparse_moe.experts"
+    same = [e for e in range(4)
+            if torch.equal(block.weights[f"{experts}.{e}.w2.weight"],
+                           original[f"{experts}.{e}.w2.weight"])]  # fmt: skip
+    assert same == [2]
 
 
 def test_what_takes_no_scales_is_said(tmp_path: Path) -> None:

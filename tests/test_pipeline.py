@@ -1,6 +1,7 @@
 """Whole runs: what is on disk is what was in memory, on every architecture and recipe."""
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
 
+from qtool import blockwise
 from qtool import recipe as recipes
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.scheme import GroupQuant
+from qtool.stats import SiteStats
 from qtool.stream import Skeleton, Workers
 
 TINY = Path(quantizing.pipeline.__file__).parent / "tiny"
@@ -312,19 +315,95 @@ def test_errors_are_ordered_as_they_should_be(models: Models, tmp_path: Path) ->
 
 
 def test_rare_experts_are_rounded_to_nearest_and_counted(models: Models, tmp_path: Path) -> None:
-    settings = models.settings(32, 2)
+    """Exactly those that fewer than 64 tokens reached."""
+    settings = models.settings(32, 4)
     run = quantizing.quantize(models("qwen3_moe"), "w4g128-gptq", tmp_path / "a", *settings)
-    (note,) = [note for note in run.summary.notes if "expert" in note]
-    assert "rounded to nearest" in note
     plain = quantizing.quantize(
         models("qwen3_moe"), "w4g128-rtn", tmp_path / "b", *settings,
         "weights.symmetric=true", "format=gptq",
     )  # fmt: skip
-    experts = [name for name in run.quants if ".experts." in name]
-    same = [n for n in experts if np.array_equal(run.quants[n].codes, plain.quants[n].codes)]
-    assert 0 < len(same) <= len(experts)
-    attention = "model.layers.0.self_attn.q_proj.weight"
-    assert not np.array_equal(run.quants[attention].codes, plain.quants[attention].codes)
+    rare = {
+        f"{report.name}.{expert}."
+        for report in run.summary.experts
+        for expert, tokens in enumerate(report.tokens)
+        if tokens < 64
+    }
+    total = sum(len(report.tokens) for report in run.summary.experts)
+    assert 0 < len(rare) < total == 16
+    (note,) = [note for note in run.summary.notes if "expert" in note]
+    assert f"{len(rare)} saw fewer than 64 and are rounded to nearest" in note
+    for name, quant in run.quants.items():
+        same = np.array_equal(quant.codes, plain.quants[name].codes)
+        assert same == any(name.startswith(expert) for expert in rare), name
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3_moe"])
+def test_sites_measured_apart_give_the_same(
+    name: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Gram matrices are large a block's inputs are measured in turns, the last ones first."""
+    settings = models.settings(16, 4)
+    together = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "a", *settings)
+    sizes: list[int] = []
+    collect = blockwise.collect
+
+    def counted(block: Any, stream: Any, sites: Any, *rest: Any) -> Any:
+        sizes.append(len(sites))
+        return collect(block, stream, sites, *rest)
+
+    monkeypatch.setattr(blockwise, "collect", counted)
+    monkeypatch.setattr(blockwise, "_GRAM_BYTES", 64 * 64 * 9)
+    apart = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "b", *settings)
+    assert 1 in sizes and 2 in sizes and max(sizes) < 20
+    assert together.quants.keys() == apart.quants.keys()
+    for key, quant in together.quants.items():
+        assert np.array_equal(quant.codes, apart.quants[key].codes), key
+        assert np.array_equal(quant.scale, apart.quants[key].scale), key
+    assert together.summary.experts == apart.summary.experts
+    assert together.summary.notes == apart.summary.notes
+    assert together.summary.layers == apart.summary.layers
+
+
+def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -> None:
+    alive: list[weakref.ref[Any]] = []
+    left: list[int] = []
+    collect, give = blockwise.collect, quantizing.Sink.quantized
+
+    def watched(*given: Any) -> Any:
+        found = collect(*given)
+        alive[:] = [weakref.ref(stats.gram) for stats in found.values()]
+        return found
+
+    def count(sink: Any, planned: Any, quant: GroupQuant) -> None:
+        left.append(sum(ref() is not None for ref in alive))
+        give(sink, planned, quant)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "collect", watched)
+        patch.setattr(quantizing.Sink, "quantized", count)
+        quantizing.quantize(
+            models("llama"), "w4g128-gptq", tmp_path / "out", *models.settings(), threads=1
+        )
+    # The costliest first: down; gate and up; q, k and v; o.
+    assert left == [4, 3, 3, 2, 2, 2, 1] * 3
+
+
+def test_an_input_without_statistics_is_said(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = blockwise.collect
+
+    def without(block: Any, *rest: Any) -> Any:
+        return {
+            name: SiteStats(0) if "o_proj" in name else stats
+            for name, stats in collect(block, *rest).items()
+        }
+
+    monkeypatch.setattr(blockwise, "collect", without)
+    run = quantizing.quantize(models("llama"), "w4g128-gptq", tmp_path / "out", *models.settings())
+    assert run.summary.notes == [
+        "the input of self_attn.o_proj.weight was never seen; rounded to nearest (3 times)"
+    ]
 
 
 def test_a_damaged_write_is_found(

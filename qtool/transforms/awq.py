@@ -38,7 +38,7 @@ from qtool.methods import gptq, named
 from qtool.plan import Plan
 from qtool.scheme import Scheme
 from qtool.sites import BlockSites, Site
-from qtool.stats import SiteStats
+from qtool.stats import SiteStats, is_rare
 from qtool.stream import LoadedBlock, Stream
 from qtool.transforms import fold
 
@@ -294,11 +294,12 @@ def _measured(
     plan: Plan,
     rounding: gptq.Options | None,
 ) -> list[Measured]:
-    """Evenly spaced rows of every quantized reader whose input was seen."""
+    """Evenly spaced rows of every quantized reader whose input was seen often enough."""
     readers = [
         (site.id, name, scheme)
         for site in sites
         if site.id in stats and stats[site.id].gram is not None
+        if not is_rare(site, stats[site.id])
         for name in site.names
         if (scheme := plan.target(name)) is not None
     ]
