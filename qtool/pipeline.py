@@ -69,8 +69,8 @@ def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
     """UnsupportedError where options ask for another calibration than statistics already had."""
     if stats is not None and given:
         raise UnsupportedError(
-            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change nothing: "
-            "leave them out, or give them to `qtool calibrate`"
+            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change "
+            "nothing: leave them out, or give them to `qtool calibrate`"
         )
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from qtool import __version__, hub, modelcard, pipeline, provenance
 from qtool.checkpoint import Checkpoint
-from qtool.outcome import Outcome
 from qtool.methods import rtn
+from qtool.outcome import Outcome
 from qtool.plan import make_plan
 from qtool.recipe import Recipe, load
 from qtool.scheme import Scheme
