@@ -5,6 +5,7 @@ ggml-base of llama.cpp, no -march flag), and named by QTOOL_ORACLE_GGML.
 """
 
 import ctypes
+import mmap
 import os
 from functools import cache
 
@@ -36,6 +37,7 @@ def path() -> str | None:
 def _library() -> ctypes.CDLL:
     named = path()
     assert named is not None
+    os.environ["GGML_NO_BACKTRACE"] = "1"
     library = ctypes.CDLL(named)
     library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
@@ -60,12 +62,28 @@ def dequantize(blocks: NDArray[np.uint8], block: BlockType, weights: int) -> NDA
 
 def encode(
     weight: NDArray[np.float32], block: BlockType, importance: NDArray[np.float32] | None
-) -> NDArray[np.uint8]:
-    """[rows, bytes of a row]."""
+) -> NDArray[np.uint8] | None:
+    """[rows, bytes of a row]; None where ggml aborts.
+
+    The searches of the lattice types can end beside their lattice, which ends the process; so each
+    call has a process of its own.
+    """
     rows, in_features = weight.shape
-    blocks = np.zeros((rows, block.row_bytes(in_features)), np.uint8)
-    at = None if importance is None else importance.ctypes.data
-    _library().ggml_quantize_chunk(
-        block.number, weight.ctypes.data, blocks.ctypes.data, 0, rows, in_features, at
-    )
-    return blocks
+    size = rows * block.row_bytes(in_features)
+    shared = mmap.mmap(-1, max(1, size))
+    _library().ggml_quantize_init(block.number)  # slow, once: not in every child
+    child = os.fork()
+    if child == 0:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        at = None if importance is None else importance.ctypes.data
+        out = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+        _library().ggml_quantize_chunk(
+            block.number, weight.ctypes.data, out, 0, rows, in_features, at
+        )
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        return None
+    return np.frombuffer(shared, np.uint8, size).reshape(rows, -1)

@@ -1,0 +1,44 @@
+"""Writes tests/gguf_digests.json: digests of what ggml's own encoder makes of tests/gguf_data.py.
+
+    QTOOL_ORACLE_GGML=.../libggml-base.so python tests/oracle/ggml_digests.py
+
+ggml 0.25.3 (llama.cpp 0c1e57098), built for baseline x86-64.
+"""
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path.insert(0, str(TESTS))
+
+import gguf_data  # noqa: E402
+from oracle import ggml_blocks  # noqa: E402
+
+from qtool.gguf_types import BY_NAME  # noqa: E402
+
+
+def main() -> None:
+    """One digest for each type and kind of importance, over the kinds of weights named with it."""
+    digests: dict[str, dict[str, list[str]]] = {}
+    for block in BY_NAME.values():
+        digests[block.name] = {}
+        for importance in gguf_data.IMPORTANCE:
+            if block.needs_importance and importance == "none":
+                continue
+            digest, kinds = sha256(), []
+            for kind in gguf_data.KINDS:
+                weight = gguf_data.weights(kind, 3, 1280)
+                factors = gguf_data.importance(importance, 1280)
+                blocks = ggml_blocks.encode(weight, block, factors)
+                if blocks is not None:
+                    kinds.append(kind)
+                    digest.update(blocks.tobytes())
+            digests[block.name][importance] = [digest.hexdigest()[:32], " ".join(kinds)]
+    out = TESTS / "gguf_digests.json"
+    out.write_text(json.dumps(digests, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
