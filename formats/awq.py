@@ -43,8 +43,10 @@ from qtool.formats.facts import (
     names_of,
     read_all,
     whole,
+    whole_experts,
 )
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.layer_names import experts_of
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -284,16 +286,24 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
 
 
 def _not_converted(facts: Facts) -> list[str] | None:
-    """Full names of the dense modules, which engines match as substrings of module names."""
+    """Full names of the dense modules, which engines match as substrings of module names.
+
+    Experts go by the name of their layer, the only one that engines ask for.
+    """
+    layers = whole_experts(facts.dense, [*facts.quantized, *facts.dense])
+    names = {
+        found[0] if (found := experts_of(name)) and found[0] in layers else name
+        for name in facts.dense
+    }
     joined = "\n".join(facts.quantized)  # one search each: experts make tens of thousands of names
-    for dense in facts.dense:
+    for dense in sorted(names):
         if dense in joined:
             name = next(name for name in facts.quantized if dense in name)
             raise FormatError(
                 f"{dense} is dense and {name} is quantized: awq's modules_to_not_convert "
                 "matches parts of names and would skip both; quantize both or neither"
             )
-    return sorted(facts.dense) or None
+    return sorted(names) or None
 
 
 def config(facts: Facts, options: Options) -> dict[str, Any]:

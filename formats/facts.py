@@ -20,11 +20,12 @@ A module is named as in the checkpoint, without `.weight`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import FormatError
+from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -78,7 +79,18 @@ class ArtifactScheme:
 
 def head_quantized(facts: Facts) -> bool:
     """Whether the output head is among the quantized modules."""
-    return any(name.rpartition(".")[2] in ("lm_head", "embed_out") for name in facts.quantized)
+    return any(map(is_head, facts.quantized))
+
+
+def whole_experts(chosen: Iterable[str], everything: Iterable[str]) -> set[str]:
+    """The `...experts` layers of which every linear is among `chosen`: engines ask for that name
+    and for no expert's own."""
+    names = set(chosen)
+    layers: dict[str, bool] = {}
+    for name in everything:
+        if found := experts_of(name):
+            layers[found[0]] = layers.get(found[0], True) and name in names
+    return {layer for layer, every in layers.items() if every}
 
 
 def first(config: Mapping[str, object], *keys: str) -> object:

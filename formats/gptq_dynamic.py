@@ -16,11 +16,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from qtool.errors import FormatError
-from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole
+from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
+from qtool.layer_names import FUSED, is_head
 from qtool.scheme import Scheme
-
-# Linears that engines fuse on load and then look up under the fused name.
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def _template(name: str) -> tuple[str, tuple[str, ...]]:
@@ -68,12 +66,15 @@ def _numbers(chosen: set[str], present: set[str]) -> str:
     return ordered[0] if len(ordered) == 1 else f"(?:{'|'.join(ordered)})"
 
 
-def _with_fused(names: set[str]) -> set[str]:
-    """Names, and for shards that are all there the name under which engines fuse them."""
-    found = set(names)
+def _with_fused(names: set[str], modules: Iterable[str]) -> set[str]:
+    """Names, and for shards that are all there the name under which engines fuse them.
+
+    `modules`: all there are, since the experts of a block are one layer only together.
+    """
+    found = names | whole_experts(names, modules)
     for name in names:
         parent, _, last = name.rpartition(".")
-        for fused, shards in FUSED.items():
+        for fused, shards in FUSED:
             if last in shards and all(f"{parent}.{s}" in names for s in shards):
                 found.add(f"{parent}.{fused}")
     return found
@@ -85,16 +86,17 @@ def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
     The first match counts; these expressions are anchored and exclude each other. A dense head is
     left to `lm_head`.
     """
-    everything = _with_fused({*facts.quantized, *facts.dense})
+    modules = {*facts.quantized, *facts.dense}
+    everything = _with_fused(modules, modules)
     table: dict[str, dict[str, Any]] = {}
-    dense = {n for n in facts.dense if n.rpartition(".")[2] not in ("lm_head", "embed_out")}
-    for pattern in _patterns(sorted(_with_fused(dense)), everything):
+    dense = {name for name in facts.dense if not is_head(name)}
+    for pattern in _patterns(sorted(_with_fused(dense, modules)), everything):
         table[f"-:^{pattern}$"] = {}
     by_scheme: dict[Scheme, set[str]] = defaultdict(set)
     for name, scheme in facts.overrides.items():
         by_scheme[scheme].add(name)
     for scheme, names in by_scheme.items():
-        for pattern in _patterns(sorted(_with_fused(names)), everything):
+        for pattern in _patterns(sorted(_with_fused(names, modules)), everything):
             table[f"+:^{pattern}$"] = {
                 "bits": scheme.bits,
                 "group_size": scheme.group_size,

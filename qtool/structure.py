@@ -15,9 +15,9 @@ from typing import Any
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
+from qtool.layer_names import FUSED, experts_of, is_head
 
 _INDEXED = re.compile(r"(.+?)\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
 # Towers that see or hear; they can be larger than a small decoder beside them.
 _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
 _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -26,18 +26,10 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 _MOST_EXPERTS = 1024
 _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
-_HEADS = ("lm_head", "embed_out", "output")
 
 FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not quantize"
 
-# Linear layers that engines fuse into one; the parts must be stored alike.
-FUSED = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-)
-_FUSED_AS = {part: "+".join(parts) for parts in FUSED for part in parts}
+_FUSED_AS = {part: "+".join(parts) for _, parts in FUSED for part in parts}
 
 
 @dataclass(frozen=True)
@@ -149,7 +141,7 @@ def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozen
 def _outside(name: str) -> str:
     module = name.rsplit(".", 1)[0]
     last = module.rsplit(".", 1)[-1]
-    if last in _HEADS and name.endswith(".weight"):
+    if name.endswith(".weight") and is_head(module):
         return "output head"
     if "embed" in last or last in ("wte", "wpe"):
         return "embedding"
@@ -201,14 +193,14 @@ def expert_parents(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
 
 def expert_of(name: str) -> int | None:
     """The number of the expert that a tensor belongs to."""
-    found = _EXPERT.match(name)
-    return int(found[2]) if found else None
+    found = experts_of(name)
+    return None if found is None else found[1]
 
 
 def fused_key(module: str) -> str:
     """Modules with one key are fused by engines: q/k/v, gate/up, and the experts of a block."""
-    if found := _EXPERT.match(module):
-        module = f"{found[1]}.*.{found[3]}"
+    if found := experts_of(module):
+        return found[0]
     parent, _, last = module.rpartition(".")
     return f"{parent}.{_FUSED_AS.get(last, last)}"
 

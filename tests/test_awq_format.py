@@ -220,6 +220,21 @@ def test_a_dense_name_inside_a_quantized_one_is_refused() -> None:
         awq.config(together, GEMM)
 
 
+def test_dense_experts_go_by_the_name_of_their_layer() -> None:
+    """Engines ask about `...mlp.experts` once, and never about one expert."""
+    scheme = Scheme(4, 64, False)
+
+    def experts(block: int, *numbers: int) -> list[str]:
+        parts = ("gate_proj", "up_proj", "down_proj")
+        return [f"model.layers.{block}.mlp.experts.{i}.{p}" for i in numbers for p in parts]
+
+    quantized = dict.fromkeys([*experts(1, 0, 1), *experts(2, 0)], scheme)
+    found = awq.config(Facts(quantized, [*experts(11, 0, 1), *experts(2, 1)]), GEMM)
+    assert found["modules_to_not_convert"] == sorted(
+        ["model.layers.11.mlp.experts", *experts(2, 1)]
+    )
+
+
 def test_one_artifact_has_one_width_and_group_size() -> None:
     mixed = {"a": Scheme(4, 64, False), "b": Scheme(4, 32, False)}
     assert "4 bits g32, 4 bits g64" in str(awq.supports_together(mixed.values()))

@@ -235,6 +235,27 @@ def test_fused_names_follow_their_parts() -> None:
     assert matched(table, "model.layers.10.mlp.gate_up_proj") is None
 
 
+def test_experts_of_a_block_are_one_layer() -> None:
+    """Engines ask about `...mlp.experts` once, and never about one expert."""
+
+    def experts(block: int) -> list[str]:
+        parts = ("w1", "w2", "w3")
+        return [f"model.layers.{block}.mlp.experts.{i}.{p}" for i in range(3) for p in parts]
+
+    half = experts(4)
+    quantized = {n: FOUR for b in (0, 10) for n in experts(b)} | dict.fromkeys(half[:2], FOUR)
+    quantized |= {n: EIGHT for b in (1, 2) for n in experts(b)}
+    table = dynamic(Facts(quantized, [*experts(3), *half[2:]]))
+    eight = {"bits": 8, "group_size": 64, "sym": True}
+    for block, expected in {0: None, 10: None, 1: ("+:", eight), 2: ("+:", eight),
+                            3: ("-:", {}), 4: None}.items():  # fmt: skip
+        assert matched(table, f"model.layers.{block}.mlp.experts") == expected, block
+    for name in [*quantized, *experts(3), *half[2:]]:
+        dense = name not in quantized
+        expected = ("-:", {}) if dense else ("+:", eight) if quantized[name] == EIGHT else None
+        assert matched(table, name) == expected, name
+
+
 def test_both_config_files_agree(tmp_path: Path) -> None:
     quants = {n: random_quant(FOUR, 32, 128, seed=i) for i, n in enumerate(layers("a", count=3))}
     quants["model.layers.1.b"] = random_quant(EIGHT, 32, 128, seed=9)

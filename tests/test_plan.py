@@ -316,6 +316,19 @@ def test_what_engines_refuse_is_said(
     assert len(plan.warnings) == 1
 
 
+def test_experts_of_a_block_are_one_layer_for_engines(tmp_path: Path) -> None:
+    shapes = header_files.experts(2, 4)
+    other = "overrides=[{match: 'model.layers.1.*.down_proj', weights: {bits: 8}}]"
+    (said,) = plan_of(tmp_path, shapes, "w4g128-gptq", other).warnings
+    assert said.startswith("1 layers that vLLM and SGLang fuse have parts stored differently")
+    both = "overrides=[{match: 'model.layers.1.*experts.*', weights: {bits: 8}}]"
+    assert not plan_of(tmp_path, shapes, "w4g128-gptq", both).warnings
+    # One expert that does not fit leaves its whole layer dense.
+    shapes["model.layers.0.mlp.experts.2.down_proj.weight"] = (36, 128)
+    plan = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=dense")
+    assert {name.split(".")[2] for name in quantized(plan)} == {"1"}
+
+
 def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
     assert "config.json says 3 layers, the checkpoint has 2" in plan.warnings[0]

@@ -1,0 +1,30 @@
+"""Names of layers that engines treat in a way of their own; one table for plan and formats.
+
+Engines fuse some linear layers into one when they load, and look the result up under the fused
+name; they take all experts of a block as one layer, `...experts`; and they know the output head
+by its name.
+"""
+
+import re
+
+# The fused name, and the parts that must be stored alike.
+FUSED = (
+    ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ("gate_up_proj", ("gate_proj", "up_proj")),
+    ("gate_up_proj", ("w1", "w3")),
+    ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+)
+_HEADS = ("lm_head", "embed_out", "output")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\..+")
+
+
+def is_head(module: str) -> bool:
+    """Whether a module, named without `.weight`, is the output head; none is in a block."""
+    *parents, last = module.split(".")
+    return last in _HEADS and not any(part.isdecimal() for part in parents)
+
+
+def experts_of(name: str) -> tuple[str, int] | None:
+    """The layer that an expert's tensor or module belongs to, and the expert's number."""
+    found = _EXPERT.match(name)
+    return (found[1], int(found[2])) if found else None
