@@ -28,6 +28,7 @@ __all__ = ["BlockStack", "Plan", "Planned", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
 _COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
+_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 _MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
 
 
@@ -178,7 +179,7 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings: list[str] = []
+    warnings = _missing_files(checkpoint)
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(
@@ -217,6 +218,19 @@ def make_plan(
     warnings += engines.warnings(recipe, planned)
     warnings += _much_dense(planned)
     return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
+
+
+def _missing_files(checkpoint: Checkpoint) -> list[str]:
+    """Sentences about what engines will look for beside the tensors in vain."""
+    found = []
+    if not (checkpoint.folder / "config.json").is_file():
+        found.append(
+            f"{checkpoint.folder}: no config.json, so engines cannot load what is made of it; put "
+            "the model's own beside its tensors"
+        )
+    if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
+        found.append(f"note: {checkpoint.folder}: no tokenizer, so the artifact has none either")
+    return found
 
 
 def _dense_share(tensors: Iterable[Planned]) -> float:

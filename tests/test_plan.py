@@ -335,6 +335,18 @@ def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
     assert plan.warnings[1].startswith("note: 4 of 14 matrices are no multiples")
 
 
+def test_missing_files_are_said(tmp_path: Path) -> None:
+    header_files.write(tmp_path, header_files.llama())
+    recipe = load("w4g128-awq")
+    assert not make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    (tmp_path / "tokenizer.json").unlink()
+    (said,) = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    assert said.startswith("note: ") and "no tokenizer" in said
+    (tmp_path / "config.json").unlink()
+    said, _ = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    assert str(tmp_path) in said and "no config.json, so engines cannot load" in said
+
+
 def test_none_keeps_everything(tmp_path: Path) -> None:
     shapes = header_files.llama()
     plan = plan_of(tmp_path, shapes, "w4g128-awq", "method=none", "format=dense")
