@@ -29,7 +29,8 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
         "qtool_version": __version__,
         "recipe": {"name": recipe.name, **portable(recipe, outcome.calibration)},
         "source": {
-            "name": source_name(model, checkpoint.config),
+            # Not config.json's _name_or_path: that of a fine-tune may be its base model.
+            "name": hub.public_name(model),
             "digest": f"sha256:{checkpoint.digest()}",
         },
         "calibration": outcome.calibration,
@@ -52,15 +53,6 @@ def portable(recipe: Recipe, calibrated: Mapping[str, Any] | None = None) -> dic
     if source is not None and Path(source).exists():
         keys["calibration"]["source"] = "file"
     return keys
-
-
-def source_name(model: str, config: Mapping[str, Any]) -> str | None:
-    """A name that means the same on every machine, or None: a hub id, an alias, `tiny`."""
-    name = hub.public_name(model)
-    if name is not None:
-        return name
-    said = config.get("_name_or_path")
-    return said if isinstance(said, str) and hub.is_hub_id(said) else None
 
 
 def environment() -> dict[str, str]:
