@@ -46,14 +46,21 @@ class Cost:
     seconds: float
 
 
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def run_cost(
     recipe: Recipe, tensors: Sequence["Planned"], active: float = 1.0, cores: int | None = None
 ) -> Cost:
-    """The estimate for a run over `tensors` on `cores` cores (default: those of this machine).
+    """The estimate for a run over `tensors` on `cores` cores (default: as many as a run uses).
 
     `active` is the share of a block's experts that a token visits.
     """
-    cores = cores or os.cpu_count() or 1
+    cores = cores or usable_cores()
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.parameters for tensor in tensors) * 2
     seconds = STARTUP_SECONDS[recipe.calibrates] + (read + written) / STORAGE_BYTES_PER_SECOND

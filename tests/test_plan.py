@@ -366,6 +366,17 @@ def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
     assert rtn.peak_rss_bytes < wide.peak_rss_bytes and rtn.seconds < wide.seconds
 
 
+def test_estimates_are_for_the_cores_a_run_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qtool.estimate.os.cpu_count", lambda: 256)
+    monkeypatch.setattr("qtool.estimate.os.sched_getaffinity", lambda _: {3}, raising=False)
+    one = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
+    monkeypatch.setattr("qtool.estimate.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
+    two = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
+    assert one.seconds > two.seconds and one.peak_rss_bytes < two.peak_rss_bytes
+
+
 def test_few_experts_cost_less_time_than_all(tmp_path: Path) -> None:
     shapes = header_files.experts(1, 16)
     every = plan_of(tmp_path, shapes, "w4g128-gptq", num_experts=16, num_experts_per_tok=16)
