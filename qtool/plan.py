@@ -221,15 +221,15 @@ def make_plan(
 
 
 def _missing_files(checkpoint: Checkpoint) -> list[str]:
-    """Sentences about what engines will look for beside the tensors in vain."""
+    """What engines will look for beside the tensors in vain; no path, as the card repeats it."""
     found = []
     if not (checkpoint.folder / "config.json").is_file():
         found.append(
-            f"{checkpoint.folder}: no config.json, so engines cannot load what is made of it; put "
-            "the model's own beside its tensors"
+            "the model has no config.json, so engines cannot load what is made of it; put the "
+            "model's own beside its tensors"
         )
     if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
-        found.append(f"note: {checkpoint.folder}: no tokenizer, so the artifact has none either")
+        found.append("note: the model has no tokenizer, so the artifact has none either")
     return found
 
 
