@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -160,14 +161,15 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
         # The same ids as transformers gives, without importing it.
         from tokenizers import Tokenizer
 
-        # Its errors have no class of their own, so the file is looked at before.
         content = st.read_json(fast)
         if not isinstance(content.get("model"), dict):
             raise SourceError(f"{fast}: not a tokenizer (it has no `model`); fetch it again")
-        tokenizer = Tokenizer.from_str(json.dumps(content))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        with _TokenizerErrors(fast):
+            tokenizer = Tokenizer.from_str(json.dumps(content))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(ids, dtype=np.int64)
     from transformers import AutoTokenizer
 
     try:
@@ -178,6 +180,31 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
             f"{model}: no tokenizer that transformers can load ({said}); calibration needs one"
         ) from None
     return np.array(slow.encode(text, add_special_tokens=False), dtype=np.int64)
+
+
+class _TokenizerErrors:
+    """Within, what the tokenizers library says of a file becomes a SourceError.
+
+    Its errors are plain Exceptions: no class of their own, and no other class is taken for one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is Exception:
+            said = " ".join(str(error).split())[:200]
+            raise SourceError(
+                f"{self._path}: the tokenizer cannot be used ({said}); fetch it again"
+            ) from error
 
 
 def _vocabulary(model: Path, default: int) -> int:

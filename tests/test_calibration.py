@@ -166,6 +166,21 @@ def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
         tokenize("text", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "BPE"},
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]},
+        {"type": "nope", "vocab": {}},
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"},
+    ],
+)
+def test_a_malformed_tokenizer_is_an_error(model: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(SourceError, match=r"tokenizer\.json: the tokenizer cannot be used \(.+\)"):
+        tokenize("text", tmp_path)
+
+
 def loaded(endpoint: str, cache: Path, *sources: str, **more: str) -> list[list[str] | str]:
     """load_text of each source against a hub at `endpoint`; an error is its sentence."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
