@@ -146,7 +146,7 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     needs = recipe_needs(run.recipe)
     if run.saved is None:
         return collect(block, run.stream, sites, needs, run.workers)
-    return {site.id: run.saved.read(site.id, needs) for site in sites}
+    return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 
 def _groups(sites: Sequence[Site], recipe: Recipe) -> list[list[Site]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from qtool.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError
+from qtool.errors import FormatError, SourceError
+from qtool.formats import safetensors_file as st
 from qtool.progress import Progress
 from qtool.recipe import Calibration as Settings
 from qtool.sites import Tracer
@@ -77,8 +78,15 @@ def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]
             f"{saved.path}: the statistics are of another model than {checkpoint.path}; run "
             "`qtool calibrate MODEL -o STATS` on this one"
         )
-    record = json.loads(saved.metadata.get("calibration", "{}"))
-    return record if isinstance(record, dict) else {}
+    where = f"{saved.path}: calibration"
+    record = st.parse_json(saved.metadata.get("calibration", "").encode(), where)
+    for key, kind in (("source", str), ("samples", int), ("length", int), ("seed", int)):
+        if not isinstance(record.get(key), kind):
+            raise FormatError(
+                f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
+                "`qtool calibrate`"
+            )
+    return record
 
 
 def probe(checkpoint: Checkpoint) -> Calibration:

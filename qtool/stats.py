@@ -345,10 +345,11 @@ class StatsFile:
         kept = {key: value for key, value in metadata.items() if key != _MAGIC_KEY}
         return cls(path, kept, entries, site_of)
 
-    def read(self, name: str, needs: Iterable[str]) -> SiteStats:
+    def read(self, name: str, needs: Iterable[str], width: int | None = None) -> SiteStats:
         """The statistics of the site that the checkpoint tensor `name` reads.
 
-        SourceError, naming the command, where something needed is missing.
+        width: its in_features. SourceError, naming the command, where something needed is missing;
+        FormatError where what is there cannot be a statistic.
         """
         site = self._site_of.get(name)
         if site is None:
@@ -356,7 +357,10 @@ class StatsFile:
                 f"{self.path}: holds nothing for the input of {name!r}; run `qtool calibrate` "
                 "again on this very model"
             )
-        count = int(self._array(f"site.{site}.count")[0])
+        key = f"site.{site}.count"
+        count = int(self._array(key, "I64", (1,))[0])
+        if count < 0:
+            raise FormatError(f"{self.path}: {key!r} is {count}, a number of tokens")
         found: dict[str, NDArray[np.float32]] = {}
         for need in sorted(needs) if count else ():
             key = f"site.{site}.{need}"
@@ -366,11 +370,22 @@ class StatsFile:
                     "needs; run `qtool calibrate MODEL -o STATS --recipe RECIPE` with the recipes "
                     "you mean to use"
                 )
-            found[need] = self._array(key)
+            if width is None:
+                width = max(self._entries[key].shape, default=0)
+            value = self._array(key, "F32", (width, width) if need == "gram" else (width,))
+            if not np.isfinite(value).all():
+                raise FormatError(f"{self.path}: {key!r} has values that are not finite")
+            found[need] = value
         return SiteStats(count, **found)
 
-    def _array(self, key: str) -> NDArray[Any]:
+    def _array(self, key: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         info = self._entries.get(key)
         if info is None:
             raise FormatError(f"{self.path}: lacks {key!r}")
-        return st.as_array(st.read_range(self.path, info), info.dtype, info.shape)
+        if (info.dtype, info.shape) != (dtype, shape):
+            raise FormatError(
+                f"{self.path}: {key!r} is {info.dtype} {list(info.shape)}, expected {dtype} "
+                f"{list(shape)}; write the file again with `qtool calibrate`"
+            )
+        found: NDArray[Any] = st.as_array(st.read_range(self.path, info), info.dtype, info.shape)
+        return found

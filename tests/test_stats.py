@@ -1,5 +1,6 @@
 """Statistics against a plain float64 computation over recorded inputs; files; threads."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from arch_models import VOCABULARY, build
 from safetensors.numpy import load_file, save_file
 
+from qtool import measure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
@@ -260,6 +262,58 @@ def test_other_safetensors_files_are_no_statistics(tmp_path: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, path)
     with pytest.raises(FormatError, match="not a statistics file"):
         StatsFile.open(path)
+
+
+GATE = "model.layers.0.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("count", np.zeros(0, np.int64), r"count' is I64 \[0\], expected I64 \[1\]"),
+        ("count", np.array([-1]), "count' is -1, a number of tokens"),
+        ("count", np.ones(1, np.float32), "count' is F32"),
+        ("gram", np.ones((8, 8), np.float32), r"gram' is F32 \[8, 8\], expected F32 \[64, 64\]"),
+        ("gram", np.ones((64, 64), np.float16), "gram' is F16"),
+        ("gram", np.full((64, 64), np.nan, np.float32), "gram' has values that are not finite"),
+        ("mean_abs", np.ones((64, 1), np.float32), r"mean_abs' is F32 \[64, 1\]"),
+        ("mean_abs", np.full(64, np.inf, np.float32), "mean_abs' has values that are not finite"),
+    ],
+)
+def test_what_cannot_be_a_statistic_is_refused(
+    field: str, value: np.ndarray[Any, Any], said: str, tmp_path: Path
+) -> None:
+    block, stream, found = opened(build("llama", tmp_path))
+    path, bad = tmp_path / "stats.safetensors", tmp_path / "bad.safetensors"
+    with Workers(1) as workers, StatsWriter(path, {}, len(found.sites)) as writer:
+        stats = collect(block, stream, found.sites, NEEDS, workers)
+        for site in found.sites:
+            writer.add(site, stats[site.id])
+    file = StatsFile.open(path)
+    assert file.read(GATE, NEEDS, 64).gram is not None
+    readers = json.dumps({site.id: list(site.names) for site in found.sites})
+    save_file(load_file(path) | {f"site.{GATE}.{field}": value}, bad, {"qtool.statistics": readers})
+    with pytest.raises(FormatError, match=said):
+        StatsFile.open(bad).read(GATE, NEEDS, 64)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "said"),
+    [
+        ("{", "calibration: not valid JSON"),
+        ("[]", "expected a JSON object"),
+        ("{}", "source is null"),
+        ('{"source": "file", "samples": "six"}', 'samples is "six"'),
+    ],
+)
+def test_a_damaged_record_is_refused(calibration: str, said: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(build("llama", tmp_path))
+    path = tmp_path / "stats.safetensors"
+    metadata = {"model_digest": checkpoint.digest(), "calibration": calibration}
+    with StatsWriter(path, metadata, 0):
+        pass
+    with pytest.raises(FormatError, match=said):
+        measure.check_same_model(StatsFile.open(path), checkpoint)
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
