@@ -23,7 +23,7 @@ from qtool.plan import Plan, Planned, make_plan
 from qtool.progress import Progress
 from qtool.recipe import Recipe
 from qtool.scheme import Dropped, GroupQuant, Scheme
-from qtool.sink import Sink, check_finite
+from qtool.sink import Sink, check_values
 from qtool.staging import check_out, staged
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verify import verify
@@ -130,9 +130,8 @@ def _quantize_each(
         if not isinstance(planned.action, Scheme):
             sink.dense(planned)
             return None
-        raw = checkpoint.raw(planned.name)
-        check_finite(raw, planned, checkpoint.file_of(planned.name))
         weight = checkpoint.float32(planned.name)
+        check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
         with methods.named(planned.name):
             quant = rtn.quantize(weight, None, planned.action, options).quant
         sink.quantized(planned, quant)

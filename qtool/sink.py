@@ -123,14 +123,19 @@ def check_finite(raw: NDArray[np.uint8], planned: Planned, where: Path) -> None:
     for start in range(0, raw.size, step):
         part = raw[start : start + step]
         values = to_float32(part, planned.dtype, (part.size // width,))
-        finite = np.isfinite(values)
-        if not finite.all():
-            flat = start // width + int(np.argmin(finite))
-            index = [int(i) for i in np.unravel_index(flat, planned.shape)]
-            raise SourceError(
-                f"{where}: tensor {planned.name!r} holds {values[int(np.argmin(finite))]} at "
-                f"{index}; weights must be finite, so the file is damaged or was saved wrongly"
-            )
+        check_values(values, start // width, planned, where)
+
+
+def check_values(values: NDArray[np.float32], start: int, planned: Planned, where: Path) -> None:
+    """The same for values [n], which stand in the tensor from position `start` on."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        index = [int(i) for i in np.unravel_index(start + first, planned.shape)]
+        raise SourceError(
+            f"{where}: tensor {planned.name!r} holds {values[first]} at {index}; "
+            "weights must be finite, so the file is damaged or was saved wrongly"
+        )
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

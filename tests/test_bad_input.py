@@ -103,6 +103,23 @@ def test_no_number(
     assert snapshot(tmp_path) == before
 
 
+def test_a_matrix_is_read_once(
+    model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for what is no number takes no second reading of the file."""
+    read: list[str] = []
+    raw = quantizing.pipeline.Checkpoint.raw
+
+    def count(checkpoint: Any, name: str) -> Any:
+        if checkpoint.folder == model:
+            read.append(name)
+        return raw(checkpoint, name)
+
+    monkeypatch.setattr(quantizing.pipeline.Checkpoint, "raw", count)
+    assert call(*arguments(model, "w4g128-rtn", tmp_path / "out")).status == 0
+    assert len(read) == len(set(read)) and Q in read
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_number_in_a_row_that_no_text_uses(
     recipe: str, model: Path, tmp_path: Path, call: Call
