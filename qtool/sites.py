@@ -261,7 +261,7 @@ def _watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> _Trace:
             hooks.append(module.register_forward_hook(hook(path)))
     try:
         with ObserveLinears(index, observe):
-            block.run(hidden, call)
+            block.try_out(hidden, call)
     finally:
         for handle in hooks:
             handle.remove()

@@ -115,8 +115,27 @@ class LoadedBlock:
         with torch.no_grad():
             output = self.module(hidden, *call.args, **call.kwargs)
         result = output[0] if isinstance(output, tuple) else output
-        assert isinstance(result, torch.Tensor)
+        if not isinstance(result, torch.Tensor) or result.shape != hidden.shape:
+            raise UnsupportedError(
+                f"{self.prefix[:-1]}: {type(self.module).__name__} returns other hidden states "
+                "than the ones it is given; calibrated methods cannot stream it, RTN can quantize "
+                "it (it needs no forward pass)"
+            )
         return result
+
+    def try_out(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+        """run() where it is not known yet whether this block can be run on its own."""
+        try:
+            return self.run(hidden, call)
+        # What a model's own code raises when it is not called as it expects.
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
+                TypeError, ValueError) as error:  # fmt: skip
+            said = " ".join(str(error).split())[:200]
+            raise UnsupportedError(
+                f"{self.prefix[:-1]}: {type(self.module).__name__} cannot be run on its own "
+                f"({type(error).__name__}: {said}); calibrated methods cannot stream it, RTN can "
+                "quantize it (it needs no forward pass)"
+            ) from error
 
     @property
     def nbytes(self) -> int:
@@ -335,11 +354,19 @@ class Skeleton:
                     self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
             except _LastBlockReachedError:
                 self._returns_tuple = returns_tuple
+                first = seen[0][0]
+                if first.ndim != 3 or first.shape[:2] != tokens.shape:
+                    raise UnsupportedError(
+                        f"{type(self.model).__name__} gives its blocks hidden states of shape "
+                        f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
+                        "[samples, length, width]; calibrated methods cannot stream it, RTN can "
+                        "quantize it (it needs no forward pass)"
+                    ) from None
                 calls = [
                     Call(_share(call.args, shared), _share(dict(call.kwargs), shared))
                     for _, call in seen
                 ]
-                return seen[0][0].to(torch.float32), calls
+                return first.to(torch.float32), calls
             except _OtherLoopError:
                 continue
             # What a loop does that got another kind of return value than it takes apart.

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.sites import Tracer
 from qtool.stream import Skeleton, Workers
 
 
@@ -284,6 +285,52 @@ def test_blocks_that_hand_on_more_than_hidden_states_are_refused(
     with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM does not hand.*RTN can"):
         skeleton.embed(some_tokens(3))
     assert skeleton.blocks[1].forward == forward
+
+
+def test_hidden_states_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """Gemma 3n streams four copies of them side by side."""
+    from transformers import AutoModelForCausalLM, Gemma3nTextConfig
+
+    config = Gemma3nTextConfig(
+        vocab_size=VOCABULARY,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_kv_shared_layers=0,
+        head_dim=16,
+        laurel_rank=4,
+        layer_types=["full_attention", "full_attention"],
+        activation_sparsity_pattern=[0.0, 0.0],
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path))
+    with pytest.raises(UnsupportedError, match=r"Gemma3nFor.*\[4, 3, 40, 32\].*RTN can"):
+        skeleton.embed(some_tokens(3))
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda hidden, **_: hidden @ torch.ones(3, 3), r"\(RuntimeError: .*shapes"),
+        (lambda hidden, **_: hidden[..., :3], "returns other hidden states"),
+        (lambda hidden, **_: None, "returns other hidden states"),
+        (lambda hidden: hidden, r"\(TypeError: "),
+        (lambda hidden, **_: {}["x"], r"\(KeyError: 'x'"),
+    ],
+)
+def test_a_block_that_cannot_be_run_is_one_sentence(
+    forward: Any, said: str, folders: dict[str, Path]
+) -> None:
+    skeleton = Skeleton.open(Checkpoint.open(folders["llama"]))
+    stream = skeleton.embed(some_tokens(1))
+    block = skeleton.block(1)
+    block.module.forward = forward
+    with pytest.raises(UnsupportedError, match=rf"model\.layers\.1: LlamaDecoderLayer .*{said}"):
+        Tracer().sites(block, stream)
 
 
 def test_loops_that_take_the_first_of_a_tuple_are_followed(tmp_path: Path) -> None:
