@@ -316,18 +316,17 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
     if reason:
         raise FormatError(f"{reason}")
     default = facts.default
+    symmetric = all(scheme.symmetric for scheme in facts.quantized.values())
     return {
         "quant_method": "awq",
         "bits": default.bits,
         "group_size": default.group_size,
+        "sym": symmetric,  # transformers and GPTQModel take it for true where it is missing
         "zero_point": True,
         "version": LAYOUTS[options.layout].version,
         "lm_head": head_quantized(facts),
         "modules_to_not_convert": _not_converted(facts),
-        "meta": {
-            "quantizer": [f"qtool:{facts.version}"],
-            "symmetric": all(s.symmetric for s in facts.quantized.values()),
-        },
+        "meta": {"quantizer": [f"qtool:{facts.version}"], "symmetric": symmetric},
     }
 
 

@@ -27,7 +27,7 @@ def warnings(recipe: Recipe, tensors: Sequence["Planned"]) -> list[str]:
     if not quantized:
         return []
     found = [*_format(recipe, quantized), *_groups(quantized), *_fused(tensors)]
-    found += _marlin(recipe, quantized)
+    found += _marlin(recipe, quantized) + _bfloat16(quantized)
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
@@ -63,6 +63,15 @@ def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
                 "everywhere and wrong in some engines under tensor parallelism"
             )
     return found
+
+
+def _bfloat16(quantized: Sequence["Planned"]) -> list[str]:
+    if all(tensor.dtype != "BF16" for tensor in quantized):
+        return []
+    return [
+        "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
+        "round them to it (8 bits of precision for 11), unless told --dtype float16"
+    ]
 
 
 def _groups(quantized: Sequence["Planned"]) -> list[str]:

@@ -11,7 +11,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def write(
-    folder: Path, shapes: Shapes, config: Mapping[str, Any] | None = None, dtype: str = "BF16"
+    folder: Path, shapes: Shapes, config: Mapping[str, Any] | None = None, dtype: str = "F16"
 ) -> Path:
     """A folder with the files of a model, and a model.safetensors of zeros that takes no room."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -198,6 +198,7 @@ def test_config_has_the_keys_that_engines_read() -> None:
         "quant_method": "awq",
         "bits": 4,
         "group_size": 64,
+        "sym": True,
         "zero_point": True,
         "version": "gemm",
         "lm_head": False,
@@ -208,6 +209,7 @@ def test_config_has_the_keys_that_engines_read() -> None:
     assert (side["w_bit"], side["q_group_size"], side["version"]) == (4, 64, "GEMM")
     quantized_head = Facts({"lm_head": Scheme(4, 64, False)})
     assert awq.config(quantized_head, GEMM)["lm_head"] is True
+    assert awq.config(quantized_head, GEMM)["sym"] is False
     assert awq.config(quantized_head, GEMM)["modules_to_not_convert"] is None
 
 

@@ -329,6 +329,15 @@ def test_experts_of_a_block_are_one_layer_for_engines(tmp_path: Path) -> None:
     assert {name.split(".")[2] for name in quantized(plan)} == {"1"}
 
 
+def test_scales_that_engines_round_are_noted(tmp_path: Path) -> None:
+    header_files.write(tmp_path, header_files.llama(), dtype="BF16")
+    for recipe in ("w4g128-awq", "w4g128-gptq"):
+        (said,) = make_plan(load(recipe), Checkpoint.open(tmp_path)).warnings
+        assert said.startswith("note: scales are stored in float16") and "bfloat16" in said
+    dense = load("w4g128-awq", ["method=none", "format=dense"])
+    assert not make_plan(dense, Checkpoint.open(tmp_path)).warnings
+
+
 def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
     assert "config.json says 3 layers, the checkpoint has 2" in plan.warnings[0]
