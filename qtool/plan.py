@@ -7,7 +7,7 @@ refuse. A plan does not change while a run goes on.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -168,10 +168,13 @@ def make_plan(
     checkpoint: Checkpoint,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     compare_all: bool = False,
+    unknown: Collection[str] = (),
 ) -> Plan:
     """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
     a megabyte at each end, or with `compare_all`, for a run, every byte.
 
+    unknown: tensors that the model class was seen to have no place for; they are copied. Only a
+    run that opens the class knows any.
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for.
     """
@@ -179,7 +182,7 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = _missing_files(checkpoint)
+    warnings = [*_idle(recipe), *_missing_files(checkpoint)]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(
@@ -193,6 +196,8 @@ def make_plan(
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
     warnings += override(recipe, actions)
+    no_place: Action = Dense("unknown to the model class")
+    actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
     fit(recipe, tensors, actions)
     actions |= _untie(checkpoint, actions, compare_all)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
@@ -218,6 +223,16 @@ def make_plan(
     warnings += engines.warnings(recipe, planned)
     warnings += _much_dense(planned)
     return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
+
+
+def _idle(recipe: Recipe) -> list[str]:
+    """Options of the recipe that do nothing."""
+    where = f"method {'/'.join(recipe.method)} and format {recipe.format}"
+    return [
+        f"{key} has no effect with {where}"
+        + ("; rtn.clip has" if key == "awq.clip" and recipe.rounding == "rtn" else "")
+        for key in recipe.idle_options
+    ]
 
 
 def _missing_files(checkpoint: Checkpoint) -> list[str]:

@@ -230,6 +230,29 @@ class Recipe(_Table):
         return self.rounding == "gptq" and self.gptq.act_order and not self.gptq.static_groups
 
     @property
+    def idle_options(self) -> list[str]:
+        """Keys that were given a value and change nothing with this method and format."""
+        acting = {
+            "rtn": {"*": self.rounding == "rtn"},
+            "gptq": {"*": self.rounding == "gptq", "layout": self.format == "gptq"},
+            "awq": {
+                "*": "awq" in self.transform_chain,
+                "clip": self.method == ("awq",),
+                "layout": self.format == "awq",
+            },
+        }
+        found = []
+        for name, acts in acting.items():
+            table: BaseModel = getattr(self, name)
+            for key in sorted(table.model_fields_set):
+                value = getattr(table, key)
+                # Not to clip is what happens anyway.
+                asked = value if key == "clip" else value != type(table).model_fields[key].default
+                if asked and not acts.get(key, acts["*"]):
+                    found.append(f"{name}.{key}")
+        return found
+
+    @property
     def calibrates(self) -> bool:
         """Whether a forward pass is needed."""
         return self.rounding == "gptq" or bool(self.transform_chain)

@@ -344,6 +344,27 @@ def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
     assert plan.warnings[1].startswith("note: 4 of 14 matrices are no multiples")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sets", "idle"),
+    [
+        ("w4g128-gptq", ["rtn.clip=true"], "rtn.clip"),
+        ("w4g128-awq", ["method=[awq, rtn]", "awq.clip=true"], "awq.clip"),
+        ("w4g128-awq-gptq", ["awq.clip=true", "gptq.layout=v2"], "gptq.layout awq.clip"),
+        ("w4g128-gptq", ["awq.layout=gemv", "awq.grid=10", "awq.grid=20"], "awq.layout"),
+        ("w4g128-rtn", ["gptq.mse=false", "gptq.act_order=true"], "gptq.mse"),
+        ("w4g128-awq", ["method=[awq, rtn]", "awq.clip=false", "rtn.clip=true"], ""),
+        ("w4g128-awq", ["awq.clip=true", "awq.grid=10", "awq.layout=gemm"], ""),
+        ("w4g128-gptq", ["gptq.damp_percent=0.1", "gptq.layout=v1"], ""),
+    ],
+)
+def test_options_that_do_nothing_are_said(
+    recipe: str, sets: list[str], idle: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, header_files.llama(), recipe, *sets)
+    said = [w.split()[0] for w in plan.warnings if "has no effect with method" in w]
+    assert said == idle.split()
+
+
 def test_missing_files_are_said(tmp_path: Path) -> None:
     header_files.write(tmp_path, header_files.llama())
     recipe = load("w4g128-awq")
