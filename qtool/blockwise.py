@@ -78,14 +78,19 @@ class _Run:
 
 
 def quantize_blocks(
-    request: "Request", plan: Plan, checkpoint: Checkpoint, sink: Sink, progress: Progress
+    request: "Request",
+    plan: Plan,
+    checkpoint: Checkpoint,
+    sink: Sink,
+    progress: Progress,
+    skeleton: Skeleton | None = None,
 ) -> Outcome:
-    """Quantize every block in turn."""
+    """Quantize every block in turn. skeleton: of open_skeleton(), where it is open already."""
     recipe = request.recipe
     with Workers(request.threads) as workers:
         with progress.stage("calibrate"):
             given = _given(recipe, checkpoint, request.stats)
-            skeleton = open_skeleton(checkpoint, plan)
+            skeleton = skeleton or open_skeleton(checkpoint, plan)
             stream = skeleton.embed(given.tokens)
         run = _Run(recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved)
         _write_outside(plan, sink, progress)
@@ -314,8 +319,11 @@ def _quantize_site(
     for planned in job.readers:
         scheme = planned.action
         assert isinstance(scheme, Scheme)
-        view = block.weights[planned.name]
-        weight = view.contiguous().numpy()
+        view = block.weights.get(planned.name)
+        if view is None:  # a plan that was made without the model class, which does not know it
+            weight = run.skeleton.checkpoint.float32(planned.name)
+        else:
+            weight = view.contiguous().numpy()
         with methods.named(planned.name):
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
@@ -325,7 +333,8 @@ def _quantize_site(
         dequantized = quant.dequantize()
         error = output_error(weight, dequantized, seen)
         reports.append(LayerReport(planned.name, str(scheme), error))
-        view.copy_(torch.from_numpy(dequantized))
+        if view is not None:
+            view.copy_(torch.from_numpy(dequantized))
     return reports, notes
 
 

@@ -20,7 +20,8 @@ from qtool import recipe as recipes
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
-from qtool.scheme import GroupQuant
+from qtool.plan import make_plan
+from qtool.scheme import Dense, GroupQuant
 from qtool.stats import SiteStats
 from qtool.stream import Skeleton, Workers
 
@@ -162,6 +163,31 @@ def test_every_source_tensor_is_accounted_for(
     for name in EXTRA:
         assert artifact.entries[name].dtype == "F16"
         assert np.array_equal(artifact.checkpoint.raw(name), source.raw(name)), name
+
+
+INDEXER = "model.layers.0.self_attn.indexer.weight"
+
+
+@pytest.fixture(scope="module")
+def indexed(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with a matrix inside a block that its class has no place for."""
+    folder = quantizing.build("llama", tmp_path_factory.mktemp("indexed"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[INDEXER] = np.random.default_rng(4).standard_normal((32, 64)).astype(np.float16)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_a_plan_copies_what_the_class_does_not_know(indexed: Path) -> None:
+    recipe = recipes.load("w4g128-gptq", ["weights.group_size=32"])
+    checkpoint = Checkpoint.open(indexed)
+    unknown = Skeleton.open(checkpoint).unknown
+    assert unknown == (INDEXER,)
+    planned = make_plan(recipe, checkpoint, unknown=unknown).by_name
+    assert planned[INDEXER].action == Dense("unknown to the model class")
+    assert [spec.name for spec in planned[INDEXER].outputs] == [INDEXER]
+    # Headers alone do not show it.
+    assert make_plan(recipe, checkpoint).by_name[INDEXER].scheme is not None
 
 
 def test_tied_head_stays_tied(models: Models, tmp_path: Path) -> None:
