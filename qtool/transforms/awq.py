@@ -15,8 +15,13 @@ Where GPTQ rounds afterwards, errors of a column are made up for by those after 
 diagonal counts too much: each column then weighs 1 / U_jj^2 (see `qtool.methods.gptq`). With the
 scales of the plain search GPTQ ends worse than with none at all; with these it ends better.
 
-Readers that stay dense are compensated, not measured; where there are any, scales are powers of
-two, so that no bit of a 16-bit matrix is lost.
+Readers that stay dense are compensated, not measured. Where there are any, scales are powers of
+two, which a 16-bit matrix takes without losing a bit, but for two cases: float16 numbers that
+become subnormal, and norms that multiply by 1 + weight, since the rounded weight makes another
+ratio than the power of two. Such a matrix is rounded once more to its own dtype.
+
+Experts that saw too few tokens (`qtool.stats.is_rare`) have no say in the scales of a norm's
+output, and none of their own.
 
 Which producer can take x / s is proved by numbers (`qtool.transforms.fold`); where none can, the
 input keeps its scale and a note says so. What rounds afterwards is another module's business, the
