@@ -203,8 +203,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 ARCHITECTURES = tuple(CONFIGS)[:8]
 
 
-def build(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write the checkpoint; every norm and bias gets values that differ from channel to channel."""
+def build(name: str, folder: Path, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write the checkpoint; every norm and bias gets values that differ from channel to channel.
+
+    dtype: of the file; in 16 bits a norm that is folded into has to be rounded.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -216,5 +219,5 @@ def build(name: str, folder: Path, seed: int = 0) -> Path:
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.3, 0.3))
             else:
                 parameter.mul_(4.0)
-    model.save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder

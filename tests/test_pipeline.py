@@ -46,9 +46,11 @@ class Models:
     root: Path
     text: Path
 
-    def __call__(self, name: str) -> Path:
-        folder = self.root / name
-        return folder if folder.exists() else quantizing.build(name, folder)
+    def __call__(self, name: str, dtype: str = "float32") -> Path:
+        folder = self.root / dtype / name
+        if not folder.exists():
+            quantizing.add_tokenizer(arch_models.build(name, folder, dtype=dtype))
+        return folder
 
     def settings(self, group: int = 32, samples: int = 6) -> list[str]:
         """A small calibration, and groups that small matrices divide into."""
@@ -84,15 +86,20 @@ def recorded_logits(skeleton: Skeleton, weights: dict[str, Any], tokens: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("recipe", "group"), [("w4g128-awq", 32), ("w4g128-gptq", 16), ("w4g128-awq-gptq", 32)]
+    ("recipe", "group", "dtype"),
+    [
+        ("w4g128-awq", 32, "bfloat16"),
+        ("w4g128-gptq", 16, "float32"),
+        ("w4g128-awq-gptq", 32, "float32"),
+    ],
 )
 @pytest.mark.parametrize("name", arch_models.ARCHITECTURES)
 def test_artifact_is_the_model_in_memory(
-    name: str, recipe: str, group: int, models: Models, tmp_path: Path
+    name: str, recipe: str, group: int, dtype: str, models: Models, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    source = models(name)
+    source = models(name, dtype)
     run = quantizing.quantize(source, recipe, tmp_path / "out", *models.settings(group))
     quantizing.assert_reads_back(run)
     found = dict(Artifact.open(run.out).dequantized())
