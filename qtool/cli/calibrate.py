@@ -23,6 +23,9 @@ def calibrate(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure the activations of the unquantized MODEL into a file for `quantize --stats`."""
+    from qtool.allocator import share_heap
+
+    share_heap()
     from qtool import measure
     from qtool.blockwise import recipe_needs
     from qtool.checkpoint import Checkpoint

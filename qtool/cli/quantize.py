@@ -31,6 +31,7 @@ def quantize(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder that engines load."""
+    from qtool.allocator import share_heap
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
@@ -39,6 +40,7 @@ def quantize(
     from qtool.recipe import calibration_sets, load
     from qtool.staging import check_out
 
+    share_heap()
     check_device(device)
     fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
     given = [f"--{name}" for name, value in fixed.items() if value is not None]
