@@ -41,6 +41,13 @@ ALWAYS uint64_t words_at(const uint8_t *from)
     return words;
 }
 
+#if defined(QT_ISA_AVX512)
+typedef int16_t qt_vi16 __attribute__((vector_size(64)));
+#define QT_COUNT_32                                                                             \
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, \
+        25, 26, 27, 28, 29, 30, 31
+#endif
+
 ALWAYS void put_f32(float *to, V v)
 {
     store(to, v);
@@ -74,23 +81,59 @@ ALWAYS void put_bf16(uint16_t *to, V v)
 #endif
 }
 
+/* Two vectors, one after the other. */
+ALWAYS void put2_f32(float *to, V a, V b)
+{
+    put_f32(to, a);
+    put_f32(to + LANES, b);
+}
+
+ALWAYS void put2_f16(uint16_t *to, V a, V b)
+{
+    put_f16(to, a);
+    put_f16(to + LANES, b);
+}
+
+ALWAYS void put2_bf16(uint16_t *to, V a, V b)
+{
+#if defined(QT_ISA_AVX512)
+    /* High halves go up by one where the low half is above the middle, or on it beside an odd high
+     * half: there, or-ing the odd bit in lifts it above. */
+    const __m512i even = (__m512i)(2 * (qt_vi16){QT_COUNT_32}), one = _mm512_set1_epi16(1);
+    const __m512i odd = _mm512_add_epi16(even, one);
+    __m512i high = _mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
+    __m512i low = _mm512_permutex2var_epi16((__m512i)a, even, (__m512i)b);
+    low = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
+    __mmask32 up = _mm512_cmpgt_epu16_mask(low, _mm512_set1_epi16((short)0x8000));
+    _mm512_storeu_si512(to, _mm512_mask_add_epi16(high, up, high, one));
+#else
+    put_bf16(to, a);
+    put_bf16(to + LANES, b);
+#endif
+}
+
 #define OUT float
 #define D(name) name##_f32
 #define PUT put_f32
+#define PUT2 put2_f32
 #include "gguf_dequant_all.h"
 #undef OUT
 #undef D
 #undef PUT
+#undef PUT2
 
 #define OUT uint16_t
 #define D(name) name##_f16
 #define PUT put_f16
+#define PUT2 put2_f16
 #include "gguf_dequant_all.h"
 #undef D
 #undef PUT
+#undef PUT2
 
 #define D(name) name##_bf16
 #define PUT put_bf16
+#define PUT2 put2_bf16
 #include "gguf_dequant_all.h"
 
 int QT_NAME(gguf_dequantize)(int32_t type, int32_t dtype, int64_t blocks, const uint8_t *from,

@@ -1,16 +1,23 @@
 /* The K types: 256 weights in sub-blocks whose scales are codes themselves.
  * Included by gguf_dequant_all.h for each output type. */
 
-/* Scale and minimum j of the twelve bytes that q4_k and q5_k keep: six bits each, the first four
- * of either in bytes of their own, the others in nibbles with their top bits above those. */
-ALWAYS void D(scale_min)(const uint8_t *from, int j, float *scale, float *minimum)
+/* The eight scales times d, then the eight minima times dmin, of the twelve bytes that q4_k and
+ * q5_k keep: six bits each, the first four of either in bytes of their own, the others in nibbles
+ * with their top bits above those. */
+ALWAYS void D(scales_minima)(const uint8_t *from, float d, float dmin, float *to)
 {
-    if (j < 4) {
-        *scale = (float)(from[j] & 63);
-        *minimum = (float)(from[j + 4] & 63);
-    } else {
-        *scale = (float)((from[j + 4] & 15) | from[j - 4] >> 6 << 4);
-        *minimum = (float)(from[j + 4] >> 4 | from[j] >> 6 << 4);
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
+    uint32_t a = word_at(from), b = word_at(from + 4), c = word_at(from + 8);
+    uint64_t codes[2] = {
+        (a & six) | (uint64_t)((c & four) | (a >> 2 & two)) << 32,
+        (b & six) | (uint64_t)((c >> 4 & four) | (b >> 2 & two)) << 32,
+    };
+    QT_UNROLL
+    for (int i = 0; i < 16; i += LANES) {
+        V unit = splat(i < 8 ? d : dmin);
+        if (LANES == 16)
+            unit = pick(ilt(iota(), isplat(8)), splat(d), splat(dmin));
+        store(to + i, to_float(signed_bytes(codes, i)) * unit);
     }
 }
 
@@ -66,16 +73,17 @@ ALWAYS void D(q3_k)(const uint8_t *block, OUT *to)
  * 32 in the low nibbles, the others in the high ones. w = (d s) q - (dmin m). */
 ALWAYS void D(q4_k)(const uint8_t *block, OUT *to)
 {
-    float d = half_at(block), dmin = half_at(block + 2);
+    float scale[16];
+    D(scales_minima)(block + 4, half_at(block), half_at(block + 2), scale);
+    QT_UNROLL
     for (int j = 0; j < 8; j += 2) {
-        float s0, m0, s1, m1;
-        D(scale_min)(block + 4, j, &s0, &m0);
-        D(scale_min)(block + 4, j + 1, &s1, &m1);
-        s0 *= d, s1 *= d, m0 *= dmin, m1 *= dmin;
-        for (int i = 0; i < 32; i += LANES) {
-            I q = load_u8(block + 16 + 16 * j + i);
-            PUT(to + 32 * j + i, to_float(q & 15) * s0 - m0);
-            PUT(to + 32 * j + 32 + i, to_float(q >> 4) * s1 - m1);
+        float s0 = scale[j], s1 = scale[j + 1], m0 = scale[j + 8], m1 = scale[j + 9];
+        for (int i = 0; i < 32; i += 2 * LANES) {
+            const uint8_t *from = block + 16 + 16 * j + i;
+            I a = load_u8(from), b = load_u8(from + LANES);
+            OUT *at = to + 32 * j + i;
+            PUT2(at, to_float(a & 15) * s0 - m0, to_float(b & 15) * s0 - m0);
+            PUT2(at + 32, to_float(a >> 4) * s1 - m1, to_float(b >> 4) * s1 - m1);
         }
     }
 }
@@ -84,16 +92,20 @@ ALWAYS void D(q4_k)(const uint8_t *block, OUT *to)
  * sub-block j. */
 ALWAYS void D(q5_k)(const uint8_t *block, OUT *to)
 {
-    float d = half_at(block), dmin = half_at(block + 2);
+    float scale[16];
+    D(scales_minima)(block + 4, half_at(block), half_at(block + 2), scale);
+    QT_UNROLL
     for (int j = 0; j < 8; j += 2) {
-        float s0, m0, s1, m1;
-        D(scale_min)(block + 4, j, &s0, &m0);
-        D(scale_min)(block + 4, j + 1, &s1, &m1);
-        s0 *= d, s1 *= d, m0 *= dmin, m1 *= dmin;
-        for (int i = 0; i < 32; i += LANES) {
-            I q = load_u8(block + 48 + 16 * j + i), high = load_u8(block + 16 + i) << 4 >> j;
-            PUT(to + 32 * j + i, to_float((q & 15) | (high & 16)) * s0 - m0);
-            PUT(to + 32 * j + 32 + i, to_float((q >> 4) | (high >> 1 & 16)) * s1 - m1);
+        float s0 = scale[j], s1 = scale[j + 1], m0 = scale[j + 8], m1 = scale[j + 9];
+        for (int i = 0; i < 32; i += 2 * LANES) {
+            const uint8_t *from = block + 48 + 16 * j + i, *fifth = block + 16 + i;
+            I a = load_u8(from), high_a = load_u8(fifth) << 4 >> j;
+            I b = load_u8(from + LANES), high_b = load_u8(fifth + LANES) << 4 >> j;
+            OUT *at = to + 32 * j + i;
+            PUT2(at, to_float((a & 15) | (high_a & 16)) * s0 - m0,
+                 to_float((b & 15) | (high_b & 16)) * s0 - m0);
+            PUT2(at + 32, to_float((a >> 4) | (high_a >> 1 & 16)) * s1 - m1,
+                 to_float((b >> 4) | (high_b >> 1 & 16)) * s1 - m1);
         }
     }
 }
@@ -106,15 +118,20 @@ ALWAYS void D(q6_k)(const uint8_t *block, OUT *to)
     float d = half_at(block + 208), scale[16];
     for (int i = 0; i < 16; i += LANES)
         store(scale + i, to_float(load_i8(block + 192 + i)) * d);
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 32; i += LANES) {
-            const uint8_t *low = block + 64 * half + i;
-            I a = load_u8(low), b = load_u8(low + 32), h = load_u8(block + 128 + 32 * half + i);
-            const float *s = scale + 8 * half + i / 16;
-            OUT *at = to + 128 * half + i;
-            PUT(at, to_float(((a & 15) | (h << 4 & 48)) - 32) * s[0]);
-            PUT(at + 32, to_float(((b & 15) | (h << 2 & 48)) - 32) * s[2]);
-            PUT(at + 64, to_float(((a >> 4) | (h & 48)) - 32) * s[4]);
-            PUT(at + 96, to_float(((b >> 4) | (h >> 2 & 48)) - 32) * s[6]);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
+        int8_t code[128];
+        for (int i = 0; i < 32; i++) {
+            code[i] = (int8_t)(((low[i] & 15) | (high[i] << 4 & 48)) - 32);
+            code[i + 32] = (int8_t)(((low[i + 32] & 15) | (high[i] << 2 & 48)) - 32);
+            code[i + 64] = (int8_t)((low[i] >> 4 | (high[i] & 48)) - 32);
+            code[i + 96] = (int8_t)((low[i + 32] >> 4 | (high[i] >> 2 & 48)) - 32);
         }
+        QT_UNROLL
+        for (int i = 0; i < 128; i += 2 * LANES) {
+            const float *s = scale + 8 * half + i / 16, *t = scale + 8 * half + (i + LANES) / 16;
+            PUT2(to + 128 * half + i, to_float(load_i8(code + i)) * *s,
+                 to_float(load_i8(code + i + LANES)) * *t);
+        }
+    }
 }

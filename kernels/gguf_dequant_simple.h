@@ -1,6 +1,17 @@
 /* Blocks with one scale: the legacy types, the code books of four bits, the ternary types.
  * Included by gguf_dequant_all.h for each output type. */
 
+/* Weights i .. and 16 + i .. of a block. */
+ALWAYS void D(put_apart)(OUT *to, V a, V b)
+{
+    if (LANES == 16) {
+        PUT2(to, a, b);
+    } else {
+        PUT(to, a);
+        PUT(to + 16, b);
+    }
+}
+
 /* q4_0: d half, 16 bytes: weight i in the low nibble of byte i, weight i + 16 in the high one.
  * w = (q - 8) d. */
 ALWAYS void D(q4_0)(const uint8_t *block, OUT *to)
@@ -8,8 +19,7 @@ ALWAYS void D(q4_0)(const uint8_t *block, OUT *to)
     float d = half_at(block);
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 2 + i);
-        PUT(to + i, to_float((q & 15) - 8) * d);
-        PUT(to + 16 + i, to_float((q >> 4) - 8) * d);
+        D(put_apart)(to + i, to_float((q & 15) - 8) * d, to_float((q >> 4) - 8) * d);
     }
 }
 
@@ -19,8 +29,7 @@ ALWAYS void D(q4_1)(const uint8_t *block, OUT *to)
     float d = half_at(block), m = half_at(block + 2);
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 4 + i);
-        PUT(to + i, to_float(q & 15) * d + m);
-        PUT(to + 16 + i, to_float(q >> 4) * d + m);
+        D(put_apart)(to + i, to_float(q & 15) * d + m, to_float(q >> 4) * d + m);
     }
 }
 
@@ -37,8 +46,8 @@ ALWAYS void D(q5_0)(const uint8_t *block, OUT *to)
     uint32_t high = word_at(block + 2);
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 6 + i);
-        PUT(to + i, to_float(((q & 15) | D(fifth)(high, i)) - 16) * d);
-        PUT(to + 16 + i, to_float(((q >> 4) | D(fifth)(high, 16 + i)) - 16) * d);
+        D(put_apart)(to + i, to_float(((q & 15) | D(fifth)(high, i)) - 16) * d,
+                     to_float(((q >> 4) | D(fifth)(high, 16 + i)) - 16) * d);
     }
 }
 
@@ -49,8 +58,8 @@ ALWAYS void D(q5_1)(const uint8_t *block, OUT *to)
     uint32_t high = word_at(block + 4);
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 8 + i);
-        PUT(to + i, to_float((q & 15) | D(fifth)(high, i)) * d + m);
-        PUT(to + 16 + i, to_float((q >> 4) | D(fifth)(high, 16 + i)) * d + m);
+        D(put_apart)(to + i, to_float((q & 15) | D(fifth)(high, i)) * d + m,
+                     to_float((q >> 4) | D(fifth)(high, 16 + i)) * d + m);
     }
 }
 
@@ -58,8 +67,9 @@ ALWAYS void D(q5_1)(const uint8_t *block, OUT *to)
 ALWAYS void D(q8_0)(const uint8_t *block, OUT *to)
 {
     float d = half_at(block);
-    for (int i = 0; i < 32; i += LANES)
-        PUT(to + i, to_float(load_i8(block + 2 + i)) * d);
+    for (int i = 0; i < 32; i += 2 * LANES)
+        PUT2(to + i, to_float(load_i8(block + 2 + i)) * d,
+             to_float(load_i8(block + 2 + LANES + i)) * d);
 }
 
 /* q1_0: d half, 128 bits. w = d where the bit is set, else -d. */
@@ -91,8 +101,13 @@ ALWAYS void D(nibbles)(const uint8_t *from, const table16 *table, int half, OUT 
 {
     for (int i = 0; i < half; i += LANES) {
         I q = load_u8(from + i);
-        PUT(to + i, look_up(table, q));
-        PUT(to + half + i, look_up(table, q >> 4));
+        V low = look_up(table, q), high = look_up(table, q >> 4);
+        if (LANES == half) {
+            PUT2(to, low, high);
+        } else {
+            PUT(to + i, low);
+            PUT(to + half + i, high);
+        }
     }
 }
 

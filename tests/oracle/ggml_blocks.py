@@ -5,6 +5,7 @@ ggml-base of llama.cpp, no -march flag), and named by QTOOL_ORACLE_GGML.
 """
 
 import ctypes
+import faulthandler
 import mmap
 import os
 from functools import cache
@@ -74,6 +75,7 @@ def encode(
     _library().ggml_quantize_init(block.number)  # slow, once: not in every child
     child = os.fork()
     if child == 0:
+        faulthandler.disable()
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
