@@ -3,15 +3,21 @@
 #include "gguf_encode.h"
 #include "gguf_search.h"
 
-/* The codes of a sub-block for the scale that the block can store; those of its search, which are
- * in code, where that scale is zero. */
+/* The codes of a sub-block for the scale that the block can store. */
 ALWAYS void final_codes(I *code, const V *x, int half, V d)
 {
+    UNROLL_SOME
+    for (int i = 0; i < 16; i++)
+        code[i] = clamp(nearest(x[i] / d), -half, half - 1) + half;
+}
+
+/* Where that scale is zero, those of its search. */
+ALWAYS void searched_codes(I *code, const V *x, int half, V d, const symmetric *grid)
+{
     M none = eq(d, (V){0});
-    for (int i = 0; i < 16; i++) {
-        I final = clamp(nearest(x[i] / d), -half, half - 1) + half;
-        code[i] = ipick(none, code[i], final);
-    }
+    if (any_lane(none))
+        for (int i = 0; i < 16; i++)
+            code[i] = ipick(none, symmetric_code(grid, x[i], half), code[i]);
 }
 
 /* Q3_SIDE sub-blocks at once, since every step of refining one waits for the step before. */
@@ -48,7 +54,7 @@ ALWAYS M refine_one(refinement *r, const V *x, int i, int skip)
 }
 
 /* make_q3_quants: least squares by changing one code at a time, five times round. */
-ALWAYS void refine_q3(const V *x, V *scale, I *code)
+ALWAYS void refine_q3(const V *x, V *scale, V *code)
 {
     V zero = {0}, low = splat(-4), high = splat(3);
     M empty[Q3_SIDE];
@@ -80,7 +86,7 @@ ALWAYS void refine_q3(const V *x, V *scale, I *code)
         V fit = pick(lt(zero, r.sum_l2[u]), r.sum_xl[u] / r.sum_l2[u], zero);
         scale[u] = pick(empty[u], zero, fit);
         for (int i = 0; i < 16; i++)
-            code[16 * u + i] = ipick(empty[u], isplat(0), truncated(r.l[u][i]) + 4);
+            code[16 * u + i] = pick(empty[u], zero, r.l[u][i] + 4.0f);
     }
 }
 
@@ -102,8 +108,9 @@ ALWAYS void pack_q3_scales(const I *scale, I *word)
 
 static void encode_q3_k(panel *p)
 {
-    V scale[16], d;
+    V scale[16], d, searched[256];
     I code[256], scale_code[16], word[8], byte[32];
+    symmetric grid[16];
     if (p->weighted) {
         V sigma2 = 2.0f * square_sum(p->x, 256) / 256.0f, sum_w[16];
         for (int j = 0; j < 16; j++) {
@@ -114,10 +121,8 @@ static void encode_q3_k(panel *p)
                 w[i] = p->w[16 * j + i] * lane_sqrt(sigma2 + x[i] * x[i]);
                 sum_w[j] += w[i];
             }
-            symmetric grid = search_symmetric(x, w, 16, 4, 0);
-            scale[j] = grid.scale;
-            for (int i = 0; i < 16; i++)
-                code[16 * j + i] = symmetric_code(&grid, x[i], 4);
+            grid[j] = search_symmetric(x, w, 16, 4, 0);
+            scale[j] = grid[j].scale;
         }
         symmetric block = search_symmetric(scale, sum_w, 16, 32, 1);
         for (int j = 0; j < 16; j++)
@@ -125,7 +130,7 @@ static void encode_q3_k(panel *p)
         d = block.scale;
     } else {
         for (int j = 0; j < 16; j += Q3_SIDE)
-            refine_q3(p->x + 16 * j, scale + j, code + 16 * j);
+            refine_q3(p->x + 16 * j, scale + j, searched + 16 * j);
         V magnitude, top = extreme(scale, 16, &magnitude), inverse = -32.0f / top;
         M none = eq(top, (V){0});
         for (int j = 0; j < 16; j++) {
@@ -139,8 +144,16 @@ static void encode_q3_k(panel *p)
     I half_d = to_half(d);
     put_half(p, 108, half_d);
     d = from_half(half_d);
-    for (int j = 0; j < 16; j++)
-        final_codes(code + 16 * j, p->x + 16 * j, 4, d * to_float(scale_code[j] - 32));
+    for (int j = 0; j < 16; j++) {
+        V unit = d * to_float(scale_code[j] - 32);
+        I *q = code + 16 * j;
+        final_codes(q, p->x + 16 * j, 4, unit);
+        if (p->weighted)
+            searched_codes(q, p->x + 16 * j, 4, unit, &grid[j]);
+        else if (any_lane(eq(unit, (V){0})))
+            for (int i = 0; i < 16; i++)
+                q[i] = ipick(eq(unit, (V){0}), truncated(searched[16 * j + i]), q[i]);
+    }
     for (int i = 0; i < 32; i++) {
         byte[i] = isplat(0);
         for (int j = 0; j < 8; j++)
@@ -164,6 +177,7 @@ static void encode_q6_k(panel *p)
 {
     V scale[16], magnitude;
     I code[256], scale_code[16], word[16], low[64], high[32];
+    symmetric grid[16];
     for (int j = 0; j < 16; j++) {
         const V *x = p->x + 16 * j, *w = p->w + 16 * j;
         V squares[16];
@@ -172,10 +186,8 @@ static void encode_q6_k(panel *p)
                 squares[i] = x[i] * x[i];
             w = squares;
         }
-        symmetric grid = search_symmetric(x, w, 16, 32, 0);
-        scale[j] = grid.scale;
-        for (int i = 0; i < 16; i++)
-            code[16 * j + i] = symmetric_code(&grid, x[i], 32);
+        grid[j] = search_symmetric(x, w, 16, 32, 0);
+        scale[j] = grid[j].scale;
     }
     V top = extreme(scale, 16, &magnitude), inverse = -128.0f / top;
     M empty = lt(magnitude, splat(TINY));
@@ -185,7 +197,9 @@ static void encode_q6_k(panel *p)
     for (int j = 0; j < 16; j++) {
         scale_code[j] = ileast(nearest(inverse * scale[j]), isplat(127)) << 24 >> 24;
         scale_code[j] = ipick(empty, isplat(0), scale_code[j]);
-        final_codes(code + 16 * j, p->x + 16 * j, 32, d * to_float(scale_code[j]));
+        V unit = d * to_float(scale_code[j]);
+        final_codes(code + 16 * j, p->x + 16 * j, 32, unit);
+        searched_codes(code + 16 * j, p->x + 16 * j, 32, unit, &grid[j]);
     }
     if (any_lane(empty))
         for (int i = 0; i < 256; i++)
