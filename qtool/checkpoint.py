@@ -237,7 +237,7 @@ class Checkpoint:
     @property
     def side_files(self) -> tuple[Path, ...]:
         """Tokenizer, generation config, chat template and the like, relative to the folder."""
-        patterns = SIDE_PATTERNS
+        patterns: tuple[str, ...] = SIDE_PATTERNS
         if "auto_map" in self.config:  # the model's own code, which engines may ask for
             patterns += ("*.py",)
         found = {p for pattern in patterns for p in self.folder.glob(pattern) if p.is_file()}
