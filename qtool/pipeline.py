@@ -80,6 +80,16 @@ def run(request: Request, progress: Progress) -> Summary:
     check_out(out)
     checkpoint = Checkpoint.open(request.source)
     plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes, compare_all=True)
+    skeleton = None
+    if request.recipe.calibrates:
+        from qtool.blockwise import open_skeleton, quantize_blocks
+
+        with progress.stage("calibrate"):
+            skeleton = open_skeleton(checkpoint, plan)
+        if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
+            plan = make_plan(
+                request.recipe, checkpoint, request.max_shard_bytes, True, skeleton.unknown
+            )
     warnings = list(plan.warnings)
     if request.stats is not None and not request.recipe.calibrates:
         warnings.append(
@@ -88,10 +98,8 @@ def run(request: Request, progress: Progress) -> Summary:
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     with staged(out) as folder, Sink(plan, checkpoint, folder) as sink:
-        if request.recipe.calibrates:
-            from qtool.blockwise import quantize_blocks
-
-            outcome = quantize_blocks(request, plan, checkpoint, sink, progress)
+        if skeleton is not None:
+            outcome = quantize_blocks(request, plan, checkpoint, sink, progress, skeleton)
         else:
             outcome = _quantize_each(request, plan, checkpoint, sink, progress)
         progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)

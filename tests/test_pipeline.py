@@ -197,6 +197,16 @@ def test_a_plan_copies_what_the_class_does_not_know(indexed: Path) -> None:
     assert make_plan(recipe, checkpoint).by_name[INDEXER].scheme is not None
 
 
+@pytest.mark.parametrize("recipe", ["w4g128-awq", "w4g128-gptq"])
+def test_what_the_class_does_not_know_is_copied(
+    recipe: str, indexed: Path, models: Models, tmp_path: Path
+) -> None:
+    run = quantizing.quantize(indexed, recipe, tmp_path / "out", *models.settings())
+    assert run.summary.tensors == {"quantized": 21, "dense": 10, "dropped": 0}
+    source, artifact = Checkpoint.open(indexed), Artifact.open(run.out)
+    assert np.array_equal(artifact.checkpoint.raw(INDEXER), source.raw(INDEXER))
+
+
 def test_tied_head_stays_tied(models: Models, tmp_path: Path) -> None:
     run = quantizing.quantize(models("qwen3"), "w4g128-awq", tmp_path / "out", *models.settings())
     assert "lm_head.weight" not in Artifact.open(run.out).entries
