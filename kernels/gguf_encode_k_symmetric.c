@@ -53,27 +53,46 @@ ALWAYS M refine_one(refinement *r, const V *x, int i, int skip)
     return changed;
 }
 
+/* The first codes of a sub-block, and the sums of their fit. */
+typedef struct {
+    V inverse, sum_xl, sum_l2;
+    M empty;
+} q3_start;
+
+ALWAYS V q3_first_code(const q3_start *s, V x)
+{
+    V code = most(least(nearest_float(s->inverse * x), splat(3)), splat(-4));
+    return pick(s->empty, (V){0}, code);
+}
+
+ALWAYS void start_q3(q3_start *s, const V *x, V *w, V *wx, V *l)
+{
+    V magnitude, top = extreme(x, 16, &magnitude);
+    s->inverse = -4.0f / top;
+    s->empty = lt(magnitude, splat(TINY));
+    s->sum_xl = s->sum_l2 = (V){0};
+    UNROLL_SOME
+    for (int i = 0; i < 16; i++) {
+        w[i] = x[i] * x[i];
+        wx[i] = w[i] * x[i];
+        l[i] = q3_first_code(s, x[i]);
+        s->sum_xl += wx[i] * l[i];
+        s->sum_l2 += w[i] * l[i] * l[i];
+    }
+}
+
 /* make_q3_quants: least squares by changing one code at a time, five times round. */
 ALWAYS void refine_q3(const V *x, V *scale, V *code)
 {
-    V zero = {0}, low = splat(-4), high = splat(3);
-    M empty[Q3_SIDE];
+    V zero = {0};
+    q3_start start;
     refinement r;
     SIDE {
-        V magnitude, top = extreme(x + 16 * u, 16, &magnitude), inverse = -4.0f / top;
-        empty[u] = lt(magnitude, splat(TINY));
-        r.sum_xl[u] = r.sum_l2[u] = zero;
-        for (int i = 0; i < 16; i++) {
-            V at = x[16 * u + i], w = at * at;
-            V first = most(least(nearest_float(inverse * at), high), low);
-            r.w[u][i] = w;
-            r.wx[u][i] = w * at;
-            r.l[u][i] = pick(empty[u], zero, first);
-            r.sum_xl[u] += w * at * r.l[u][i];
-            r.sum_l2[u] += w * r.l[u][i] * r.l[u][i];
-        }
+        start_q3(&start, x + 16 * u, r.w[u], r.wx[u], r.l[u]);
+        r.sum_xl[u] = start.sum_xl;
+        r.sum_l2[u] = start.sum_l2;
     }
-    /* In the first rounds most steps change something; later, most vectors hold no change. */
+    /* In the first round most steps change something; later, most vectors hold no change. */
     for (int i = 0; i < 16; i++)
         refine_one(&r, x, i, 0);
     for (int round = 1, idle = 0; round < 5 && !idle; round++) {
@@ -83,10 +102,74 @@ ALWAYS void refine_q3(const V *x, V *scale, V *code)
         idle = !any_lane(changed);
     }
     SIDE {
-        V fit = pick(lt(zero, r.sum_l2[u]), r.sum_xl[u] / r.sum_l2[u], zero);
-        scale[u] = pick(empty[u], zero, fit);
+        scale[u] = pick(lt(zero, r.sum_l2[u]), r.sum_xl[u] / r.sum_l2[u], zero);
+        memcpy(code + 16 * u, r.l[u], sizeof r.l[u]);
+    }
+}
+
+/* What the search of a panel found: sub-block j of lane k has the first codes of start[j], or, with
+ * slot[j][k] = n, those of lane n mod LANES of refined[n / LANES]. */
+typedef struct {
+    V scale[16], refined[16 + Q3_SIDE][16];
+    q3_start start[16];
+    int16_t slot[16][LANES];
+} q3_search;
+
+/* Only where the largest weight is below zero can a code be changed (but for rounding, so every
+ * step is looked at): those sub-blocks, about half of them, are gathered from all lanes. */
+ALWAYS void search_q3(const panel *p, q3_search *s)
+{
+    uint8_t lanes[16 * LANES], blocks[16 * LANES];
+    int found = 0;
+    V zero = {0};
+    for (int j = 0; j < 16; j++) {
+        V w[16], wx[16], l[16];
+        q3_start *start = &s->start[j];
+        start_q3(start, p->x + 16 * j, w, wx, l);
+        s->scale[j] = pick(lt(zero, start->sum_l2), start->sum_xl / start->sum_l2, zero);
+        s->scale[j] = pick(start->empty, zero, s->scale[j]);
+        M movable = lt(zero, zero);
+        UNROLL_SOME
         for (int i = 0; i < 16; i++)
-            code[16 * u + i] = pick(empty[u], zero, r.l[u][i] + 4.0f);
+            movable |= lt(zero, start->sum_xl - wx[i] * l[i]);
+        unsigned mask = mask_bits(movable & not_lanes(start->empty));
+        for (int lane = 0; lane < LANES; lane++) {
+            int moves = mask >> lane & 1;
+            s->slot[j][lane] = (int16_t)(moves ? found : -1);
+            lanes[found] = (uint8_t)lane;
+            blocks[found] = (uint8_t)j;
+            found += moves && found < 16 * LANES - 1;
+        }
+    }
+    for (int first = 0; first < found; first += Q3_SIDE * LANES) {
+        V x[Q3_SIDE * 16], scale[Q3_SIDE];
+        for (int u = 0; u < Q3_SIDE; u++) {
+            const float *from[LANES];
+            for (int k = 0; k < LANES; k++) {
+                int n = first + u * LANES + k;
+                n = n < found ? n : found - 1;
+                from[k] = p->from[lanes[n]] + 16 * blocks[n];
+            }
+            load_columns(from, 16, x + 16 * u);
+        }
+        refine_q3(x, scale, s->refined[first / LANES]);
+        for (int k = 0; k < Q3_SIDE * LANES && first + k < found; k++)
+            s->scale[blocks[first + k]][lanes[first + k]] = scale[k / LANES][k % LANES];
+    }
+}
+
+/* The codes of a sub-block as its search left them, in the lanes of `where`. */
+ALWAYS void q3_searched(const q3_search *s, int j, const V *x, M where, I *code)
+{
+    for (int i = 0; i < 16; i++) {
+        I first = truncated(q3_first_code(&s->start[j], x[i])) + 4;
+        first = ipick(s->start[j].empty, isplat(0), first);
+        for (int lane = 0; lane < LANES; lane++) {
+            int slot = s->slot[j][lane];
+            if (slot >= 0)
+                first[lane] = (int)s->refined[slot / LANES][i][slot % LANES] + 4;
+        }
+        code[i] = ipick(where, first, code[i]);
     }
 }
 
@@ -108,9 +191,10 @@ ALWAYS void pack_q3_scales(const I *scale, I *word)
 
 static void encode_q3_k(panel *p)
 {
-    V scale[16], d, searched[256];
+    V scale[16], d;
     I code[256], scale_code[16], word[8], byte[32];
     symmetric grid[16];
+    q3_search search;
     if (p->weighted) {
         V sigma2 = 2.0f * square_sum(p->x, 256) / 256.0f, sum_w[16];
         for (int j = 0; j < 16; j++) {
@@ -129,8 +213,8 @@ static void encode_q3_k(panel *p)
             scale_code[j] = symmetric_code(&block, scale[j], 32);
         d = block.scale;
     } else {
-        for (int j = 0; j < 16; j += Q3_SIDE)
-            refine_q3(p->x + 16 * j, scale + j, searched + 16 * j);
+        search_q3(p, &search);
+        memcpy(scale, search.scale, sizeof scale);
         V magnitude, top = extreme(scale, 16, &magnitude), inverse = -32.0f / top;
         M none = eq(top, (V){0});
         for (int j = 0; j < 16; j++) {
@@ -151,8 +235,7 @@ static void encode_q3_k(panel *p)
         if (p->weighted)
             searched_codes(q, p->x + 16 * j, 4, unit, &grid[j]);
         else if (any_lane(eq(unit, (V){0})))
-            for (int i = 0; i < 16; i++)
-                q[i] = ipick(eq(unit, (V){0}), truncated(searched[16 * j + i]), q[i]);
+            q3_searched(&search, j, p->x + 16 * j, eq(unit, (V){0}), q);
     }
     for (int i = 0; i < 32; i++) {
         byte[i] = isplat(0);

@@ -12,7 +12,8 @@ typedef struct {
     V x[256], w[256];
     int weighted;
     V row_sigma2;           /* the mean square of the row that a block lies in */
-    uint8_t *to[LANES];     /* where each block goes; a scratch block past the last */
+    const float *from[LANES]; /* the weights of each block; past the last, of the last */
+    uint8_t *to[LANES];       /* where each block goes; a scratch block past the last */
 } panel;
 
 #if LANES == 16
@@ -167,16 +168,16 @@ ALWAYS void encode_panels(block_encoder *encode, int weights, int bytes, int64_t
     p.weighted = importance != NULL;
     p.row_sigma2 = (V){0};
     for (int64_t first = 0; first < blocks; first += LANES) {
-        const float *from[LANES], *weigh[LANES];
+        const float *weigh[LANES];
         for (int lane = 0; lane < LANES; lane++) {
             int64_t block = first + lane < blocks ? first + lane : blocks - 1;
-            from[lane] = x + block * weights;
+            p.from[lane] = x + block * weights;
             weigh[lane] = importance ? importance + block % row_blocks * weights : NULL;
             p.to[lane] = first + lane < blocks ? to + block * bytes : scratch;
             if (sigma2)
                 p.row_sigma2[lane] = sigma2[block / row_blocks];
         }
-        load_columns(from, weights, p.x);
+        load_columns(p.from, weights, p.x);
         if (importance)
             load_columns(weigh, weights, p.w);
         encode(&p);
