@@ -119,7 +119,7 @@ typedef struct {
  * step is looked at): those sub-blocks, about half of them, are gathered from all lanes. */
 ALWAYS void search_q3(const panel *p, q3_search *s)
 {
-    uint8_t lanes[16 * LANES], blocks[16 * LANES];
+    uint8_t lanes[16 * LANES + 1], blocks[16 * LANES + 1]; /* one more to write to at the end */
     int found = 0;
     V zero = {0};
     for (int j = 0; j < 16; j++) {
@@ -138,7 +138,7 @@ ALWAYS void search_q3(const panel *p, q3_search *s)
             s->slot[j][lane] = (int16_t)(moves ? found : -1);
             lanes[found] = (uint8_t)lane;
             blocks[found] = (uint8_t)j;
-            found += moves && found < 16 * LANES - 1;
+            found += moves;
         }
     }
     for (int first = 0; first < found; first += Q3_SIDE * LANES) {
