@@ -17,6 +17,7 @@ import quantizing
 from quantizing import Call, Called
 from safetensors.numpy import load_file, save_file
 
+import qtool
 from qtool.formats import safetensors_writer
 
 RECIPES = ("w4g128-rtn", "w4g128-gptq", "w4g128-awq")
@@ -198,9 +199,17 @@ def no_tokenizer(model: Path) -> list[str]:
 
 
 def large_tokenizer(model: Path) -> list[str]:
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] = {c: i + 50 for c, i in content["model"]["vocab"].items()}
+    path.write_text(json.dumps(content))
+    return ["its tokenizer gives the id", "vocabulary of 96"]
+
+
+def other_config(model: Path) -> list[str]:
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 30}))
-    return ["tokenizer", "vocabulary of 30"]
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    return [".weight", "96", "128", "config"]
 
 
 def too_few_tensors(model: Path) -> list[str]:
@@ -226,7 +235,15 @@ def too_deep(model: Path) -> list[str]:
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq"])
 @pytest.mark.parametrize(
     "damage",
-    [no_config, no_tokenizer, large_tokenizer, too_few_tensors, unknown_architecture, too_deep],
+    [
+        no_config,
+        no_tokenizer,
+        large_tokenizer,
+        other_config,
+        too_few_tensors,
+        unknown_architecture,
+        too_deep,
+    ],
 )
 def test_no_forward_pass(
     damage: Callable[[Path], list[str]], recipe: str, model: Path, tmp_path: Path, call: Call
@@ -451,6 +468,9 @@ def test_ended_by_a_signal(name: str, model: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     result = subprocess.run(
         [sys.executable, "-c", STOPPED, name, *arguments(model, "w4g128-rtn", tmp_path / "out")],
+        # The package under test, not whatever the working folder holds.
+        cwd=model,
+        env={**os.environ, "PYTHONPATH": str(Path(qtool.__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=60,
