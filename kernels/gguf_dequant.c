@@ -81,6 +81,48 @@ ALWAYS void put_bf16(uint16_t *to, V v)
 #endif
 }
 
+#if defined(QT_ISA_AVX512)
+/* Two vectors, one after the other, rounded to sixteen bits. */
+ALWAYS __m512i pair_f16(V a, V b)
+{
+    __m512i low = _mm512_castsi256_si512(_mm512_cvtps_ph((__m512)a, _MM_FROUND_TO_NEAREST_INT));
+    return _mm512_inserti64x4(low, _mm512_cvtps_ph((__m512)b, _MM_FROUND_TO_NEAREST_INT), 1);
+}
+
+/* High halves go up by one where the low half is above the middle, or on it beside an odd high
+ * half: there, or-ing the odd bit in lifts it above. */
+ALWAYS __m512i pair_bf16(V a, V b)
+{
+    const __m512i even = (__m512i)(2 * (qt_vi16){QT_COUNT_32}), one = _mm512_set1_epi16(1);
+    const __m512i odd = _mm512_add_epi16(even, one);
+    __m512i high = _mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
+    __m512i low = _mm512_permutex2var_epi16((__m512i)a, even, (__m512i)b);
+    low = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
+    __mmask32 up = _mm512_cmpgt_epu16_mask(low, _mm512_set1_epi16((short)0x8000));
+    return _mm512_mask_add_epi16(high, up, high, one);
+}
+
+/* 32 weights of sixteen bits by the nibbles of 16 bytes: the low ones, then the high ones. table
+ * holds the sixteen twice. */
+ALWAYS void put_nibbles(uint16_t *to, const uint8_t *from, __m512i table)
+{
+    __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)from));
+    __m512i index = _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_srli_epi16(low, 4), 1);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(index, table));
+}
+
+/* 64 weights by the nibbles of 32 bytes: the low ones by the first sixteen of the table, the high
+ * ones by the others. */
+ALWAYS void put_nibbles_of_two(uint16_t *to, const uint8_t *from, __m512i table)
+{
+    __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)from));
+    __m512i low = _mm512_and_si512(both, _mm512_set1_epi16(15));
+    __m512i high = _mm512_or_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi16(16));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(low, table));
+    _mm512_storeu_si512(to + 32, _mm512_permutexvar_epi16(high, table));
+}
+#endif
+
 /* Two vectors, one after the other. */
 ALWAYS void put2_f32(float *to, V a, V b)
 {
@@ -97,15 +139,7 @@ ALWAYS void put2_f16(uint16_t *to, V a, V b)
 ALWAYS void put2_bf16(uint16_t *to, V a, V b)
 {
 #if defined(QT_ISA_AVX512)
-    /* High halves go up by one where the low half is above the middle, or on it beside an odd high
-     * half: there, or-ing the odd bit in lifts it above. */
-    const __m512i even = (__m512i)(2 * (qt_vi16){QT_COUNT_32}), one = _mm512_set1_epi16(1);
-    const __m512i odd = _mm512_add_epi16(even, one);
-    __m512i high = _mm512_permutex2var_epi16((__m512i)a, odd, (__m512i)b);
-    __m512i low = _mm512_permutex2var_epi16((__m512i)a, even, (__m512i)b);
-    low = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
-    __mmask32 up = _mm512_cmpgt_epu16_mask(low, _mm512_set1_epi16((short)0x8000));
-    _mm512_storeu_si512(to, _mm512_mask_add_epi16(high, up, high, one));
+    _mm512_storeu_si512(to, pair_bf16(a, b));
 #else
     put_bf16(to, a);
     put_bf16(to + LANES, b);
@@ -126,14 +160,21 @@ ALWAYS void put2_bf16(uint16_t *to, V a, V b)
 #define D(name) name##_f16
 #define PUT put_f16
 #define PUT2 put2_f16
+#if defined(QT_ISA_AVX512)
+#define PAIR pair_f16
+#endif
 #include "gguf_dequant_all.h"
 #undef D
 #undef PUT
 #undef PUT2
+#undef PAIR
 
 #define D(name) name##_bf16
 #define PUT put_bf16
 #define PUT2 put2_bf16
+#if defined(QT_ISA_AVX512)
+#define PAIR pair_bf16
+#endif
 #include "gguf_dequant_all.h"
 
 int QT_NAME(gguf_dequantize)(int32_t type, int32_t dtype, int64_t blocks, const uint8_t *from,

@@ -1,4 +1,5 @@
-/* Every block type for one output type: OUT, PUT and D, as gguf_dequant.c sets them. Included once
+/* Every block type for one output type: OUT, PUT, PUT2, D and perhaps
+ * PAIR, as gguf_dequant.c sets them. Included once
  * for each; no include guard. A block function reads one block and writes its weights. */
 #include "gguf_dequant_simple.h"
 #include "gguf_dequant_k.h"

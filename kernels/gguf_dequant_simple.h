@@ -17,6 +17,11 @@ ALWAYS void D(put_apart)(OUT *to, V a, V b)
 ALWAYS void D(q4_0)(const uint8_t *block, OUT *to)
 {
     float d = half_at(block);
+#if defined(PAIR)
+    V table = to_float(iota() - 8) * d;
+    put_nibbles(to, block + 2, PAIR(table, table));
+    return;
+#endif
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 2 + i);
         D(put_apart)(to + i, to_float((q & 15) - 8) * d, to_float((q >> 4) - 8) * d);
@@ -27,6 +32,11 @@ ALWAYS void D(q4_0)(const uint8_t *block, OUT *to)
 ALWAYS void D(q4_1)(const uint8_t *block, OUT *to)
 {
     float d = half_at(block), m = half_at(block + 2);
+#if defined(PAIR)
+    V table = to_float(iota()) * d + m;
+    put_nibbles(to, block + 4, PAIR(table, table));
+    return;
+#endif
     for (int i = 0; i < 16; i += LANES) {
         I q = load_u8(block + 4 + i);
         D(put_apart)(to + i, to_float(q & 15) * d + m, to_float(q >> 4) * d + m);
@@ -99,6 +109,12 @@ ALWAYS void D(q2_0)(const uint8_t *block, OUT *to)
 /* Sixteen bytes of nibbles through a table: weights i and i + half. */
 ALWAYS void D(nibbles)(const uint8_t *from, const table16 *table, int half, OUT *to)
 {
+#if defined(PAIR)
+    if (half == 16) {
+        put_nibbles(to, from, PAIR(table->part[0], table->part[0]));
+        return;
+    }
+#endif
     for (int i = 0; i < half; i += LANES) {
         I q = load_u8(from + i);
         V low = look_up(table, q), high = look_up(table, q >> 4);
