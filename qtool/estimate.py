@@ -1,7 +1,7 @@
 """What a run will need, guessed from shapes: peak resident memory and seconds.
 
     memory  = the process itself
-            + max(embedding as float32,
+            + max(embedding as stored,
                   hidden states in and out + one block as float32 + its Gram matrices + a solve)
     seconds = tokens * flops of the forward passes and Gram matrices, flops of the solves,
               and bytes read and written, each over a measured rate
@@ -30,12 +30,17 @@ ROUNDING_BYTES_PER_WEIGHT = 20
 # Activations of the micro-batches under way in one block, per core.
 ACTIVATION_BYTES_PER_CORE = 48_000_000
 # Rates of one core: matrix products, element-wise rounding (weights per second).
-FLOPS_PER_CORE = 6.0e10
-ROUNDED_PER_CORE = 3.0e7
+FLOPS_PER_CORE = 8.5e10
+ROUNDED_PER_CORE = 1.5e8
 STORAGE_BYTES_PER_SECOND = 4.0e8
 STARTUP_SECONDS = {False: 0.3, True: 4.0}
-# Element-wise passes over a matrix that a search over clipped ranges makes.
-CLIP_TRIALS = 20
+# What a search over clipped ranges costs, in roundings of the matrix.
+CLIP_TRIALS = 7
+# The part of X'X that is computed: strips on and above the diagonal.
+GRAM_SHARE = 0.55
+# AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
+# compares so many finalists exactly.
+AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
 
 
 @dataclass(frozen=True)
@@ -89,21 +94,24 @@ def run_cost(
         site = structure.input_site(tensor.module)
         if site not in grams[tensor.block]:
             grams[tensor.block][site] = width
-            flops += 2.0 * seen * width * width
+            flops += GRAM_SHARE * 2.0 * seen * width * width
+            if recipe.transform_chain:
+                flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
+                searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
+                seconds += searched / (ROUNDED_PER_CORE * cores)
             if recipe.rounding == "gptq":
                 flops += 2.0 * width**3
         flops += 2 * 2.0 * seen * out * width  # two forward passes
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
-        if recipe.transform_chain:
-            flops += recipe.awq.grid * 2.0 * out * width * width
-            seconds += recipe.awq.grid * out * width / (ROUNDED_PER_CORE * cores)
         hidden = max(hidden, min(tensor.shape))
     embedding = max(
-        (t.parameters * 4 for t in tensors if t.block is None and len(t.shape) == 2), default=0
+        (t.parameters * 2 for t in tensors if t.block is None and len(t.shape) == 2), default=0
     )
     matrices = max((sum(4 * w * w for w in sites.values()) for sites in grams.values()), default=0)
-    solve = max((3 * 4 * w * w for sites in grams.values() for w in sites.values()), default=0)
+    solve = 0
+    if recipe.rounding == "gptq":
+        solve = max((3 * 4 * w * w for sites in grams.values() for w in sites.values()), default=0)
     streaming = (
         2 * 4 * tokens * hidden
         + max(block_bytes.values(), default=0)

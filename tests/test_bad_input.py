@@ -456,6 +456,7 @@ import os, signal, sys
 from qtool.sink import Sink
 from qtool.cli.main import main
 number = signal.Signals[sys.argv[1]]
+signal.signal(number, signal.SIG_DFL)  # a signal that nohup ignores stays ignored otherwise
 Sink.close = lambda *_: os.kill(os.getpid(), number)
 sys.argv = ["qtool", *sys.argv[2:]]
 main()
