@@ -64,6 +64,22 @@ _TYPES = (
 BY_NAME = {block.name: block for block in _TYPES}
 BY_NUMBER = {block.number: block for block in _TYPES}
 
+F32 = BlockType("F32", 0, 1, 4)
+F16 = BlockType("F16", 1, 1, 2)
+BF16 = BlockType("BF16", 30, 1, 2)
+_PLAIN = (
+    F32,
+    F16,
+    BF16,
+    BlockType("I8", 24, 1, 1),
+    BlockType("I16", 25, 1, 2),
+    BlockType("I32", 26, 1, 4),
+    BlockType("I64", 27, 1, 8),
+    BlockType("F64", 28, 1, 8),
+)
+# What a file may hold: the block types and the plain numbers.
+TENSOR_TYPES = {block.number: block for block in (*_TYPES, *_PLAIN)}
+
 
 def block_type(name: str) -> BlockType:
     """The type of this name, in any case of letters; FormatError names those that exist."""

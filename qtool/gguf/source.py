@@ -1,0 +1,61 @@
+"""What is quantized into a GGUF file: a GGUF file already, or a checkpoint seen as one.
+
+Both are a list of named tensors whose rows can be read from any thread, and metadata. Names, row
+order and metadata are llama.cpp's, so that nothing after this point knows where a model came from.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.formats.gguf_values import Value
+from qtool.gguf_types import BlockType
+
+ReadRows = Callable[[int, int], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """One tensor as the source has it, under its GGUF name.
+
+    shape: as numpy has it, [out, in], [experts, out, in] or [n]: the reverse of ggml's `ne`.
+    read: rows first to last -> uint8 [last - first, bytes of a row], where the rows of all leading
+    axes are counted through; it may be called from several threads at once.
+    """
+
+    name: str  # blk.0.attn_q.weight
+    shape: tuple[int, ...]
+    type: BlockType  # F32, F16, BF16, or a quantized type of a GGUF source
+    read: ReadRows
+    origin: tuple[str, ...] = ()  # the checkpoint tensors that it is made of
+
+    @property
+    def in_features(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.type.row_bytes(self.in_features)
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A model to write as GGUF; `dropped` are source tensors with the reason why they are not."""
+
+    path: Path
+    metadata: Mapping[str, Value]  # in the order of writing, without general.file_type
+    tensors: tuple[SourceTensor, ...]  # in the source's order
+    dropped: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"].value)
