@@ -1,7 +1,7 @@
 """Metadata values of GGUF: twelve scalar kinds, strings, and arrays of either.
 
-A file stores every value with its kind, and llama.cpp refuses a key of another kind than the one it
-asks for; so a value here always carries its own. Source: the GGUF specification (ggml docs/gguf.md).
+A file stores each value with its kind, and llama.cpp refuses a key of another kind than the one it
+asks for; so a value here always carries its own. Source: the GGUF specification, ggml docs/gguf.md.
 """
 
 from collections.abc import Sequence
