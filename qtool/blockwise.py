@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.methods import gptq, rtn
 from qtool.outcome import Outcome
-from qtool.plan import Plan, Planned
+from qtool.plan import Plan
+from qtool.planned import Planned
 from qtool.progress import Progress
 from qtool.recipe import Recipe
+from qtool.request import Request
 from qtool.scheme import Dropped, Scheme
 from qtool.sink import Sink
 from qtool.sites import BlockSites, Site, Tracer
@@ -34,9 +36,6 @@ from qtool.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rar
 from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.summary import ExpertReport, LayerReport
 from qtool.transforms import awq
-
-if TYPE_CHECKING:
-    from qtool.pipeline import Request
 
 # Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
 # 32 billion parameters all fit; of 256 experts a few dozen.
@@ -78,7 +77,7 @@ class _Run:
 
 
 def quantize_blocks(
-    request: "Request",
+    request: Request,
     plan: Plan,
     checkpoint: Checkpoint,
     sink: Sink,

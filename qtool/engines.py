@@ -8,20 +8,17 @@ schemes must then be equal.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from qtool.planned import Planned
 from qtool.recipe import Recipe
 from qtool.scheme import Dropped
 from qtool.structure import FUSED_EXPERTS, expert_of, fused_key
-
-if TYPE_CHECKING:
-    from qtool.plan import Planned
 
 GROUP_SIZES = (-1, 32, 64, 128)
 MARLIN_OUT, MARLIN_IN = 64, 128
 
 
-def warnings(recipe: Recipe, tensors: Sequence["Planned"]) -> list[str]:
+def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     """One sentence for each combination that some engine refuses or serves slowly."""
     quantized = [tensor for tensor in tensors if tensor.scheme is not None]
     if not quantized:
@@ -37,7 +34,7 @@ def warnings(recipe: Recipe, tensors: Sequence["Planned"]) -> list[str]:
     return found
 
 
-def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
+def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
     found = []
     if recipe.format == "awq" and recipe.awq.layout != "gemm":
@@ -65,7 +62,7 @@ def _format(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
     return found
 
 
-def _bfloat16(quantized: Sequence["Planned"]) -> list[str]:
+def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
     if all(tensor.dtype != "BF16" for tensor in quantized):
         return []
     return [
@@ -74,7 +71,7 @@ def _bfloat16(quantized: Sequence["Planned"]) -> list[str]:
     ]
 
 
-def _groups(quantized: Sequence["Planned"]) -> list[str]:
+def _groups(quantized: Sequence[Planned]) -> list[str]:
     sizes = {tensor.scheme.group_size for tensor in quantized if tensor.scheme is not None}
     odd = sorted(sizes.difference(GROUP_SIZES))
     if not odd:
@@ -85,7 +82,7 @@ def _groups(quantized: Sequence["Planned"]) -> list[str]:
     ]
 
 
-def _fused(tensors: Sequence["Planned"]) -> list[str]:
+def _fused(tensors: Sequence[Planned]) -> list[str]:
     """Fused layers whose parts are stored differently."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for tensor in tensors:
@@ -105,7 +102,7 @@ def _fused(tensors: Sequence["Planned"]) -> list[str]:
     ]
 
 
-def _marlin(recipe: Recipe, quantized: Sequence["Planned"]) -> list[str]:
+def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     shapes: Counter[tuple[int, ...]] = Counter()
     for tensor in quantized:
         out, width = tensor.shape

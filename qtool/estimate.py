@@ -14,13 +14,10 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qtool import structure
+from qtool.planned import Planned
 from qtool.recipe import Recipe
-
-if TYPE_CHECKING:
-    from qtool.plan import Planned
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -59,7 +56,7 @@ def usable_cores() -> int:
 
 
 def run_cost(
-    recipe: Recipe, tensors: Sequence["Planned"], active: float = 1.0, cores: int | None = None
+    recipe: Recipe, tensors: Sequence[Planned], active: float = 1.0, cores: int | None = None
 ) -> Cost:
     """The estimate for a run over `tensors` on `cores` cores (default: as many as a run uses).
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,40 +18,15 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import rtn
 from qtool.outcome import Outcome
-from qtool.plan import Plan, Planned, make_plan
+from qtool.plan import Plan, make_plan
+from qtool.planned import Planned
 from qtool.progress import Progress
-from qtool.recipe import Recipe
+from qtool.request import Request
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.sink import Sink, check_values
 from qtool.staging import check_out, staged
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verify import verify
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; `model` is as typed, `source` is the folder it was resolved to."""
-
-    model: str
-    source: Path
-    recipe: Recipe
-    out: Path | None
-    stats: Path | None
-    threads: int
-    max_shard_bytes: int
-
-    @property
-    def artifact(self) -> Path:
-        """Where the artifact goes."""
-        return artifact_path(self.model, self.recipe, self.out)
-
-
-def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
-    """OUT, or MODEL-RECIPE in the working folder."""
-    if out is not None:
-        return out
-    name = Path(model).name or Path(model).resolve().name
-    return Path(f"{name.removesuffix('.safetensors')}-{recipe.name}")
 
 
 def check_device(device: str) -> None:

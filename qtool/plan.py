@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from qtool import engines, estimate, structure
@@ -20,53 +19,17 @@ from qtool.fit import UNROUNDED, Action, fit, format_options, override, recipe_s
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.planned import Planned
 from qtool.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
 from qtool.structure import BlockStack
 
-__all__ = ["BlockStack", "Plan", "Planned", "format_options", "make_plan"]
+__all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
 _COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
 _TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 _MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One source tensor, what becomes of it, and the tensors that are written for it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    action: Action
-    outputs: tuple[TensorSpec, ...]
-    block: int | None  # the decoder block it belongs to; None outside, and beyond the last one run
-
-    @property
-    def module(self) -> str:
-        """The name without `.weight`."""
-        return self.name.removesuffix(".weight")
-
-    @property
-    def scheme(self) -> Scheme | None:
-        """The scheme of a quantized tensor."""
-        return self.action if isinstance(self.action, Scheme) else None
-
-    @property
-    def reason(self) -> str | None:
-        """Why it is dense or dropped."""
-        return None if isinstance(self.action, Scheme) else self.action.reason
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes written for it."""
-        return sum(spec.nbytes for spec in self.outputs)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in the source tensor."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)

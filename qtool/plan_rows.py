@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qtool.plan import Plan, Planned
+from qtool.plan import Plan
+from qtool.planned import Planned
 from qtool.scheme import Dropped
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
+from qtool.fit import format_options
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
 from qtool.formats.safetensors_file import (
@@ -20,7 +21,8 @@ from qtool.formats.safetensors_file import (
     from_float32,
     to_float32,
 )
-from qtool.plan import Plan, Planned, format_options
+from qtool.plan import Plan
+from qtool.planned import Planned
 from qtool.scheme import Dense, GroupQuant, Scheme
 
 _CHECKED_AT_ONCE = 1 << 20  # elements

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
 from qtool.errors import FormatError
-from qtool.plan import Plan, Planned
+from qtool.plan import Plan
+from qtool.planned import Planned
 from qtool.scheme import GroupQuant, Scheme
 
 

@@ -35,9 +35,10 @@ def quantize(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.pipeline import Request, artifact_path, check_device, check_stats_options, run
+    from qtool.pipeline import check_device, check_stats_options, run
     from qtool.progress import Progress
     from qtool.recipe import calibration_sets, load
+    from qtool.request import Request, artifact_path
     from qtool.staging import check_out
 
     share_heap()
