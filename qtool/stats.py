@@ -1,6 +1,7 @@
-"""What is measured at a site: Gram matrix, mean |x|, max |x|, number of tokens.
+"""What is measured at a site: Gram matrix, sum of squares, mean |x|, max |x|, number of tokens.
 
     gram = sum over tokens of x x'      [in, in], the Hessian of a linear's squared error (half)
+    square = sum over tokens of x * x   [in], the diagonal of it, where no more is needed
     mean_abs, max_abs                   [in]
 
 Each is additive over micro-batches (max_abs under max). A micro-batch's share is computed in
@@ -8,7 +9,8 @@ float32 by one thread, only on and above the diagonal, in strips of columns; sha
 float64 sums in the order of the micro-batches, whichever thread is ready first, so that the sums do
 not depend on the number of threads. A thread holds one strip, never a Gram matrix of its own.
 
-The file of `save` holds, for every site, `site.<first reader>.gram|mean_abs|max_abs|count`.
+The file of `StatsWriter` holds, for every site, `site.<first reader>.count` and those of `.gram`,
+`.square`, `.mean_abs` and `.max_abs` that were asked for.
 """
 
 import json
@@ -31,7 +33,7 @@ from qtool.formats import safetensors_file as st
 from qtool.sites import Matrix, ObserveLinears, Site, WeightIndex
 from qtool.stream import LoadedBlock, Stream, Workers
 
-NEEDS = frozenset({"gram", "mean_abs", "max_abs"})
+NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs"})
 # An expert that saw fewer tokens is rounded to nearest and left out of searches: its statistics
 # would be chance.
 MIN_EXPERT_TOKENS = 64
@@ -45,6 +47,7 @@ class SiteStats:
     gram: NDArray[np.float32] | None = None  # [in, in], exactly symmetric
     mean_abs: NDArray[np.float32] | None = None  # [in]
     max_abs: NDArray[np.float32] | None = None  # [in]
+    square: NDArray[np.float32] | None = None  # [in]
 
 
 def is_rare(site: Site, stats: SiteStats) -> bool:
@@ -107,6 +110,7 @@ class _Sum:
                 torch.zeros(stop - start, width - start, dtype=torch.float64)
                 for start, stop in self.strips
             ]
+        self.square = torch.zeros(width, dtype=torch.float64) if "square" in needs else None
         self.abs = torch.zeros(width, dtype=torch.float64) if "mean_abs" in needs else None
         self.max = torch.zeros(width) if "max_abs" in needs else None
 
@@ -116,6 +120,7 @@ class _Sum:
             return SiteStats(0)
         mean = (self.abs / self.count).to(torch.float32).numpy() if self.abs is not None else None
         largest = self.max.numpy() if self.max is not None else None
+        square = self.square.to(torch.float32).numpy() if self.square is not None else None
         gram = None
         if self.gram is not None:
             full = torch.empty(self.width, self.width)
@@ -127,7 +132,7 @@ class _Sum:
                 corner = full[start:stop, start:stop]
                 corner.copy_(corner.triu() + corner.triu(1).T)
             gram = full.numpy()
-        return SiteStats(self.count, gram, mean, largest)
+        return SiteStats(self.count, gram, mean, largest, square)
 
 
 def strips(width: int) -> list[tuple[int, int]]:
@@ -142,11 +147,13 @@ def collect(
     sites: Sequence[Site],
     needs: Iterable[str],
     workers: Workers,
+    advance: bool = False,
 ) -> dict[str, SiteStats]:
     """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
 
-    needs: any of "gram", "mean_abs", "max_abs". Where memory is short, call it for some sites at a
-    time: the forward pass stops after the last of them.
+    needs: any of NEEDS. Where memory is short, call it for some sites at a time: the forward pass
+    stops after the last of them. advance: run it to its end instead and leave its outputs in the
+    stream, which spares Skeleton.advance a second pass where the block is not changed.
     """
     wanted = frozenset(needs)
     assert wanted <= NEEDS
@@ -178,14 +185,17 @@ def collect(
                     "it, RTN can quantize it (it needs no forward pass)"
                 )
             _add(sums[site.id], rows, site.id, number, turns, left[site.id] == 0)
-            if not routed and not any(left.values()):
+            if not advance and not routed and not any(left.values()):
                 raise _AllSeenError
 
         done = False
         try:
             with torch.no_grad():
                 with suppress(_AllSeenError), ObserveLinears(index, observe):
-                    block.run(stream.hidden[number], stream.calls[block.index][number])
+                    output = block.run(stream.hidden[number], stream.calls[block.index][number])
+                    if advance:
+                        stream.hidden[number] = output
+                    del output
                 for site in routed:
                     rows = kept.pop(site.id, [])
                     empty = torch.empty(0, site.in_features)
@@ -199,7 +209,7 @@ def collect(
             if not done:
                 turns.fail(number)
 
-    if sites:
+    if sites or advance:
         workers.map(measure, range(len(stream.hidden)))
     return {site.id: sums.pop(site.id).result() for site in sites}
 
@@ -219,7 +229,9 @@ def _add(
                 total.gram[place].add_(product)
             if last:
                 turns.passed((site, place), number)
-    mean = largest = None
+    square = mean = largest = None
+    if len(rows) and total.square is not None:
+        square = rows.square().sum(0)
     if len(rows) and (total.abs is not None or total.max is not None):
         absolute = rows.abs()
         mean = absolute.sum(0) if total.abs is not None else None
@@ -227,6 +239,8 @@ def _add(
         del absolute
     turns.wait(site, number)
     total.count += len(rows)
+    if total.square is not None and square is not None:
+        total.square.add_(square)
     if total.abs is not None and mean is not None:
         total.abs.add_(mean)
     if total.max is not None and largest is not None:
@@ -237,7 +251,7 @@ def _add(
 
 _MAGIC_KEY = "qtool.statistics"
 _HEADER_MARGIN = 1 << 16
-_FIELDS = ("gram", "mean_abs", "max_abs")
+_FIELDS = ("gram", "square", "mean_abs", "max_abs")
 
 
 class StatsWriter:

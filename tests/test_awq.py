@@ -124,11 +124,11 @@ def test_statistics_of_the_scaled_input() -> None:
     scale = random.uniform(0.5, 2, 8).astype(np.float32)
 
     def of(x: NDArray[np.float32]) -> SiteStats:
-        return SiteStats(32, x.T @ x, np.abs(x).mean(0), np.abs(x).max(0))
+        return SiteStats(32, x.T @ x, np.abs(x).mean(0), np.abs(x).max(0), (x * x).sum(0))
 
     mapped, expected = awq.map_stats(of(inputs), scale), of(inputs / scale)
     assert mapped.count == 32
-    for name in ("gram", "mean_abs", "max_abs"):
+    for name in ("gram", "mean_abs", "max_abs", "square"):
         assert np.allclose(getattr(mapped, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
     assert awq.map_stats(SiteStats(3), scale) == SiteStats(3)
 

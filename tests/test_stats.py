@@ -63,6 +63,8 @@ def test_sums_are_those_of_the_inputs(name: str, tmp_path: Path) -> None:
         assert np.abs(mine.gram - gram).max() <= 1e-6 * np.abs(gram).max()
         assert np.array_equal(mine.gram, mine.gram.T)
         assert np.allclose(mine.mean_abs, x.abs().mean(0).numpy(), rtol=1e-6)
+        assert mine.square is not None
+        assert np.allclose(mine.square, x.square().sum(0).numpy(), rtol=1e-6, atol=0)
         assert np.array_equal(mine.max_abs, x.abs().amax(0).to(torch.float32).numpy())
     routed = sum(stats[s.id].count for s in found.sites if s.expert is not None and s.producer)
     if name in ("mixtral", "qwen3_moe"):
@@ -105,6 +107,24 @@ def test_the_pass_ends_at_the_last_site_that_is_wanted(tmp_path: Path) -> None:
     with Workers(1) as workers:
         collect(block, stream, found.sites, {"mean_abs"}, workers)
     assert set(ran) == {"o_proj"}
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_one_pass_measures_and_advances(name: str, tmp_path: Path) -> None:
+    """The same statistics and the same outputs as by a pass for each."""
+    skeleton = Skeleton.open(Checkpoint.open(build(name, tmp_path)))
+    block, stream, found = opened(tmp_path)
+    _, other, _ = opened(tmp_path)
+    with Workers(2) as workers:
+        apart = collect(block, stream, found.sites, {"square"}, workers)
+        skeleton.advance(block, stream, workers)
+        assert collect(block, other, [], {"square"}, workers, advance=True) == {}
+        assert all(map(torch.equal, stream.hidden, other.hidden))
+        _, other, _ = opened(tmp_path)
+        together = collect(block, other, found.sites, {"square"}, workers, advance=True)
+    assert all(map(torch.equal, stream.hidden, other.hidden))
+    for site in found.sites:
+        assert np.array_equal(apart[site.id].square, together[site.id].square)
 
 
 def test_only_what_is_needed_is_measured(tmp_path: Path) -> None:
