@@ -9,39 +9,35 @@ The bits a recipe asks for, the method that rounds, and the format that stores a
 `method: [awq, gptq]` is the transform awq, then GPTQ's rounding.
 """
 
-import difflib
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-import qtool
-from qtool import yaml_source
 from qtool.errors import RecipeError
+from qtool.recipe_file import (
+    Calibration,
+    Table,
+    conflict,
+    document,
+    find,
+    folders,
+    read,
+    shipped,
+    validate,
+)
 from qtool.scheme import Scheme
-from qtool.yaml_source import Document
+
+if TYPE_CHECKING:
+    from qtool.gguf.recipe import GgufRecipe
+
+__all__ = ["Calibration", "Recipe", "find", "folders", "load", "parse", "schema", "shipped"]
 
 METHODS = ("rtn", "gptq", "awq", "none")
 CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
 TRANSFORMS = ("awq",)
-
-
-class _Table(BaseModel):
-    # Strict, so that `bits: true` or `symmetric: "yes"` is an error and not a guess.
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
 
 
 def _group_size(value: int | None) -> int | None:
@@ -55,7 +51,7 @@ def _group_size(value: int | None) -> int | None:
     return value
 
 
-class Weights(_Table):
+class Weights(Table):
     """Bits of a weight, input features that share a scale, and whether zero is in the middle."""
 
     bits: int = Field(ge=2, le=8)
@@ -65,7 +61,7 @@ class Weights(_Table):
     check_group = field_validator("group_size")(_group_size)
 
 
-class WeightsPatch(_Table):
+class WeightsPatch(Table):
     """The part of `weights` that an override changes."""
 
     bits: int | None = Field(default=None, ge=2, le=8)
@@ -75,7 +71,7 @@ class WeightsPatch(_Table):
     check_group = field_validator("group_size")(_group_size)
 
 
-class Override(_Table):
+class Override(Table):
     """Another scheme, or none, for the modules whose checkpoint name matches. Later ones win."""
 
     match: str = Field(min_length=1, description='shell pattern, such as "*.down_proj" or lm_head')
@@ -91,24 +87,13 @@ class Override(_Table):
         return self
 
 
-class Calibration(_Table):
-    """What the model reads while its activations are measured."""
-
-    source: str | None = Field(
-        default=None, description="text or JSONL file, or a hub dataset; default: pydoc_data.topics"
-    )
-    samples: int = Field(default=128, ge=1, le=1_000_000)
-    length: int = Field(default=512, ge=8, le=1_048_576, description="tokens per sample")
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-
-
-class RtnOptions(_Table):
+class RtnOptions(Table):
     """Round to nearest."""
 
     clip: bool = Field(default=False, description="shrink each group's range to the least error")
 
 
-class GptqOptions(_Table):
+class GptqOptions(Table):
     """GPTQ's rounding, and the GPTQ layout."""
 
     act_order: bool = Field(default=True, description="quantize the most excited columns first")
@@ -127,7 +112,7 @@ class GptqOptions(_Table):
     )
 
 
-class AwqOptions(_Table):
+class AwqOptions(Table):
     """AWQ's scale search and clipping, and the AWQ layout."""
 
     grid: int = Field(default=20, ge=1, le=1000, description="exponents tried from 0 to 1")
@@ -137,7 +122,7 @@ class AwqOptions(_Table):
     )
 
 
-class Recipe(_Table):
+class Recipe(Table):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
@@ -181,19 +166,19 @@ class Recipe(_Table):
         ):
             for name in names:
                 if name not in known:
-                    raise _conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
+                    raise conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
         if self.method not in CHAINS:
             chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
             found = "[" + ", ".join(self.method) + "]"
-            raise _conflict("method", f"{found} is no order that exists; one of {chains}")
+            raise conflict("method", f"{found} is no order that exists; one of {chains}")
         if (self.rounding == "none") != (self.format == "dense"):
-            raise _conflict(
+            raise conflict(
                 "format",
                 f"method {'/'.join(self.method)} does not go with format {self.format}; "
                 "`method: none` is written as `format: dense`, and nothing else is",
             )
         if self.weights is None and (self.rounding != "none" or self.transforms):
-            raise _conflict("weights", "missing; it says bits, group_size and symmetric")
+            raise conflict("weights", "missing; it says bits, group_size and symmetric")
         return self
 
     @property
@@ -264,13 +249,15 @@ class Recipe(_Table):
             raise RecipeError(f"recipe {self.name}: it has no weights to quantize")
         return Scheme(self.weights.bits, self.weights.group_size, self.weights.symmetric)
 
+    def named(self, name: str, sets: Sequence[str]) -> "Recipe":
+        """This recipe, after it was given its name and the `--set` items that changed it."""
+        self._name = name
+        self._changes = tuple(item for item in sets if not item.startswith("calibration."))
+        return self
+
     def effective(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON: what provenance records."""
         return self.model_dump(mode="json")
-
-
-def _conflict(path: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("conflict", "{message}", {"path": path, "message": message})
 
 
 def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
@@ -279,35 +266,6 @@ def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
         scheme.bits if patch.bits is None else patch.bits,
         scheme.group_size if patch.group_size is None else patch.group_size,
         scheme.symmetric if patch.symmetric is None else patch.symmetric,
-    )
-
-
-def folders() -> list[Path]:
-    """Where shipped recipes lie: inside the installed package, or beside it in a checkout."""
-    return [path for root in qtool.__path__ if (path := Path(root) / "recipes").is_dir()]
-
-
-def shipped() -> dict[str, Path]:
-    """Name to file of every shipped recipe, sorted by name."""
-    found = {path.stem: path for folder in folders() for path in folder.glob("*.yaml")}
-    return dict(sorted(found.items()))
-
-
-def find(name_or_path: str) -> Path:
-    """The file of a shipped recipe or of a path."""
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        return path
-    names = shipped()
-    if name_or_path in names:
-        return names[name_or_path]
-    if path.is_file():
-        return path
-    near = difflib.get_close_matches(name_or_path, names, 3, 0.5)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise RecipeError(
-        f"recipe {name_or_path!r} does not exist: {hint}`qtool recipes` lists them; "
-        "a file of your own ends in .yaml"
     )
 
 
@@ -322,7 +280,9 @@ def calibration_sets(
     return sets
 
 
-def common_calibration(recipes: Sequence[Recipe], sets: Sequence[str]) -> Calibration:
+def common_calibration(
+    recipes: "Sequence[Recipe | GgufRecipe]", sets: Sequence[str]
+) -> Calibration:
     """How all of `recipes` are calibrated; without any, what `sets` make of the defaults.
 
     RecipeError where they differ: one measurement cannot serve them all.
@@ -342,106 +302,20 @@ def common_calibration(recipes: Sequence[Recipe], sets: Sequence[str]) -> Calibr
     return first
 
 
-def load(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
+def load(name_or_path: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
     """The recipe with `sets` ("weights.bits=3") applied, validated."""
     path = find(name_or_path)
-    try:
-        with path.open("rb") as file:
-            raw = file.read(yaml_source.MAX_BYTES + 1)
-        text = raw.decode()
-    except FileNotFoundError:
-        raise RecipeError(f"{path}: no such recipe file") from None
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    return parse(text, str(path), path.stem, sets)
+    return parse(read(path), str(path), path.stem, sets)
 
 
-def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> Recipe:
+def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
     """A recipe from its text; `origin` is what error messages call the text."""
-    document = yaml_source.parse(text, origin)
-    if not isinstance(document.value, dict):
-        raise RecipeError(f"{origin}:1: a recipe is a mapping of keys such as `method: awq`")
-    for item in sets:
-        _apply(document, item)
-    try:
-        # Through JSON, whose strict mode takes a list for a tuple and nothing else by kindness.
-        recipe = Recipe.model_validate_json(json.dumps(document.value))
-    except ValidationError as error:
-        raise RecipeError(_explain(error, document)) from None
-    recipe._name = name
-    recipe._changes = tuple(item for item in sets if not item.startswith("calibration."))
-    return recipe
+    source = document(text, origin, sets)
+    if source.at(("format",)) == "gguf":
+        from qtool.gguf.recipe import GgufRecipe
 
-
-def _apply(document: Document, item: str) -> None:
-    """Put one --set item into the document."""
-    key, equals, text = item.partition("=")
-    steps = key.strip().split(".")
-    if not equals or not all(steps):
-        raise RecipeError(f"--set {item}: expected key=value, such as weights.bits=3")
-    origin = f"--set {item}"
-    given = yaml_source.parse(text, origin, lines=False)
-    path: yaml_source.Path = ()
-    for position, step in enumerate(steps):
-        table = document.at(path)
-        last = position == len(steps) - 1
-        if isinstance(table, dict):
-            path = (*path, step)
-            if last:
-                table[step] = given.value
-            elif table.get(step) is None:
-                table[step] = {}
-        elif isinstance(table, list):
-            if not step.isdecimal() or int(step) >= len(table):
-                raise RecipeError(f"{origin}: {'.'.join(steps[:position])} has no item {step}")
-            path = (*path, int(step))
-            if last:
-                table[int(step)] = given.value
-        else:
-            raise RecipeError(f"{origin}: {'.'.join(steps[:position])} is a value, not a mapping")
-    document.where.update({path + inner: origin for inner in given.where})
-
-
-def _explain(error: ValidationError, document: Document) -> str:
-    """The first problem, as one sentence: file:line: key: what is wrong."""
-    problems = error.errors(include_url=False)
-    # A misspelled key is also one that is missing; the spelling is what has to be told.
-    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-    problem = (unknown or problems)[0]
-    path = tuple(problem["loc"])
-    context = problem.get("ctx", {})
-    if problem["type"] == "conflict":
-        path = (str(context["path"]),)
-        message = str(context["message"])
-    elif problem["type"] == "extra_forbidden":
-        known = _keys(path[:-1])
-        near = difflib.get_close_matches(str(path[-1]), known, 1)
-        message = f"unknown key; {f'did you mean {near[0]}? ' if near else ''}known: "
-        message += ", ".join(known)
-    elif problem["type"] == "missing":
-        message = "missing; a recipe must say it"
-    else:
-        message = problem["msg"][:1].lower() + problem["msg"][1:]
-        message = message.replace("a valid array", "a list").replace("an object", "a mapping")
-        value = document.at(path)
-        if isinstance(value, (bool, int, float, str)):
-            message += f", found {json.dumps(value)}"
-    key = ".".join(str(step) for step in path)
-    where = document.locate(path)
-    return f"{where}: {key}: {message}" if key else f"{where}: {message}"
-
-
-def _keys(path: tuple[str | int, ...]) -> list[str]:
-    """The keys that the table at `path` knows."""
-    tables: dict[str, type[_Table]] = {
-        "": Recipe, "weights": Weights, "calibration": Calibration, "overrides": Override,
-        "overrides.weights": WeightsPatch, "rtn": RtnOptions, "gptq": GptqOptions,
-        "awq": AwqOptions,
-    }  # fmt: skip
-    name = ".".join(step for step in path if isinstance(step, str))
-    return list(tables[name].model_fields)
+        return validate(GgufRecipe, source).named(name, sets)
+    return validate(Recipe, source).named(name, sets)
 
 
 def schema() -> dict[str, Any]:

@@ -38,7 +38,6 @@ _FILE_TYPES = (
     ("TQ2_0", 37, "TQ2_0"), ("MXFP4_MOE", 38, "MXFP4"), ("Q1_0", 40, "Q1_0"), ("Q2_0", 41, "Q2_0"),
 )  # fmt: skip
 FILE_TYPES = {name: FileType(name, number, TYPES[type_]) for name, number, type_ in _FILE_TYPES}
-ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
 @dataclass(frozen=True)

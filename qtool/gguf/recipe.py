@@ -1,0 +1,147 @@
+"""Recipes with `format: gguf`: a file type of llama.cpp, and what differs from it.
+
+    format: gguf
+    type: q4_k_m             # as llama-quantize names it, in any case of letters
+    pure: false              # the same type for everything
+    output_type: q8_0        # of output.weight
+    embedding_type: q8_0     # of token_embd.weight
+    leave_output: false      # output.weight as in the source
+    overrides:               # the first that matches counts, as with llama-quantize --tensor-type
+    - match: attn_v          # a regular expression found anywhere in the tensor's name,
+      type: q6_k
+    - match: "*_shexp.weight"  # or, where it starts with a star, a shell pattern of the whole name
+      dense: true
+    importance: true         # measure which columns count, with `calibration`
+
+Tensors are named as in the GGUF file: blk.0.attn_q.weight.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
+from qtool.gguf.mixtures import Options, Override
+from qtool.gguf_types import BlockType
+from qtool.recipe_file import ALIASES, Calibration, Table, conflict
+
+
+def _file_type(value: str) -> str:
+    name = value.lower()
+    name = ALIASES.get(name, name)
+    if name.upper() not in FILE_TYPES:
+        raise PydanticCustomError(
+            "file_type", "expected one of {known}", {"known": ", ".join(FILE_TYPES).lower()}
+        )
+    return name
+
+
+def _tensor_type(value: str | None) -> str | None:
+    if value is not None and value.upper() not in TYPES:
+        raise PydanticCustomError(
+            "tensor_type", "expected one of {known}", {"known": ", ".join(TYPES).lower()}
+        )
+    return None if value is None else value.lower()
+
+
+class GgufOverride(Table):
+    """Another type, or that of the source, for the tensors whose GGUF name matches."""
+
+    match: str = Field(min_length=1, description="regular expression, such as attn_v or blk\\.0\\.")
+    type: str | None = Field(default=None, description="such as q6_k or f16")
+    dense: bool = Field(default=False, description="as in the source")
+
+    check_type = field_validator("type")(_tensor_type)
+
+    @field_validator("match")
+    @classmethod
+    def compiles(cls, value: str) -> str:
+        try:
+            if not value.startswith("*"):
+                re.compile(value.lower())
+        except re.error as error:
+            raise PydanticCustomError(
+                "match", "no regular expression: {why}", {"why": str(error)}
+            ) from None
+        return value
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> "GgufOverride":
+        if self.dense == (self.type is not None):
+            raise PydanticCustomError("override", "expected either `type` or `dense: true`", {})
+        return self
+
+
+class GgufRecipe(Table):
+    """A recipe for one GGUF file, complete: every key has its effective value."""
+
+    format: Literal["gguf"]
+    type: str = Field(description="file type, such as q4_k_m")
+    pure: bool = Field(default=False, description="the same type for every matrix")
+    output_type: str | None = Field(default=None, description="of output.weight")
+    embedding_type: str | None = Field(default=None, description="of token_embd.weight")
+    leave_output: bool = Field(default=False, description="output.weight as in the source")
+    overrides: tuple[GgufOverride, ...] = ()
+    importance: bool = Field(default=False, description="measure which columns count")
+    calibration: Calibration = Calibration()
+
+    _name: str = PrivateAttr(default="recipe")
+    _changes: tuple[str, ...] = PrivateAttr(default=())
+
+    check_file_type = field_validator("type")(_file_type)
+    check_types = field_validator("output_type", "embedding_type")(_tensor_type)
+
+    @model_validator(mode="after")
+    def consistent(self) -> "GgufRecipe":
+        if self.leave_output and self.output_type is not None:
+            raise conflict("leave_output", "does not go with output_type; remove one of them")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The shipped name, or the file's name without its ending."""
+        return self._name
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The `--set` items put over the file's keys, but for those of the calibration."""
+        return self._changes
+
+    def named(self, name: str, sets: Sequence[str]) -> "GgufRecipe":
+        """This recipe, after it was given its name and the `--set` items that changed it."""
+        self._name = name
+        self._changes = tuple(item for item in sets if not item.startswith("calibration."))
+        return self
+
+    @property
+    def file_type(self) -> FileType:
+        """The file type as a row of the table."""
+        return FILE_TYPES[self.type.upper()]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a forward pass is needed, unless importance is given as a file."""
+        return self.importance
+
+    @property
+    def options(self) -> Options:
+        """What decides about the types of tensors."""
+        return Options(
+            self.file_type,
+            self.pure,
+            _block_type(self.output_type),
+            _block_type(self.embedding_type),
+            self.leave_output,
+            tuple(Override(item.match, _block_type(item.type)) for item in self.overrides),
+        )
+
+    def effective(self) -> dict[str, Any]:
+        """Every key with its value, ready for JSON: what the artifact records."""
+        return self.model_dump(mode="json")
+
+
+def _block_type(name: str | None) -> BlockType | None:
+    return None if name is None else TYPES[name.upper()]
