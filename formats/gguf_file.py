@@ -1,0 +1,230 @@
+"""GGUF files, whole or split, opened for reading by ranges.
+
+A model may lie in several files, NAME-00001-of-00003.gguf and so on (gguf-split of llama.cpp).
+Each has its own header and data; `split.no` (from 0), `split.count` and `split.tensors.count` say
+how they belong together, and the first carries the metadata. Any part opens the whole.
+
+Tensors are read with pread into buffers of the caller or fresh ones, from any number of threads:
+a descriptor per file stays open until `close`, and touched pages of a memory map would count as
+resident memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+from qtool.errors import FormatError, SourceError
+from qtool.formats.gguf_header import MAX_TENSORS, Header, TensorInfo, parse_header
+from qtool.formats.gguf_values import Kind, Value
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
+__all__ = ["SPLIT_KEYS", "GgufFile", "TensorInfo"]
+
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_INTEGERS = {
+    Kind.UINT8, Kind.INT8, Kind.UINT16, Kind.INT16, Kind.UINT32, Kind.INT32, Kind.UINT64,
+    Kind.INT64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """An open model; the metadata is the first part's, split.* keys included."""
+
+    path: Path  # of the first part
+    files: tuple[Path, ...]
+    version: int
+    alignment: int
+    metadata: Mapping[str, Value]  # in file order
+    tensors: Mapping[str, TensorInfo]  # in file order, part after part
+    size_bytes: int  # of all parts
+    descriptors: Mapping[Path, int]
+
+    @staticmethod
+    def open(path: Path | str) -> GgufFile:
+        """Open a file, or a split model by any of its parts; reads headers only."""
+        descriptors: dict[Path, int] = {}
+        try:
+            file = _open(Path(path), descriptors)
+        except BaseException:
+            _close(descriptors)
+            raise
+        weakref.finalize(file, _close, descriptors)
+        return file
+
+    def read_rows(
+        self, name: str, first: int, last: int, out: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """uint8 [last - first, bytes of a row], in `out` where given; from any thread."""
+        info = self.tensors[name]
+        if not 0 <= first <= last <= info.rows:
+            raise ValueError(f"rows {first} to {last} of {name}, which has {info.rows}")
+        row_bytes = info.row_bytes
+        shape = (last - first, row_bytes)
+        if out is None:
+            out = np.empty(shape, np.uint8)
+        elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out is {out.dtype} {out.shape}, expected contiguous uint8 {shape}")
+        descriptor = self.descriptors.get(info.file)
+        if descriptor is None:
+            raise ValueError(f"{info.file} has been closed")
+        if out.size:
+            start = info.start + first * row_bytes
+            _read_into(descriptor, start, out.reshape(-1).data, info)
+        return out
+
+    def close(self) -> None:
+        """Give the descriptors back; nothing can be read afterwards."""
+        _close(self.descriptors)
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _close(descriptors: Mapping[Path, int]) -> None:
+    assert isinstance(descriptors, dict)
+    while descriptors:
+        os.close(descriptors.popitem()[1])
+
+
+def _read_into(descriptor: int, start: int, view: memoryview, info: TensorInfo) -> None:
+    """Fill `view` with the bytes from `start`."""
+    done = 0
+    while done < len(view):
+        try:
+            got = os.preadv(descriptor, [view[done:]], start + done)
+        except OSError as error:
+            raise SourceError(f"{info.file}: cannot be read ({error.strerror})") from None
+        if not got:
+            raise FormatError(
+                f"{info.file}: ends inside tensor {info.name!r}, though it was longer when it was "
+                "opened"
+            )
+        done += got
+
+
+def _open(path: Path, descriptors: dict[Path, int]) -> GgufFile:
+    header = _header(path, descriptors)
+    count = _split(path, header, "split.count", 1)
+    if count <= 1:
+        return _joined((path,), [header], header.metadata, descriptors)
+    files = _parts(path, count)
+    headers = []
+    metadata = header.metadata
+    for number, file in enumerate(files):
+        part = header if file == path else _header(file, descriptors)
+        if number == 0:
+            metadata = part.metadata
+        _check_part(file, part, number, count)
+        # Of the other parts only the tensors stay: their metadata may be as long as the first's.
+        headers.append(Header(part.version, part.alignment, {}, part.tensors, part.data_start))
+    total = sum(len(part.tensors) for part in headers)
+    stated = _split(files[0], Header(3, 32, metadata, (), 0), "split.tensors.count", total)
+    if stated != total or total > MAX_TENSORS:
+        raise FormatError(
+            f"{files[0]}: split.tensors.count is {stated}, and the {count} parts have {total}; "
+            "fetch them again"
+        )
+    return _joined(files, headers, metadata, descriptors)
+
+
+def _header(path: Path, descriptors: dict[Path, int]) -> Header:
+    """The header of one file, which stays open."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SourceError(f"{path}: not a file; expected a .gguf file")
+        descriptors[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_header(descriptors[path], path)
+
+
+def _split(path: Path, header: Header, key: str, default: int) -> int:
+    """One of the numbers that say how parts belong together."""
+    value = header.metadata.get(key)
+    if value is None:
+        return default
+    if value.kind not in _INTEGERS or value.value < 0:
+        raise FormatError(f"{path}: {key} is {value.value!r}, expected a count")
+    return int(value.value)
+
+
+def _parts(path: Path, count: int) -> tuple[Path, ...]:
+    """All parts beside this one; FormatError when one is missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found["count"]) != count:
+        raise FormatError(
+            f"{path}: one of {count} parts of a model, which must be called "
+            f"NAME-00001-of-{count:05}.gguf to NAME-{count:05}-of-{count:05}.gguf"
+        )
+    files = tuple(
+        path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    )
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise SourceError(
+            f"{path}: one of {count} parts, of which {len(missing)} are missing beside it: "
+            f"{', '.join(missing[:3])}{more}; fetch them"
+        )
+    return files
+
+
+def _check_part(file: Path, part: Header, number: int, count: int) -> None:
+    """This file must be the part that its name says."""
+    stated = _split(file, part, "split.no", -1), _split(file, part, "split.count", -1)
+    if stated != (number, count):
+        raise FormatError(
+            f"{file}: split.no and split.count are {stated[0]} and {stated[1]}, expected {number} "
+            f"and {count} by its name; it belongs to another model or was renamed"
+        )
+
+
+def _joined(
+    files: tuple[Path, ...],
+    headers: list[Header],
+    metadata: Mapping[str, Value],
+    descriptors: Mapping[Path, int],
+) -> GgufFile:
+    tensors: dict[str, TensorInfo] = {}
+    for part in headers:
+        for info in part.tensors:
+            if info.name in tensors:
+                raise FormatError(
+                    f"{info.file}: the tensor {info.name!r} is in {tensors[info.name].file.name} "
+                    "already"
+                )
+            tensors[info.name] = info
+    return GgufFile(
+        files[0],
+        files,
+        headers[0].version,
+        headers[0].alignment,
+        MappingProxyType(dict(metadata)),
+        MappingProxyType(tensors),
+        sum(os.fstat(descriptor).st_size for descriptor in descriptors.values()),
+        descriptors,
+    )

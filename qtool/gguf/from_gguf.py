@@ -1,0 +1,26 @@
+"""A GGUF file as something to quantize."""
+
+from functools import partial
+
+from qtool.errors import SourceError
+from qtool.formats.gguf_file import SPLIT_KEYS, GgufFile
+from qtool.formats.gguf_values import Kind
+from qtool.gguf.source import GgufSource, SourceTensor
+
+# They describe the file that was read, not the one to be written.
+_OF_THE_FILE = {"general.file_type", *SPLIT_KEYS}
+
+
+def gguf_source(file: GgufFile) -> GgufSource:
+    """The tensors and metadata of a model; `file` stays open as long as its tensors are read."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture is None or architecture.kind is not Kind.STRING:
+        raise SourceError(
+            f"{file.path}: has no general.architecture, so it is no model that could be quantized"
+        )
+    tensors = tuple(
+        SourceTensor(info.name, info.shape, info.type, partial(file.read_rows, info.name))
+        for info in file.tensors.values()
+    )
+    metadata = {key: value for key, value in file.metadata.items() if key not in _OF_THE_FILE}
+    return GgufSource(file.path, metadata, tensors)
