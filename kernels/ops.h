@@ -13,8 +13,15 @@
     X(pack, (const qt_packing *packing), (packing))                        \
     X(unpack, (const qt_packing *packing), (packing))                      \
     X(dequantize, (const qt_dequantizing *dequantizing), (dequantizing))   \
+    X(dequantize_bytes, (const qt_bytes *bytes), (bytes))                  \
+    X(dequantize_fp4, (const qt_fp4 *fp4), (fp4))                          \
+    X(plain, (const uint8_t *from, int64_t bytes, uint8_t *to, int64_t room, int32_t streaming), \
+      (from, bytes, to, room, streaming))                                  \
     X(convert, (int32_t from, int32_t to, int64_t count, const void *source, void *target), \
       (from, to, count, source, target))                                   \
+    X(checksum, (uint64_t seed, int64_t count, const void *from, uint64_t *to), \
+      (seed, count, from, to))                                             \
+    X(squares, (int64_t count, const float *x, const float *y, double *to), (count, x, y, to)) \
     QT_GGUF_OPS(X)
 
 #define QT_DECLARE(name, parameters, isa) int name##_##isa parameters;

@@ -60,7 +60,7 @@ class Progress:
         for name in STAGES:
             self.say(f"{STAGE_TITLES.get(name, name):>13}  {self.seconds[name]:8.2f} s")
 
-    def blocks(self, count: int) -> Iterator[int]:
+    def blocks(self, count: int, title: str = "block") -> Iterator[int]:
         """Yield 0 .. count-1, showing how many are done and an estimate of the time left."""
         if self._quiet:
             yield from range(count)
@@ -74,11 +74,11 @@ class Progress:
                 TimeRemainingColumn(),
             )
             with RichProgress(*columns, console=self._console, transient=True) as bar:
-                yield from bar.track(range(count), description="blocks")
+                yield from bar.track(range(count), description=f"{title}s")
         else:
-            yield from self._plain_blocks(count)
+            yield from self._plain_blocks(count, title)
 
-    def _plain_blocks(self, count: int) -> Iterator[int]:
+    def _plain_blocks(self, count: int, title: str) -> Iterator[int]:
         began = time.monotonic()
         for index in range(count):
             yield index
@@ -87,7 +87,7 @@ class Progress:
             if done == count or now - self._last_plain >= _PLAIN_EVERY:
                 self._last_plain = now
                 left = (now - began) / done * (count - done)
-                self.say(f"  block {done}/{count}, {now - began:.0f} s, about {left:.0f} s left")
+                self.say(f"  {title} {done}/{count}, {now - began:.0f} s, about {left:.0f} s left")
 
     def total(self) -> float:
         """Seconds since this run began."""

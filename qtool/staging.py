@@ -1,6 +1,6 @@
-"""The output folder appears under its final name only when it is whole.
+"""The output folder or file appears under its final name only when it is whole.
 
-Work goes into a hidden folder beside it, which is renamed at the end and removed on any failure.
+Work goes into a hidden one beside it, which is renamed at the end and removed on any failure.
 """
 
 import errno
@@ -36,25 +36,67 @@ def staged(out: Path) -> Iterator[Path]:
     check_out(out)
     # Through links: a folder cannot be renamed over a link to one.
     target = Path(os.path.realpath(out))
+    with _parents(target, out):
+        with _explained(out):
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            folder.chmod(0o777 & ~_umask())
+            yield folder
+            check_out(out)
+            _give_name(folder, target, out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def check_out_file(out: Path) -> None:
+    """UnsupportedError where a file `out` cannot be made, or is there already."""
+    if out.is_dir():
+        raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
+    if out.exists() or out.is_symlink():
+        raise UnsupportedError(f"{out}: exists; remove it or choose another -o")
+
+
+@contextmanager
+def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
+    """A file of `nbytes` to fill, by name and by descriptor; becomes `out` when the body ends."""
+    check_out_file(out)
+    target = Path(os.path.realpath(out))
+    with _parents(target, out):
+        free = shutil.disk_usage(target.parent).free
+        if free < nbytes:
+            raise UnsupportedError(
+                f"{out}: needs {nbytes / 1e6:,.0f} MB, and its disk has {free / 1e6:,.0f} MB left; "
+                "free some space or choose another -o"
+            )
+        with _explained(out):
+            descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        path = Path(name)
+        try:
+            try:
+                os.fchmod(descriptor, 0o666 & ~_umask())
+                yield path, descriptor
+            finally:
+                os.close(descriptor)
+            check_out_file(out)
+            _give_name(path, target, out)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _parents(target: Path, out: Path) -> Iterator[None]:
+    """Makes the folders above `target`, and removes them again when the body fails."""
     made: list[Path] = []
     try:
-        for parent in reversed(target.parents):
-            if not parent.exists():
-                parent.mkdir()
-                made.append(parent)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        _remove(made)
-        raise UnsupportedError(
-            f"{out}: cannot be made: {error.strerror}; choose another -o"
-        ) from None
-    try:
-        folder.chmod(0o777 & ~_umask())
-        yield folder
-        check_out(out)
-        _give_name(folder, target, out)
+        with _explained(out):
+            for parent in reversed(target.parents):
+                if not parent.exists():
+                    parent.mkdir()
+                    made.append(parent)
+        yield
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
         _remove(made)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UnsupportedError(
@@ -63,13 +105,25 @@ def staged(out: Path) -> Iterator[Path]:
         raise
 
 
-def _give_name(folder: Path, target: Path, out: Path) -> None:
-    """Rename, over an empty folder of that name, too."""
+@contextmanager
+def _explained(out: Path) -> Iterator[None]:
+    """What the system says against making `out`, as a sentence."""
     try:
-        os.rename(folder, target)
+        yield
     except OSError as error:
         raise UnsupportedError(
-            f"{out}: the finished folder cannot be given this name: {error.strerror}; "
+            f"{out}: cannot be made: {error.strerror}; choose another -o"
+        ) from None
+
+
+def _give_name(staged: Path, target: Path, out: Path) -> None:
+    """Rename, over an empty folder of that name, too."""
+    kind = "folder" if staged.is_dir() else "file"
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{out}: the finished {kind} cannot be given this name: {error.strerror}; "
             "choose another -o"
         ) from None
 
