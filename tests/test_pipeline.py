@@ -485,6 +485,7 @@ SPREAD = ("w4g128-awq", "w3g128-awq-gptq", "w4g32-gptq", "w8-rtn", "w2g64-gptq")
     [
         name if name in SPREAD else pytest.param(name, marks=pytest.mark.slow)
         for name in recipes.shipped()
+        if recipes.load(name).format != "gguf"
     ],
 )
 def test_recipes_read_back_bit_for_bit(recipe: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_everything_promised_ships() -> None:
     assert set(recipe.shipped()) >= SHIPPED
 
 
-@pytest.mark.parametrize("name", sorted(recipe.shipped()))
+@pytest.mark.parametrize("name", [name for name in recipe.shipped() if "-" in name])
 def test_shipped_recipe(name: str) -> None:
     path = recipe.shipped()[name]
     lines = path.read_text().splitlines()

@@ -36,7 +36,9 @@ def models() -> Path:
 
 
 @pytest.mark.parametrize("model", WAYS)
-@pytest.mark.parametrize("recipe", recipes.shipped())
+@pytest.mark.parametrize(
+    "recipe", [name for name in recipes.shipped() if recipes.load(name).format != "gguf"]
+)
 def test_recipes_read_back_bit_for_bit(
     recipe: str, model: str, models: Path, tmp_path: Path
 ) -> None:
