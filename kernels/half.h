@@ -8,7 +8,6 @@
 #include "simd.h"
 
 typedef uint16_t qt_vu16x2 __attribute__((vector_size(QT_VECTOR_BYTES / 2)));
-typedef uint32_t qt_vu32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 
 static inline qt_vu32 qt_either(qt_vi32 mask, qt_vu32 yes, qt_vu32 no)
 {

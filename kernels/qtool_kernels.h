@@ -61,16 +61,23 @@ typedef struct {
  *
  *     QT_ROWS       words [rows, ceil(cols * bits / 32)], a run is a row
  *     QT_COLUMNS    words [ceil(cols * bits / 32), rows], a run is a row (GPTQ)
- *     QT_ACROSS     words [cols, rows / 8], 4 bits: nibble i of word c is row 8c + order[i] (AWQ) */
-enum { QT_ROWS = 0, QT_COLUMNS = 1, QT_ACROSS = 2 };
+ *     QT_ACROSS     words [cols, rows / 8], 4 bits: nibble i of word c is row 8c + order[i] (AWQ)
+ *     QT_PADDED     words [rows, ceil(cols / n)], n = floor(32 / bits) codes in each, no crossing
+ *     QT_STRIPS     words [rows / 4, cols / 2], 4 bits: for each 64 columns, 16 half words of each
+ *                   of the four rows, 8 for each 32 columns: nibble j of half word m is column
+ *                   8j + m of the 32 (GEMV-fast)
+ *
+ * Words may lie at any address. */
+enum { QT_ROWS = 0, QT_COLUMNS = 1, QT_ACROSS = 2, QT_PADDED = 3, QT_STRIPS = 4 };
 
 typedef struct {
     int64_t rows, cols;  /* of the whole matrix */
-    int64_t first, last; /* rows to work on; multiples of 8 or `rows` for QT_ACROSS */
+    int64_t first, last; /* rows to work on; multiples of 8 for QT_ACROSS, of 4 for QT_STRIPS */
+    int64_t origin;      /* the row that codes, or values, begin with */
     int32_t layout, bits;
     uint8_t order[8];
-    uint32_t *words;
-    uint8_t *codes; /* [rows, cols] */
+    void *words;
+    uint8_t *codes; /* [rows - origin, cols] */
 } qt_packing;
 
 enum { QT_F32 = 0, QT_F16 = 1, QT_BF16 = 2 };
@@ -83,7 +90,42 @@ typedef struct {
     const int32_t *g_idx; /* [cols], below `groups`; or NULL: column / group_size */
     int64_t group_size, groups;
     int32_t dtype, reserved;
-    void *values; /* [rows, cols] */
+    void *values; /* [rows - origin, cols] */
 } qt_dequantizing;
+
+/* Codes of a byte each: signed, unsigned, or floats of eight bits as OCP defines them (E4M3 has
+ * the NaN 0x7f and no infinity, E5M2 is the upper half of a float16). */
+enum { QT_I8 = 0, QT_U8 = 1, QT_E4M3 = 2, QT_E5M2 = 3 };
+
+/* value = (code - zero) * scale of the code's block, in float32, then rounded to `dtype`. */
+typedef struct {
+    int64_t rows, cols;             /* of the matrix */
+    int64_t block_rows, block_cols; /* that share a scale */
+    int32_t code, dtype;
+    const uint8_t *codes; /* [rows, cols] */
+    const float *scale;   /* [ceil(rows / block_rows), ceil(cols / block_cols)] */
+    const uint8_t *zero;  /* likewise, for QT_I8 (then signed) and QT_U8; or NULL */
+    int64_t first, last;  /* rows to work on */
+    int64_t origin;       /* the row that values begin with */
+    void *values;         /* [rows - origin, cols] */
+} qt_bytes;
+
+/* The eight-bit floats that scale four-bit ones: powers of two with the bias 127 (E8M0, 255 is
+ * NaN), or E4M3. */
+enum { QT_SCALE_E8M0 = 0, QT_SCALE_E4M3 = 1 };
+
+/* Floats of four bits (E2M1: 0 1/2 1 3/2 2 3 4 6, then the same negative), the first in the low
+ * nibble. value = (code * scale) * outer, or (code * scale) / outer, in float32, rounded in that
+ * order, then to `dtype`. */
+typedef struct {
+    int64_t rows, cols, group_size; /* groups of 16 or a multiple divide cols */
+    int32_t scale_kind, divide;     /* QT_SCALE_E8M0 or QT_SCALE_E4M3 */
+    int32_t dtype, reserved;
+    const uint8_t *codes; /* [rows, cols / 2] */
+    const uint8_t *scale; /* [rows, cols / group_size] */
+    float outer;
+    int32_t unused;
+    void *values; /* [rows, cols] */
+} qt_fp4;
 
 #endif

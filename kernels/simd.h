@@ -41,6 +41,7 @@
 typedef float qt_vf32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef double qt_vf64 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef int32_t qt_vi32 __attribute__((vector_size(QT_VECTOR_BYTES)));
+typedef uint32_t qt_vu32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef int64_t qt_vi64 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef uint8_t qt_vu8x4 __attribute__((vector_size(QT_VECTOR_BYTES / 4)));
 typedef uint8_t qt_vu8x8 __attribute__((vector_size(QT_VECTOR_BYTES / 8)));

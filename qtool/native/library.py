@@ -100,6 +100,14 @@ def address(array: NDArray[Any] | None, row: int = 0) -> int | None:
     return None if array is None else array.ctypes.data + row * array.strides[0]
 
 
+def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An uninitialized array that begins at a cache line: no vector of it lies across two."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    room = np.empty(size + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    return room[begin : begin + size].view(dtype).reshape(shape)
+
+
 def over_rows(
     rows: int,
     threads: int | None,
