@@ -320,11 +320,21 @@ def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recip
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of a recipe file, for editors."""
-    found = Recipe.model_json_schema()
-    found["title"] = "qtool recipe"
-    method = found["properties"]["method"]
+    from qtool.gguf.recipe import GgufRecipe
+
+    recipe = Recipe.model_json_schema()
+    method = recipe["properties"]["method"]
     names = {"enum": list(METHODS), "type": "string"}
     method.clear()
     method["anyOf"] = [names, {"type": "array", "items": names, "minItems": 1, "maxItems": 2}]
-    found["properties"]["transforms"]["items"] = {"enum": list(TRANSFORMS), "type": "string"}
-    return found
+    recipe["properties"]["transforms"]["items"] = {"enum": list(TRANSFORMS), "type": "string"}
+    gguf = GgufRecipe.model_json_schema()
+    tables = recipe.pop("$defs") | gguf.pop("$defs")
+    return {
+        "title": "qtool recipe",
+        "type": "object",
+        "if": {"properties": {"format": {"const": "gguf"}}, "required": ["format"]},
+        "then": {"$ref": "#/$defs/GgufRecipe"},
+        "else": {"$ref": "#/$defs/Recipe"},
+        "$defs": {**tables, "Recipe": recipe, "GgufRecipe": gguf},
+    }

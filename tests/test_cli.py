@@ -1,6 +1,7 @@
 """The command line: exit statuses, one sentence for a failure, and a quick start."""
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -157,8 +158,17 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "recipes") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 16
-    assert any(line.startswith("w4g128-awq ") and "start here" in line for line in lines)
+    assert any(line.startswith("  w4g128-awq ") and "start here" in line for line in lines)
+    groups = [lines[0], *(after for line, after in itertools.pairwise(lines) if not line)]
+    assert groups[0].startswith("safetensors") and len(groups) == 6
+    # The larger first.
+    assert [line.split()[0] for line in lines if " q4_k" in line[:7]] == ["q4_k_m", "q4_k_s"]
+    assert call(monkeypatch, "recipes", "--json") == 0
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["recipes"]}
+    assert len(found) == len(lines) - 2 * len(groups) + 1
+    assert found["iq2_xs"]["calibrates"] and found["iq2_xs"]["format"] == "gguf"
+    assert call(monkeypatch, "recipes", "Q4_K", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["type"] == "q4_k_m"
     assert call(monkeypatch, "recipes", "w4g128-awq") == 0
     assert "\nmethod: awq\n" in capsys.readouterr().out
     assert call(monkeypatch, "recipes", "--schema") == 0

@@ -204,7 +204,9 @@ def test_quoted_scalars_are_strings() -> None:
 
 
 def test_schema_accepts_what_loads() -> None:
-    schema = json.loads(json.dumps(recipe.schema()))
+    both = json.loads(json.dumps(recipe.schema()))
+    schema = both["$defs"]["Recipe"]
+    assert both["else"] == {"$ref": "#/$defs/Recipe"}
     assert set(schema["properties"]) == set(recipe.Recipe.model_fields)
     assert schema["required"] == ["method", "format"]
     assert schema["additionalProperties"] is False

@@ -13,18 +13,25 @@ def recipes(
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON Schema of recipe files")
     ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """List the shipped recipes, print one, or print the JSON Schema of their keys."""
-    from qtool import recipe
+    from qtool import recipe, recipe_list
 
     if schema:
         typer.echo(json.dumps(recipe.schema(), indent=2))
     elif name is not None:
-        recipe.load(name)  # a file of the user's own is checked before it is shown
-        typer.echo(recipe.find(name).read_text(encoding="utf-8"), nl=False)
+        loaded = recipe.load(name)  # a file of the user's own is checked before it is shown
+        if json_:
+            typer.echo(json.dumps({"name": loaded.name, **loaded.effective()}))
+        else:
+            typer.echo(recipe.find(name).read_text(encoding="utf-8"), nl=False)
+    elif json_:
+        typer.echo(json.dumps({"recipes": [item.json() for item in recipe_list.listed()]}))
     else:
-        shipped = recipe.shipped()
-        width = max(map(len, shipped), default=0)
-        for key, path in shipped.items():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            typer.echo(f"{key:<{width}}  {lines[0].lstrip('# ')}")
+        groups = list(recipe_list.by_group())
+        width = max((len(item.name) for _, items in groups for item in items), default=0)
+        for position, (group, items) in enumerate(groups):
+            typer.echo(("\n" if position else "") + group)
+            for item in items:
+                typer.echo(f"  {item.name:<{width}}  {item.about}")
