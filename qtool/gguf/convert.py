@@ -1,0 +1,136 @@
+"""`qtool convert MODEL.gguf --to hf`: a Hugging Face checkpoint in a folder, with its tokenizer.
+
+open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor: read, write
+     -> config.json, tokenizer, qtool.json -> read back and compare -> final name
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from qtool import __version__
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError
+from qtool.formats.safetensors_writer import StreamWriter, plan_shards
+from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf import HfModel, hf_model
+from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.progress import Progress
+from qtool.staging import staged
+
+_GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    artifact: str
+    architecture: str
+    dtype: str
+    tensors: int
+    size_bytes: int
+    dequantized: dict[str, int]  # block type -> tensors that are rounded to dtype
+    dropped: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every number is the one of the GGUF file."""
+        return not self.dequantized
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool convert`."""
+        return {
+            "artifact": self.artifact,
+            "format": "hf",
+            "architecture": self.architecture,
+            "dtype": self.dtype,
+            "exact": self.exact,
+            "tensors": self.tensors,
+            "size_bytes": self.size_bytes,
+            "dequantized": self.dequantized,
+            "dropped": [{"name": name, "reason": reason} for name, reason in self.dropped],
+            "warnings": list(self.warnings),
+        }
+
+
+def convert_to_hf(
+    source: GgufSource, out: Path, dtype: str | None, max_shard_bytes: int, progress: Progress
+) -> Converted:
+    """Write the checkpoint to `out`; nothing is left under that name unless all succeeds."""
+    model = hf_model(source, dtype)
+    with staged(out) as folder, progress.stage("export"):
+        size = _write(source, model, folder, max_shard_bytes, progress)
+    dequantized: dict[str, int] = {}
+    for tensor in model.tensors:
+        if tensor.source.type.weights > 1:
+            kind = tensor.source.type.name
+            dequantized[kind] = dequantized.get(kind, 0) + 1
+    return Converted(
+        artifact=str(out),
+        architecture=str(model.config["architectures"][0]),
+        dtype=str(model.config["torch_dtype"]),
+        tensors=sum(len(tensor.specs) for tensor in model.tensors),
+        size_bytes=size,
+        dequantized=dequantized,
+        dropped=model.dropped,
+        warnings=source.warnings,
+    )
+
+
+@contextmanager
+def as_checkpoint(source: GgufSource, near: Path) -> Iterator[Checkpoint]:
+    """The GGUF file as a checkpoint for a forward pass: written beside `near`, removed afterwards.
+
+    A forward pass reads each weight once or twice, dequantized and in the checkpoint's order.
+    """
+    with TemporaryDirectory(prefix=f".{near.name}.hf.", dir=near.absolute().parent) as folder:
+        _write(source, hf_model(source), Path(folder), 1 << 62, Progress(quiet=True))
+        yield Checkpoint.open(folder)
+
+
+def _write(
+    source: GgufSource, model: HfModel, folder: Path, max_shard_bytes: int, progress: Progress
+) -> int:
+    specs = [spec for tensor in model.tensors for spec in tensor.specs]
+    layout = plan_shards(specs, max_shard_bytes)
+    with StreamWriter(folder, layout) as writer:
+        for index in progress.blocks(len(model.tensors), "tensor"):
+            for name, raw in model.tensors[index].arrays():
+                writer.add(name, raw)
+        writer.close()
+    files = {
+        "config.json": _json(model.config),
+        "generation_config.json": _json(
+            {key: model.config[key] for key in _GENERATION if key in model.config}
+        ),
+        "qtool.json": _json({"qtool": __version__, "made_from": _origin(source)}),
+        **tokenizer_files(source.metadata),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    written = Checkpoint.open(folder)
+    for name, checksum in writer.checksums.items():
+        if zlib.crc32(written.raw(name).data) != checksum:
+            raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
+    return layout.size
+
+
+def _origin(source: GgufSource) -> dict[str, Any]:
+    name = source.metadata.get("general.name")
+    return {
+        "format": "gguf",
+        "architecture": source.architecture,
+        "name": None if name is None else str(name.value),
+        "types": sorted({tensor.type.name for tensor in source.tensors}),
+    }
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,201 @@
+"""A GGUF file seen as the Hugging Face checkpoint that it was made of: the inverse of `from_hf`.
+
+    checkpoint[s] = gguf[inverse(s)] - add        rows and norms put back as the table says
+    experts stacked in one tensor                 -> one tensor each
+
+Matrices of float16 and bfloat16 keep their bytes; quantized ones are dequantized and rounded once.
+What llama.cpp keeps in float32 goes back to the model's dtype where that loses nothing, so that the
+way to GGUF again gives the same bytes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import native_gguf
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.safetensors_header import TensorSpec
+from qtool.gguf.architectures import TABLE, Architecture, Module
+from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.hf_config import complete, count
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf_config import class_of, hf_config
+from qtool.gguf_types import BF16, F16, F32
+from qtool.native import floats
+
+DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_PLAIN = {F16: "F16", BF16: "BF16", F32: "F32"}
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """One GGUF tensor, and the tensors of the checkpoint that it becomes."""
+
+    source: SourceTensor
+    module: Module
+    groups: int  # heads or experts that its rows fall into
+    specs: tuple[TensorSpec, ...]  # one, or one per expert
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """Each tensor's name and bytes."""
+        values = put_back(self.source, self.module, self.groups)
+        parts = values if len(self.specs) > 1 or self.module.each is not None else [values]
+        for spec, part in zip(self.specs, parts, strict=True):
+            yield spec.name, _stored(part, spec.dtype, spec.name)
+
+
+@dataclass(frozen=True)
+class HfModel:
+    """What is to be written; `dropped` are tensors of the file that config.json stands for."""
+
+    config: Mapping[str, Any]
+    tensors: tuple[HfTensor, ...]
+    dropped: tuple[tuple[str, str], ...]
+    dtype: str  # of the matrices: F16, BF16 or F32
+
+
+def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
+    """Plan the checkpoint; `dtype` (float16, bfloat16, float32) by default as the file has it.
+
+    Reads only vectors. UnsupportedError where transformers has no such model, FormatError where
+    the file lacks a tensor or has one that no module of the table is.
+    """
+    row = TABLE[class_of(source)]
+    tensors = {tensor.name: tensor for tensor in source.tensors}
+    vectors = {
+        name: floats_of(tensors[name], 0, tensors[name].rows).reshape(-1)
+        for name in _COMPUTED
+        if name in tensors
+    }
+    wanted = DTYPES[dtype] if dtype is not None else _usual_dtype(source)
+    named = {code: name for name, code in DTYPES.items()}[wanted]
+    config = hf_config(source, vectors, named)
+    completed = complete(config, row.defaults)
+    found = list(_tensors(row, completed, tensors, wanted, keep=dtype is None))
+    used = {tensor.source.name for tensor in found}
+    dropped = [(name, "rope settings of config.json say the same") for name in vectors]
+    for name in tensors:
+        if name not in used and name not in vectors:
+            raise FormatError(
+                f"{source.path}: no module of {config['architectures'][0]} is the tensor {name!r}"
+            )
+    return HfModel(config, tuple(found), tuple(dropped), wanted)
+
+
+def _usual_dtype(source: GgufSource) -> str:
+    """That of most numbers; float16 where they are quantized."""
+    sizes: dict[str, int] = {}
+    for tensor in source.tensors:
+        if len(tensor.shape) > 1:
+            dtype = _PLAIN.get(tensor.type, "F16")
+            sizes[dtype] = sizes.get(dtype, 0) + prod(tensor.shape)
+    return max(sizes, key=lambda name: sizes[name], default="F32")
+
+
+def _tensors(
+    row: Architecture,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, SourceTensor],
+    dtype: str,
+    keep: bool,
+) -> Iterator[HfTensor]:
+    modules = {module.name: module for module in row.modules}
+    for (name, block), gguf_name in gguf_names(row, config["num_hidden_layers"]).items():
+        module = modules[name]
+        for suffix in (".weight", ".bias"):
+            tensor = tensors.get(gguf_name + suffix)
+            if tensor is None:
+                head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
+                if suffix == ".weight" and module.needed and not head:
+                    raise FormatError(f"lacks {gguf_name}{suffix}, which {row.name} needs")
+                continue
+            groups = 1 if module.rows is None else count(config, module.rows.groups)
+            stored = _dtype_of(tensor, module, groups, dtype, keep, suffix == ".bias")
+            yield HfTensor(tensor, module, groups, _specs(tensor, module, block, suffix, stored))
+
+
+def _specs(
+    tensor: SourceTensor, module: Module, block: int, suffix: str, dtype: str
+) -> tuple[TensorSpec, ...]:
+    if module.each is None:
+        return (TensorSpec(module.name.replace("{b}", str(block)) + suffix, dtype, tensor.shape),)
+    pattern = module.each[0].replace("{b}", str(block)) + suffix
+    return tuple(
+        TensorSpec(pattern.replace("{i}", str(i)), dtype, tensor.shape[1:])
+        for i in range(tensor.shape[0])
+    )
+
+
+def _dtype_of(
+    tensor: SourceTensor, module: Module, groups: int, dtype: str, keep: bool, bias: bool
+) -> str:
+    """The dtype of a matrix as asked; what llama.cpp widens gets it where that loses nothing."""
+    widened = tensor.type == F32 and (
+        len(tensor.shape) == 1 or bias or module.add or tensor.name.endswith(("norm.weight",))
+        or "ffn_gate_inp" in tensor.name
+    )  # fmt: skip
+    if not widened:
+        return _PLAIN.get(tensor.type, dtype) if keep else dtype
+    there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
+    values = put_back(tensor, module, 1) if module.rows is None else there
+    if dtype != "F32" and np.array_equal(_again(values, dtype, module.add), there):
+        return dtype
+    return "F32"
+
+
+def _again(values: NDArray[np.float32], dtype: str, add: int) -> NDArray[np.float32]:
+    """What `from_hf` makes of `values` stored as dtype."""
+    if dtype == "F16":
+        half = floats.to_float16(values)
+        return (half + np.float16(add)).astype(np.float32) if add else floats.from_float16(half)
+    widened: NDArray[np.float32] = floats.from_bfloat16(floats.to_bfloat16(values))
+    return widened + np.float32(add)
+
+
+def floats_of(tensor: SourceTensor, first: int, last: int) -> NDArray[np.float32]:
+    """Rows first to last as float32 [last - first, in_features]."""
+    raw = np.ascontiguousarray(tensor.read(first, last))
+    rows = last - first
+    if tensor.type == F32:
+        return raw.reshape(-1).view(np.float32).reshape(rows, tensor.in_features)
+    if tensor.type == F16:
+        half = raw.reshape(-1).view(np.float16).reshape(rows, tensor.in_features)
+        return floats.from_float16(half)
+    if tensor.type == BF16:
+        bits = raw.reshape(-1).view(np.uint16).reshape(rows, tensor.in_features)
+        return floats.from_bfloat16(bits)
+    if tensor.type.weights == 1:
+        raise UnsupportedError(f"{tensor.name} holds {tensor.type.name}, which are no weights")
+    return native_gguf.dequantize(raw, tensor.type, tensor.in_features)
+
+
+def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.float32]:
+    """The tensor's values, float32 of its shape, as the checkpoint has them."""
+    values = floats_of(tensor, 0, tensor.rows)
+    if module.rows is not None:
+        rows = values.reshape(-1) if len(tensor.shape) == 1 else values
+        order = np.arange(len(rows), dtype=np.int64)
+        values = rows[module.rows.inverse(order, groups, len(rows))]
+    if module.add:
+        values = values - np.float32(module.add)
+    return values.reshape(tensor.shape)
+
+
+def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:
+    values = np.ascontiguousarray(values)
+    if dtype == "F32":
+        return values.reshape(-1).view(np.uint8)
+    if dtype == "BF16":
+        return floats.to_bfloat16(values).reshape(-1).view(np.uint8)
+    half = floats.to_float16(values)
+    if not np.isfinite(half).all():
+        raise UnsupportedError(
+            f"{name}: values up to {np.abs(values).max():.3g} do not fit into float16; "
+            "use --dtype bfloat16"
+        )
+    return half.reshape(-1).view(np.uint8)

@@ -1,0 +1,251 @@
+"""config.json told by the metadata of a GGUF file: the inverse of the table's keys.
+
+The table says how each key follows from config.json. Here the settings are put back, and then the
+table is asked for the keys once more: what does not come out as the file has it is an error, so
+that nothing is lost between the two.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import UnsupportedError
+from qtool.formats.gguf_values import Kind, Value
+from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.hf_config import complete
+from qtool.gguf.rope_tensors import llama3_divisors
+from qtool.gguf.source import GgufSource
+
+# model_type of transformers where it is not the architecture's name in llama.cpp.
+_MODEL_TYPES = {
+    "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
+    "GPTNeoXForCausalLM": "gpt_neox",
+}  # fmt: skip
+# What config.json calls the presence of biases, by the tensors of block 0 that then have one.
+_BIASES = {
+    "llama": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+              ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
+    "qwen2": (("", ("attn_q", "attn_k", "attn_v")),),
+    "qwen2moe": (("qkv_bias", ("attn_q", "attn_k", "attn_v")),),
+    "stablelm": (("use_qkv_bias", ("attn_q", "attn_k", "attn_v")),),
+    "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
+                ("", ("ffn_up", "ffn_down"))),
+}  # fmt: skip
+_USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
+_TOKEN_IDS = {
+    "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}  # fmt: skip
+_LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
+
+
+def class_of(source: GgufSource) -> str:
+    """The class of transformers that computes what llama.cpp's architecture does."""
+    name = source.architecture
+    if name == "llama" and f"{name}.expert_count" in source.metadata:
+        return "MixtralForCausalLM"
+    for found, row in TABLE.items():
+        if row.name == name:
+            return found
+    known = ", ".join(sorted({row.name for row in TABLE.values()}))
+    raise UnsupportedError(
+        f"{source.path}: the architecture {name!r} is not in the table of what can be written as a "
+        f"Hugging Face checkpoint ({known})"
+    )
+
+
+def hf_config(
+    source: GgufSource, vectors: Mapping[str, NDArray[np.float32]], dtype: str
+) -> dict[str, Any]:
+    """config.json; `vectors` are the tensors that hold rotation factors, by GGUF name.
+
+    UnsupportedError where transformers cannot be told what the file asks for.
+    """
+    named = class_of(source)
+    row = TABLE[named]
+    names = {tensor.name for tensor in source.tensors}
+    config: dict[str, Any] = {
+        "architectures": [named],
+        "model_type": _MODEL_TYPES.get(named, row.name),
+        "torch_dtype": dtype,
+        "vocab_size": next(t.rows for t in source.tensors if t.name == "token_embd.weight"),
+        "tie_word_embeddings": row.drops_head or "output.weight" not in names,
+    }
+    given = {
+        key.name: value
+        for key in row.keys
+        if (value := source.metadata.get(f"{row.name}.{key.name}")) is not None
+    }
+    for key in row.keys:
+        if key.make is None and key.name in given:
+            config[key.setting] = plain(given[key.name])
+    for name, value in given.items():
+        if name in _SETTINGS:
+            _SETTINGS[name](config, plain(value))
+    _put_layer_types(row, config, given)
+    _put_rope(row, config, given, vectors, source)
+    _put_biases(row, config, names, source)
+    _put_own(row, config, names)
+    for name, key in _TOKEN_IDS.items():
+        if (value := source.metadata.get(f"tokenizer.ggml.{key}")) is not None:
+            config[name] = plain(value)
+    _prove(row, config, source)
+    return config
+
+
+def plain(value: Value) -> Any:
+    """A value for JSON; a float32 as the shortest decimal that means it."""
+    if value.kind == Kind.FLOAT32:
+        return float(str(np.float32(value.value)))
+    if value.kind == Kind.ARRAY:
+        return [plain(Value(value.element or Kind.INT32, item)) for item in value.value]
+    return value.value
+
+
+def _to(setting: str, change: Callable[[Any], Any] = lambda value: value) -> Callable[..., None]:
+    def put(config: dict[str, Any], value: Any) -> None:
+        config[setting] = change(value)
+
+    return put
+
+
+# Keys of the table that are made of a setting in their own way, and how to get that back.
+_SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
+    "use_parallel_residual": _to("use_parallel_residual"),
+    "final_logit_softcapping": _to("final_logit_softcapping"),
+    "attention.scale": _to("attention_multiplier"),
+    "embedding_scale": _to("embedding_multiplier"),
+    "residual_scale": _to("residual_multiplier"),
+    "logit_scale": _to("logits_scaling"),
+    "attention.sliding_window": _to("sliding_window", lambda value: value or None),
+    "rope.freq_base_swa": _to("rope_local_base_freq"),
+}
+
+
+def _put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    if not any(key.setting == "layer_types" for key in row.keys):
+        return
+    period = {"gemma2": 2, "gemma3": 6}[row.name]
+    pattern = given.get("attention.sliding_window_pattern")
+    if pattern is not None and pattern.kind == Kind.ARRAY:
+        windows = [bool(value) for value in pattern.value]
+    else:
+        every = int(pattern.value) if pattern is not None else period
+        windows = [(i + 1) % every != 0 for i in range(config["num_hidden_layers"])]
+    config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
+
+
+def _put_rope(
+    row: Architecture,
+    config: dict[str, Any],
+    given: Mapping[str, Value],
+    vectors: Mapping[str, NDArray[np.float32]],
+    source: GgufSource,
+) -> None:
+    """rope_theta and rope_scaling, spelled so that every transformers since 4.43 reads them."""
+    theta = plain(given["rope.freq_base"]) if "rope.freq_base" in given else 10000.0
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotated = given.get("rope.dimension_count")
+    if rotated is not None and any(key.setting == "head_dim" for key in row.keys):
+        config["head_dim"] = width = rotated.value
+    elif rotated is not None and rotated.value != width:
+        factor = rotated.value / width
+        config["rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"] = factor
+    elif rotated is not None and row.name in ("gptneox", "stablelm"):
+        config["rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"] = 1.0
+    config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
+    scaling: dict[str, Any] = {}
+    kind = given.get("rope.scaling.type")
+    if "rope_freqs.weight" in vectors:
+        scaling = _llama3(vectors["rope_freqs.weight"], theta, width, source)
+    elif "rope_factors_long.weight" in vectors:
+        scaling = {"rope_type": "longrope"}
+        for name in ("long", "short"):
+            factors = vectors[f"rope_factors_{name}.weight"]
+            scaling[f"{name}_factor"] = [float(str(value)) for value in factors]
+    elif kind is not None and kind.value != "none":
+        scaling = {"rope_type": kind.value}
+        for key, name in _SCALING_KEYS.items():
+            if f"rope.scaling.{key}" in given:
+                scaling[name] = plain(given[f"rope.scaling.{key}"])
+    if row.name == "phi3":
+        original = given.get("rope.scaling.original_context_length")
+        if original is not None:
+            config["original_max_position_embeddings"] = original.value
+    if scaling:
+        config["rope_scaling"] = scaling
+
+
+_SCALING_KEYS = {
+    "factor": "factor", "original_context_length": "original_max_position_embeddings",
+    "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
+
+
+def _llama3(
+    divisors: NDArray[np.float32], theta: float, rotated: int, source: GgufSource
+) -> dict[str, Any]:
+    """The settings of Llama 3 that give these divisors; they are looked for among powers of two."""
+    for length in _LLAMA3_LENGTHS:
+        for low in (1.0, 2.0):
+            for high in (4.0, 2.0, 8.0):
+                rope = {
+                    "rope_type": "llama3",
+                    "factor": float(divisors.max()),
+                    "low_freq_factor": low,
+                    "high_freq_factor": high,
+                    "original_max_position_embeddings": length,
+                }
+                if low < high and np.array_equal(
+                    llama3_divisors({**rope, "rope_theta": theta}, rotated), divisors
+                ):
+                    return rope
+    raise UnsupportedError(
+        f"{source.path}: rope_freqs.weight holds no divisors that the llama3 rope settings of "
+        "config.json give, so that a checkpoint cannot be told of them"
+    )
+
+
+def _put_biases(
+    row: Architecture, config: dict[str, Any], names: set[str], source: GgufSource
+) -> None:
+    for setting, kinds in _BIASES.get(row.name, _USUAL_BIASES):
+        there = [f"blk.0.{kind}.bias" in names for kind in kinds]
+        if any(there) != all(there) and any(f"blk.0.{kind}.weight" in names for kind in kinds):
+            raise UnsupportedError(
+                f"{source.path}: of {', '.join(kinds)} only some have a bias, which "
+                f"{config['architectures'][0]} cannot have"
+            )
+        if setting and all(there):
+            config[setting] = True
+
+
+def _put_own(row: Architecture, config: dict[str, Any], names: set[str]) -> None:
+    """Settings that llama.cpp takes for granted, or sees in the tensors."""
+    if row.name == "stablelm":
+        config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
+    if row.name in ("gemma2", "gemma3"):
+        large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
+        by_width = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = by_width if large else config["head_dim"]
+
+
+def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> None:
+    """Ask the table for the keys of this config.json, and compare."""
+    completed = complete(config, row.defaults)
+    for key in row.keys:
+        name = f"{row.name}.{key.name}"
+        there, again = source.metadata.get(name), key.value(completed)
+        if there is None:
+            continue
+        # As decimals, since other converters write integers of other widths.
+        if again is not None and plain(there) == plain(again):
+            continue
+        raise UnsupportedError(
+            f"{source.path}: {name} is {there.value!r}, and no setting of "
+            f"{config['architectures'][0]} says that"
+        )
