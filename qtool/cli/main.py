@@ -18,6 +18,7 @@ import typer
 
 from qtool import __version__
 from qtool.cli.calibrate import calibrate
+from qtool.cli.convert import convert
 from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
@@ -50,7 +51,7 @@ def _options(
     pass
 
 
-for _command in (quantize, calibrate, plan, inspect, recipes):
+for _command in (quantize, calibrate, plan, inspect, convert, recipes):
     app.command()(_command)
 
 
