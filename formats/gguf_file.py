@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 else:
     from qtool.lazy_numpy import np
 
-__all__ = ["SPLIT_KEYS", "GgufFile", "TensorInfo"]
+__all__ = ["INTEGERS", "SPLIT_KEYS", "GgufFile", "TensorInfo", "first_parts"]
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_INTEGERS = {
+INTEGERS = {
     Kind.UINT8, Kind.INT8, Kind.UINT16, Kind.INT16, Kind.UINT32, Kind.INT32, Kind.UINT64,
     Kind.INT64,
 }  # fmt: skip
@@ -79,13 +79,19 @@ class GgufFile:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
             raise ValueError(f"out is {out.dtype} {out.shape}, expected contiguous uint8 {shape}")
+        if out.size:
+            self.read_into(name, first * row_bytes, out.reshape(-1).data)
+        return out
+
+    def read_into(self, name: str, offset: int, view: memoryview) -> None:
+        """Fill `view` with the tensor's bytes from `offset` on; from any thread."""
+        info = self.tensors[name]
+        if not 0 <= offset <= offset + len(view) <= info.nbytes:
+            raise ValueError(f"{len(view)} bytes from {offset} of {name}, which has {info.nbytes}")
         descriptor = self.descriptors.get(info.file)
         if descriptor is None:
             raise ValueError(f"{info.file} has been closed")
-        if out.size:
-            start = info.start + first * row_bytes
-            _read_into(descriptor, start, out.reshape(-1).data, info)
-        return out
+        _read_into(descriptor, info.start + offset, view, info)
 
     def close(self) -> None:
         """Give the descriptors back; nothing can be read afterwards."""
@@ -166,7 +172,7 @@ def _split(path: Path, header: Header, key: str, default: int) -> int:
     value = header.metadata.get(key)
     if value is None:
         return default
-    if value.kind not in _INTEGERS or value.value < 0:
+    if value.kind not in INTEGERS or value.value < 0:
         raise FormatError(f"{path}: {key} is {value.value!r}, expected a count")
     return int(value.value)
 
@@ -191,6 +197,21 @@ def _parts(path: Path, count: int) -> tuple[Path, ...]:
             f"{', '.join(missing[:3])}{more}; fetch them"
         )
     return files
+
+
+def first_parts(files: Iterable[Path]) -> list[Path]:
+    """Of some files, those that open a model: each but later parts of a split whose first is
+    there too."""
+    found = list(files)
+    names = {file.name for file in found}
+
+    def later(name: str) -> bool:
+        part = _PART.fullmatch(name)
+        if part is None or int(part["number"]) == 1:
+            return False
+        return f"{part['stem']}-00001-of-{part['count']}.gguf" in names
+
+    return [file for file in found if not later(file.name)]
 
 
 def _check_part(file: Path, part: Header, number: int, count: int) -> None:

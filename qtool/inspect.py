@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact, Entry
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.printable import printable
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -215,8 +216,3 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
             yield printable(prefix), printable(", ".join(map(str, value)))
     elif value not in (None, ""):
         yield printable(prefix), printable(str(value))
-
-
-def printable(text: str) -> str:
-    """Text with everything escaped that could move a terminal's cursor or change its colours."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

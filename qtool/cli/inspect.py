@@ -2,62 +2,138 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qtool.errors import SourceError
+
 if TYPE_CHECKING:
-    from qtool.inspect import Inspection
+    from qtool.gguf.inspect import GgufInspection
+    from qtool.gguf.inspect_text import Table
 
 _TITLES = ("tensor", "shape", "dtype", "scheme", "bits/weight", "bytes")
+_MODELS = ("model", "architecture", "file type", "parameters", "bits/weight", "bytes")
 
 
 def inspect(
-    artifact: Annotated[Path, typer.Argument(help="a checkpoint folder or a safetensors file")],
+    artifact: Annotated[
+        Path, typer.Argument(help="a checkpoint folder, a safetensors or a GGUF file")
+    ],
     tensor: Annotated[
-        str | None, typer.Option(help="read one tensor: ranges and a histogram of its codes")
+        str | None, typer.Option(help="read one tensor: its range, mean, and histogram of codes")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="a row for every tensor")] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Say what ARTIFACT is: format, scheme, bits per weight, tensors, provenance."""
+    from qtool.gguf.inspect import gguf_models
+
+    if models := gguf_models(artifact):
+        _inspect_gguf(artifact, models, tensor, all_, json_)
+        return
     from qtool.artifact import Artifact
     from qtool.inspect import detail_lines, tensor_detail
     from qtool.inspect import inspect as look
 
     if tensor is not None:
         detail = tensor_detail(Artifact.open(artifact), tensor)
-        if json_:
-            typer.echo(json.dumps(detail))
-        else:
-            for line in detail_lines(detail):
-                typer.echo(line)
+        _say_detail(detail, json_, detail_lines)
         return
     found = look(artifact)
     if json_:
         typer.echo(json.dumps(found.json()))
-    elif sys.stdout.isatty():
-        _print_table(found, all_)
     else:
-        _print_plain(found, all_)
+        _show(found.summary(), [(_TITLES, list(found.rows(all_)), 4)])
 
 
-def _print_plain(found: "Inspection", every: bool) -> None:
+def _inspect_gguf(
+    artifact: Path, models: list[Path], tensor: str | None, every: bool, as_json: bool
+) -> None:
+    from qtool.gguf.inspect import tensor_detail
+    from qtool.gguf.inspect_text import detail_lines, summary, tables
+
+    if len(models) > 1:
+        if tensor is not None:
+            raise SourceError(f"{artifact}: holds {len(models)} GGUF models; name one of them")
+        _list_models(models, as_json)
+        return
+    with _opened(models[0]) as found:
+        if tensor is not None:
+            _say_detail(tensor_detail(found.file, tensor), as_json, detail_lines)
+        elif as_json:
+            typer.echo(json.dumps(found.json()))
+        else:
+            _show(summary(found), tables(found, every))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["GgufInspection"]:
+    from qtool.formats.gguf_file import GgufFile
+    from qtool.gguf.inspect import GgufInspection
+
+    with GgufFile.open(path) as file:
+        yield GgufInspection(file)
+
+
+def _list_models(models: list[Path], as_json: bool) -> None:
+    """A folder of several: a line for each."""
+    rows = []
+    found = []
+    for path in models:
+        with _opened(path) as one:
+            found.append(one.json() | {"tensors": len(one.file.tensors)})
+        row = found[-1]
+        rows.append(
+            (
+                path.name,
+                row["architecture"] or row["kind"],
+                row["file_type"] or "-",
+                f"{row['parameters']:,}",
+                f"{row['bits_per_weight']:.3f}",
+                f"{row['size_bytes']:,}",
+            )
+        )
+    if as_json:
+        typer.echo(json.dumps({"format": "gguf", "models": found}))
+    else:
+        _show([], [(_MODELS, rows, 3)])
+
+
+def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(detail))
+    else:
+        for line in lines(detail):
+            typer.echo(line)
+
+
+def _show(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
+    if sys.stdout.isatty():
+        _print_rich(summary, tables)
+    else:
+        _print_plain(summary, tables)
+
+
+def _print_plain(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
     """Columns of spaces, for pipes; needs no imports."""
-    for label, value in found.summary():
+    for label, value in summary:
         typer.echo(f"{label}: {value}")
-    rows = [_TITLES, *found.rows(every)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < 4 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        typer.echo("  ".join(cells).rstrip())
+    for titles, body, texts in tables:
+        rows = [titles, *body]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
+        for row in rows:
+            cells = [
+                cell.ljust(width) if column < texts else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            typer.echo("  ".join(cells).rstrip())
 
 
-def _print_table(found: "Inspection", every: bool) -> None:
+def _print_rich(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -65,12 +141,15 @@ def _print_table(found: "Inspection", every: bool) -> None:
 
     console = Console(highlight=False)
     head = Table(box=None, show_header=False, pad_edge=False)
-    for label, value in found.summary():
+    for label, value in summary:
         head.add_row(Text(label, style="bold"), Text(value))
-    console.print(head)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, title in enumerate(_TITLES):
-        table.add_column(title, overflow="fold", justify="left" if column < 4 else "right")
-    for row in found.rows(every):
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    if summary:
+        console.print(head)
+    for titles, body, texts in tables:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column, title in enumerate(titles):
+            justify = "left" if column < texts else "right"
+            table.add_column(title, overflow="fold", justify=justify)
+        for row in body:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)

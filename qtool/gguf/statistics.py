@@ -1,0 +1,72 @@
+"""What the weights of one stored tensor are like, in bounded memory.
+
+Any run of whole blocks is decoded alone, so a tensor of one enormous row takes no more memory than
+any other. Mean and variance of the pieces are joined by Chan's update, in double precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_header import TensorInfo
+from qtool.gguf_types import BY_NAME
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
+
+_PIECE = 1 << 20  # weights decoded at a time
+_NUMPY = {"F32": "<f4", "F16": "<f2", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+          "F64": "<f8"}  # fmt: skip
+
+
+def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
+    """The weights in the order of storage, some at a time: [n] of float or int."""
+    block = info.type
+    count = max(1, _PIECE // block.weights) * block.nbytes
+    for first in range(0, info.nbytes, count):
+        raw = np.empty(min(count, info.nbytes - first), np.uint8)
+        file.read_into(info.name, first, raw.data)
+        if block.name in BY_NAME:
+            from qtool import native_gguf
+
+            weights = len(raw) // block.nbytes * block.weights
+            yield native_gguf.dequantize(raw.reshape(1, -1), block, weights)[0]
+        elif block.name == "BF16":
+            yield (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            yield raw.view(_NUMPY[block.name])
+
+
+def statistics(file: GgufFile, info: TensorInfo) -> dict[str, Any]:
+    """range, mean, std, rms and share of zeros of the finite weights; how many are not finite."""
+    count = zeros = not_finite = 0
+    mean = squares = 0.0  # squares: the sum of (w - mean)^2
+    low, high = math.inf, -math.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        for piece in pieces(file, info):
+            finite = piece[np.isfinite(piece)].astype(np.float64)
+            not_finite += len(piece) - len(finite)
+            if not len(finite):
+                continue
+            zeros += len(finite) - int(np.count_nonzero(finite))
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            here = float(finite.mean())
+            delta, total = here - mean, count + len(finite)
+            squares += float(np.square(finite - here).sum())
+            squares += delta * delta * (count * len(finite) / total)
+            mean += delta * (len(finite) / total)
+            count = total
+    found: dict[str, Any] = {"not_finite": not_finite}
+    if count:
+        variance = squares / count
+        found["range"] = [low, high]
+        found["mean"], found["std"] = mean, math.sqrt(variance)
+        found["rms"] = math.sqrt(variance + mean * mean)
+        found["zeros"] = zeros / count
+    return found
