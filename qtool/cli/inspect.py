@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,7 @@ def inspect(
         _inspect_gguf(artifact, models, tensor, all_, json_)
         return
     from qtool.artifact import Artifact
+    from qtool.gguf.inspect_text import Table
     from qtool.inspect import detail_lines, tensor_detail
     from qtool.inspect import inspect as look
 
@@ -47,7 +48,7 @@ def inspect(
     if json_:
         typer.echo(json.dumps(found.json()))
     else:
-        _show(found.summary(), [(_TITLES, list(found.rows(all_)), 4)])
+        _show(found.summary(), [Table(_TITLES, list(found.rows(all_)), 4)])
 
 
 def _inspect_gguf(
@@ -81,6 +82,8 @@ def _opened(path: Path) -> Iterator["GgufInspection"]:
 
 def _list_models(models: list[Path], as_json: bool) -> None:
     """A folder of several: a line for each."""
+    from qtool.gguf.inspect_text import Table
+
     rows = []
     found = []
     for path in models:
@@ -100,7 +103,7 @@ def _list_models(models: list[Path], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"format": "gguf", "models": found}))
     else:
-        _show([], [(_MODELS, rows, 3)])
+        _show([], [Table(_MODELS, rows, 3)])
 
 
 def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
@@ -122,12 +125,12 @@ def _print_plain(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
     """Columns of spaces, for pipes; needs no imports."""
     for label, value in summary:
         typer.echo(f"{label}: {value}")
-    for titles, body, texts in tables:
-        rows = [titles, *body]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
+    for one in tables:
+        rows = [one.titles, *one.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(one.titles))]
         for row in rows:
             cells = [
-                cell.ljust(width) if column < texts else cell.rjust(width)
+                cell.ljust(width) if column < one.texts else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             typer.echo("  ".join(cells).rstrip())
@@ -145,11 +148,11 @@ def _print_rich(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
         head.add_row(Text(label, style="bold"), Text(value))
     if summary:
         console.print(head)
-    for titles, body, texts in tables:
+    for one in tables:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column, title in enumerate(titles):
-            justify = "left" if column < texts else "right"
-            table.add_column(title, overflow="fold", justify=justify)
-        for row in body:
+        for column, title in enumerate(one.titles):
+            side: Literal["left", "right"] = "left" if column < one.texts else "right"
+            table.add_column(title, overflow="fold", justify=side)
+        for row in one.rows:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.inspect import GgufInspection, plain
 from qtool.printable import printable
-
-Table = tuple[tuple[str, ...], list[tuple[str, ...]], int]  # titles, rows, columns of text
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 # What follows "<architecture>." in keys, and how a summary says it.
@@ -21,6 +20,15 @@ _FACTS = (
     ("attention.head_count_kv", "{} of keys"), ("expert_count", "{} experts"),
     ("expert_used_count", "{} used"), ("context_length", "context {}"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Titles and rows; the first `texts` columns are text, the others numbers."""
+
+    titles: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    texts: int
 
 
 def summary(found: GgufInspection) -> list[tuple[str, str]]:
@@ -102,7 +110,7 @@ def tables(found: GgufInspection, every: bool) -> list[Table]:
         (printable(key), _kind_name(value), printable(_short(plain(value))))
         for key, value in found.file.metadata.items()
     ]
-    return [*data, (("metadata", "kind", "value"), metadata, 3)]
+    return [*data, Table(("metadata", "kind", "value"), metadata, 3)]
 
 
 def _types_table(types: list[dict[str, Any]]) -> Table:
@@ -118,7 +126,7 @@ def _types_table(types: list[dict[str, Any]]) -> Table:
         )
         for row in types
     ]
-    return ("type", "tensors", "weights", "bits/weight", "bytes", "share"), rows, 1
+    return Table(("type", "tensors", "weights", "bits/weight", "bytes", "share"), rows, 1)
 
 
 def _tensors_table(tensors: list[TensorInfo], every: bool) -> Table:
@@ -136,7 +144,7 @@ def _tensors_table(tensors: list[TensorInfo], every: bool) -> Table:
         )
         for (pattern, shape, type_), members in groups.items()
     ]
-    return ("tensor", "shape", "type", "bits/weight", "bytes"), rows, 3
+    return Table(("tensor", "shape", "type", "bits/weight", "bytes"), rows, 3)
 
 
 def _entries_table(entries: Mapping[str, list[float]], every: bool) -> Table:
@@ -153,7 +161,7 @@ def _entries_table(entries: Mapping[str, list[float]], every: bool) -> Table:
         )
         for (pattern, matrices), spans in groups.items()
     ]
-    return ("entry", "matrices", "tokens, least", "most"), rows, 1
+    return Table(("entry", "matrices", "tokens, least", "most"), rows, 1)
 
 
 def _kind_name(value: Value) -> str:
