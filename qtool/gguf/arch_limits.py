@@ -1,0 +1,62 @@
+"""What llama.cpp computes otherwise than a checkpoint asks for: a sentence each, None where it is
+the same. Source: llama.cpp, src/models/."""
+
+from collections.abc import Callable
+
+from qtool.gguf.hf_config import Config, count, head_width, plain_head_width
+
+Limit = Callable[[Config], str | None]
+
+
+def experts_everywhere(config: Config) -> str | None:
+    if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
+        return None
+    return "some blocks have no experts, and it expects experts in each"
+
+
+def known_scale(layers_of_27b: int) -> Limit:
+    """llama.cpp knows the two scales that Gemma has: by head, and by width / heads for 27B."""
+
+    def check(config: Config) -> str | None:
+        given = config.get("query_pre_attn_scalar")
+        large = config.get("num_hidden_layers") == layers_of_27b
+        known = plain_head_width(config) if large else head_width(config)
+        if given is None or given == known:
+            return None
+        return f"query_pre_attn_scalar is {given}, and it takes {known}"
+
+    return check
+
+
+def rope_but_each_fourth(config: Config) -> str | None:
+    given = config.get("no_rope_layers")
+    usual = [int((i + 1) % 4 != 0) for i in range(count(config, "num_hidden_layers"))]
+    if given == usual or (given is None and config.get("no_rope_layer_interval", 4) == 4):
+        return None
+    return "no_rope_layers is not each fourth block, which it takes for granted"
+
+
+def no_softcap(config: Config) -> str | None:
+    given = config.get("attn_logit_softcapping")
+    return None if given is None else f"attn_logit_softcapping is {given}, and it applies none"
+
+
+def plain_heads(config: Config) -> str | None:
+    if head_width(config) == plain_head_width(config):
+        return None
+    return f"head_dim is {config['head_dim']}, and it takes width / heads"
+
+
+def no_window(config: Config) -> str | None:
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return None
+    return (
+        f"attention looks back {config['sliding_window']} tokens, which llama.cpp does not know of "
+        "this architecture: longer texts give other results there"
+    )
+
+
+def no_dynamic_rope(config: Config) -> str | None:
+    if config["rope_parameters"]["full_attention"]["rope_type"] != "dynamic":
+        return None
+    return "llama.cpp does no dynamic rope scaling: texts beyond the trained length suffer"

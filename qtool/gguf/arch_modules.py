@@ -1,0 +1,82 @@
+"""Modules of a checkpoint as the table of architectures lists them."""
+
+from dataclasses import dataclass, replace
+
+from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap
+
+
+@dataclass(frozen=True)
+class Module:
+    """A weight, and a bias if the checkpoint has one; {b} in a name is the number of the block."""
+
+    name: str  # as checkpoints and TensorNameMap call it
+    rows: RowMap | None = None
+    add: int = 0  # to every weight: Gemma's norms multiply by 1 + weight
+    needed: bool = True
+    also: tuple[str, ...] = ()  # other names that checkpoints have for it
+    # The parts that are stacked, {i} is their number, and the setting that counts them.
+    each: tuple[str, str] | None = None
+    # The same in one tensor, as transformers 5 has it in memory, and where the rows lie in it.
+    fused: tuple[str, RowMap | None] | None = None
+
+
+BLOCK = "model.layers.{b}."
+OUTER = (
+    Module("model.embed_tokens"),
+    Module("model.norm"),
+    Module("lm_head", needed=False),
+)
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
+FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+def block(*names: str) -> tuple[Module, ...]:
+    return tuple(Module(BLOCK + name) for name in names)
+
+
+def attention(*, pairs: bool = False) -> tuple[Module, ...]:
+    """pairs: llama.cpp rotates neighbouring elements in this architecture."""
+    return (
+        Module(BLOCK + "self_attn.q_proj", QUERY_PAIRS if pairs else None),
+        Module(BLOCK + "self_attn.k_proj", KEY_PAIRS if pairs else None),
+        *block("self_attn.v_proj", "self_attn.o_proj"),
+    )
+
+
+def experts(prefix: str, gate: str, up: str, down: str) -> tuple[Module, ...]:
+    """One tensor per expert and matrix, or all in two; either way llama.cpp has three."""
+    fused = {
+        gate: (BLOCK + "mlp.experts.gate_up_proj", FIRST_HALF),
+        up: (BLOCK + "mlp.experts.gate_up_proj", SECOND_HALF),
+        down: (BLOCK + "mlp.experts.down_proj", None),
+    }
+    return tuple(
+        Module(
+            f"{BLOCK}{prefix}.{name}",
+            each=(f"{BLOCK}{prefix}.{{i}}.{name}", "num_experts"),
+            fused=fused[name],
+        )
+        for name in (gate, up, down)
+    )
+
+
+def head_norms() -> tuple[Module, ...]:
+    """A norm for each head's queries and keys, stacked; only some StableLM have them."""
+    return tuple(
+        Module(
+            f"{BLOCK}self_attn.{which}_layernorm",
+            needed=False,
+            each=(f"{BLOCK}self_attn.{which}_layernorm.norms.{{i}}", heads),
+        )
+        for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    )
+
+
+def norms_plus_one(modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    return tuple(replace(m, add=1) if m.name.endswith("norm") else m for m in modules)
+
+
+def neox(*names: str) -> tuple[Module, ...]:
+    return tuple(Module("gpt_neox.layers.{b}." + name) for name in names)

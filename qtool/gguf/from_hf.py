@@ -1,0 +1,249 @@
+"""A safetensors checkpoint seen as the GGUF file that convert_hf_to_gguf.py would write of it.
+
+Only headers and JSON files are read to make it; rows of a tensor are read when they are asked for
+(`hf_rows`). Every tensor of the checkpoint is used, or dropped with a reason, or named in an error.
+Matrices keep their dtype; llama.cpp wants vectors, norms and routers in float32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats.gguf_values import Value, string, u32
+from qtool.gguf.arch_modules import Module
+from qtool.gguf.architectures import Architecture, architecture_of
+from qtool.gguf.general import general_metadata
+from qtool.gguf.hf_config import complete, count, head_width
+from qtool.gguf.hf_rows import hf_rows
+from qtool.gguf.rope_tensors import rope_tensors
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf_types import F32
+
+QUANTIZATION_VERSION = 2  # of ggml's block types
+_HEADS = ("lm_head", "embed_out")
+_ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
+# Where the language model lies in a checkpoint that sees images too.
+_INSIDE = ("language_model.", "")
+_VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.")
+_COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+
+
+def hf_source(checkpoint: Checkpoint) -> GgufSource:
+    """What is to be written; refused before any tensor is read where it cannot be done."""
+    where = str(checkpoint.path)
+    architecture = architecture_of(checkpoint.config, where)
+    config = complete(checkpoint.config, architecture.defaults)
+    _refuse(architecture, checkpoint, config)
+    found = _Found(checkpoint, config)
+    tensors = _tensors(architecture, found)
+    dropped = found.dropped + [
+        (found.names[name], _reason(name, architecture, config, where))
+        for name in found.names
+        if name not in found.used
+    ]
+    metadata = _metadata(architecture, checkpoint, config, tensors)
+    warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
+    return GgufSource(checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings)
+
+
+def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    """UnsupportedError where llama.cpp would compute something else than the checkpoint."""
+    where = str(checkpoint.path)
+    if config.get("quantization_config"):
+        raise UnsupportedError(
+            f"{where}: this checkpoint is quantized; convert the one that it was made from"
+        )
+    blocks = count(config, "num_hidden_layers")
+    if blocks > len(checkpoint.tensors):
+        raise SourceError(
+            f"{where}: config.json says {blocks} blocks, and there are only "
+            f"{len(checkpoint.tensors)} tensors"
+        )
+    problems = [text for check in architecture.refuse if (text := check(config)) is not None]
+    known = architecture.activations
+    activation = config.get("hidden_activation") or config.get("hidden_act") or known[0]
+    if activation not in known:
+        problems.append(f"the activation is {activation!r}, and it computes {known[0]}")
+    kind = config["rope_parameters"]["full_attention"]["rope_type"]
+    if kind not in architecture.rope:
+        problems.append(f"it does not know rope scaling of the type {kind!r}")
+    if problems:
+        raise UnsupportedError(
+            f"{where}: llama.cpp's {architecture.name} does not compute what this checkpoint asks "
+            f"for: {'; '.join(problems)}"
+        )
+
+
+@dataclass
+class _Found:
+    """The checkpoint's tensors by the names that a checkpoint of text alone has."""
+
+    checkpoint: Checkpoint
+    config: Mapping[str, Any]
+    names: dict[str, str] = field(default_factory=dict)  # such a name -> the name here
+    used: set[str] = field(default_factory=set)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in self.checkpoint.tensors:
+            plain = name.replace(*_INSIDE)
+            if plain.removeprefix("model.").startswith(_VISION):
+                reason = "sees images: llama.cpp keeps that part in a file of its own"
+                self.dropped.append((name, reason))
+            elif plain in self.names:
+                other = self.names[plain]
+                raise FormatError(f"{self.checkpoint.path}: both {other} and {name} are {plain}")
+            else:
+                self.names[plain] = name
+
+    def tensor(
+        self, module: Module, block: int, gguf_name: str, suffix: str
+    ) -> SourceTensor | None:
+        """The weight or bias of a module in a block, None where the checkpoint has none."""
+
+        def place(name: str, part: int = 0) -> str:
+            return name.replace("{b}", str(block)).replace("{i}", str(part))
+
+        rows = module.rows
+        names = [n for n in (module.name, *module.also) if place(n) + suffix in self.names][:1]
+        parts = [place(name) + suffix for name in names]
+        stacked = not parts and module.each is not None
+        if not parts and module.each is not None:
+            name, counted = module.each
+            if place(name) + suffix in self.names:
+                parts = [place(name, i) + suffix for i in range(self._count(counted))]
+        if not parts and module.fused is not None and suffix == ".weight":
+            stacked = False
+            name, rows = module.fused
+            parts = [n for n in (place(name), place(name) + suffix) if n in self.names][:1]
+        if not parts:
+            return None
+        if missing := [part for part in parts if part not in self.names]:
+            raise FormatError(f"{self.checkpoint.path}: lacks {missing[0]}; fetch it again")
+        self.used.update(parts)
+        infos = [self.checkpoint.tensors[self.names[part]] for part in parts]
+        reader = hf_rows(
+            [(self.checkpoint.file_of(info.name), info) for info in infos],
+            stacked=stacked,
+            float32=suffix != ".weight" or (gguf_name + suffix).endswith(_ALWAYS_FLOAT32),
+            rows=rows,
+            groups=1 if rows is None else count(self.config, rows.groups),
+            add=module.add if suffix == ".weight" else 0,
+        )
+        origin = tuple(info.name for info in infos)
+        return SourceTensor(gguf_name + suffix, reader.shape, reader.type, reader.read, origin)
+
+    def _count(self, setting: str) -> int:
+        number = count(self.config, setting)
+        if number > len(self.names):
+            raise SourceError(
+                f"{self.checkpoint.path}: config.json says {setting} {number}, and there are only "
+                f"{len(self.names)} tensors"
+            )
+        return number
+
+
+def gguf_names(architecture: Architecture, blocks: int) -> dict[tuple[str, int], str]:
+    """(name of a module in the table, block) -> its GGUF name, both without suffix."""
+    from gguf.constants import MODEL_ARCH_NAMES
+    from gguf.tensor_mapping import TensorNameMap
+
+    number = next(n for n, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
+    mapping = TensorNameMap(number, blocks)
+    return {
+        (module.name, block): mapping[module.name.replace("{b}", str(block))]
+        for module in architecture.modules
+        for block in range(blocks if "{b}" in module.name else 1)
+    }
+
+
+def _tensors(architecture: Architecture, found: _Found) -> list[SourceTensor]:
+    """All tensors in the order of the checkpoint, those computed from config.json first."""
+    config, path = found.config, found.checkpoint.path
+    modules = {module.name: module for module in architecture.modules}
+    tied = architecture.drops_head or bool(config.get("tie_word_embeddings"))
+    tensors: list[SourceTensor] = []
+    for (name, block), gguf_name in gguf_names(architecture, config["num_hidden_layers"]).items():
+        module = modules[name]
+        if tied and name in _HEADS:
+            if architecture.needs_head:
+                tensors.append(_head(tensors, gguf_name))
+            continue
+        weight = found.tensor(module, block, gguf_name, ".weight")
+        bias = found.tensor(module, block, gguf_name, ".bias")
+        if weight is None and (bias is not None or module.needed or name in _HEADS):
+            lacking = (module.each or (name,))[0].replace("{b}", str(block)).replace("{i}", "0")
+            raise FormatError(
+                f"{path}: lacks {lacking}.weight, which llama.cpp's {architecture.name} needs; "
+                "fetch it again, or check config.json"
+            )
+        tensors += [tensor for tensor in (weight, bias) if tensor is not None]
+    position = {name: at for at, name in enumerate(found.checkpoint.tensors)}
+    tensors.sort(key=lambda tensor: position[tensor.origin[0]])
+    return [*_computed(config), *tensors]
+
+
+def _head(tensors: list[SourceTensor], gguf_name: str) -> SourceTensor:
+    """The embedding once more, where llama.cpp does not take it for the head by itself."""
+    embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
+    return replace(embedding, name=gguf_name + ".weight")
+
+
+def _computed(config: Mapping[str, Any]) -> list[SourceTensor]:
+    rotated = head_width(config)
+    share = config["rope_parameters"]["full_attention"].get("partial_rotary_factor")
+    if share is not None:
+        rotated = int(rotated * share)
+    return [
+        SourceTensor(name, values.shape, F32, partial(_whole, values))
+        for name, values in rope_tensors(config, rotated).items()
+    ]
+
+
+def _whole(values: NDArray[np.float32], first: int, last: int) -> NDArray[np.uint8]:
+    return values.view(np.uint8).reshape(1, -1)[first:last]
+
+
+def _reason(name: str, architecture: Architecture, config: Mapping[str, Any], where: str) -> str:
+    """Why a tensor that no module of the table uses is dropped; FormatError where it may not be."""
+    if name.endswith(_COMPUTED):
+        return "llama.cpp computes it itself"
+    if name.removesuffix(".weight") in _HEADS:
+        return "the head is the embedding, which is stored once"
+    if name.removeprefix("model.").startswith("mtp."):
+        return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"
+    raise FormatError(
+        f"{where}: llama.cpp's {architecture.name} with {config['num_hidden_layers']} blocks has "
+        f"no place for the tensor {name!r}; config.json belongs to another checkpoint, or "
+        "the table in qtool/gguf/architectures.py lacks a line"
+    )
+
+
+def _metadata(
+    architecture: Architecture,
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    tensors: list[SourceTensor],
+) -> dict[str, Value]:
+    """All keys but general.file_type, which is known once types are chosen."""
+    from qtool.gguf.tokenizers import tokenizer_metadata
+
+    metadata = {"general.architecture": string(architecture.name)}
+    metadata |= general_metadata(checkpoint.folder, tensors)
+    for key in architecture.keys:
+        if (value := key.value(config)) is not None:
+            metadata[f"{architecture.name}.{key.name}"] = value
+    metadata["general.quantization_version"] = u32(QUANTIZATION_VERSION)
+    rows = next(tensor.rows for tensor in tensors if tensor.name == "token_embd.weight")
+    if config.get("vocab_size", rows) != rows:
+        raise SourceError(
+            f"{checkpoint.path}: the embedding has {rows} rows, and config.json says vocab_size "
+            f"{config['vocab_size']!r}"
+        )
+    return metadata | tokenizer_metadata(checkpoint.folder, architecture.name, rows, config)

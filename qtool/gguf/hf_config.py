@@ -1,0 +1,120 @@
+"""config.json with what transformers fills in: defaults, the text part, one form of rope settings.
+
+Checkpoints spell the same thing in several ways (rope_scaling and rope_theta, or rope_parameters;
+num_local_experts or num_experts), and leave out what equals the default of their class. Source: the
+configuration classes of transformers 5.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from qtool.errors import SourceError
+
+Config = Mapping[str, Any]
+WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
+_OLD_NAMES = {
+    "num_experts": ("num_local_experts",),
+    "num_experts_per_tok": ("num_experts_per_token",),
+    "layer_norm_eps": ("norm_eps", "layer_norm_epsilon"),
+}
+_NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")
+# How config.json called what is a part of rope_parameters now.
+_ROPE_NAMES = {
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+}
+
+
+def text_part(raw: Config) -> dict[str, Any]:
+    """The settings of the language model: those in text_config count before those around them."""
+    inner = raw.get("text_config")
+    return {**raw, **inner} if isinstance(inner, Mapping) else dict(raw)
+
+
+def complete(raw: Config, defaults: Config) -> dict[str, Any]:
+    """Settings under their present names, with `defaults` for what is not said at all.
+
+    A default that is a string names the setting that stands in when there is none or null.
+    rope_parameters gets the one form {full_attention: {...}, sliding_attention: {...}}.
+    """
+    config = text_part(raw)
+    for name, older in _OLD_NAMES.items():
+        for old in older:
+            if old in config:
+                config.setdefault(name, config[old])
+    for name, default in defaults.items():
+        if name.startswith("rope_"):
+            continue
+        if isinstance(default, str):
+            if config.get(name) is None:
+                config[name] = _derived(config, default)
+        else:
+            config.setdefault(name, default)
+    config["rope_parameters"] = _rope(config, defaults)
+    return config
+
+
+def _derived(config: Config, name: str) -> Any:
+    return plain_head_width(config) if name == WIDTH_BY_HEADS else count(config, name)
+
+
+def _rope(config: Config, defaults: Config) -> dict[str, dict[str, Any]]:
+    """Rope settings by kind of layer; sliding_attention only where it has its own."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise SourceError(f"config.json: rope_parameters is {given!r}, expected an object")
+    by_kind = {k: v for k, v in given.items() if k.endswith("_attention") and v is not None}
+    if any(not isinstance(v, Mapping) for v in by_kind.values()):
+        raise SourceError("config.json: rope_parameters of a layer type is not an object")
+    full = dict(by_kind.get("full_attention", {} if by_kind else given))
+    found = {"full_attention": _filled(full, config, defaults)}
+    local = by_kind.get("sliding_attention")
+    if local is not None or "rope_local_base_freq" in defaults:
+        own = dict(local or {})
+        base = config.get("rope_local_base_freq", defaults.get("rope_local_base_freq", 10000.0))
+        own.setdefault("rope_theta", base)
+        own.setdefault("rope_type", own.get("type", "default"))
+        found["sliding_attention"] = own
+    return found
+
+
+def _filled(rope: dict[str, Any], config: Config, defaults: Config) -> dict[str, Any]:
+    for name, older in _ROPE_NAMES.items():
+        outside = next((config[old] for old in older if config.get(old) is not None), None)
+        if outside is None:
+            outside = defaults.get("rope_" + name.removeprefix("rope_"))
+        if outside is not None:
+            rope.setdefault(name, outside)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    original = config.get("original_max_position_embeddings")
+    if original is not None and rope["rope_type"] in _NEEDS_ORIGINAL_LENGTH:
+        rope["original_max_position_embeddings"] = original
+    elif rope["rope_type"] in _NEEDS_ORIGINAL_LENGTH:
+        rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return rope
+
+
+def count(config: Config, name: str) -> int:
+    """A setting that counts something, at least one; SourceError for anything else."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+        raise SourceError(f"config.json: {name} is {value!r}, expected a positive whole number")
+    return value
+
+
+def number(config: Config, name: str) -> float:
+    """A setting that is a number; SourceError for anything else."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SourceError(f"config.json: {name} is {value!r}, expected a number")
+    return float(value)
+
+
+def plain_head_width(config: Config) -> int:
+    """The width divided by the heads, which is what most heads are wide."""
+    return count(config, "hidden_size") // count(config, "num_attention_heads")
+
+
+def head_width(config: Config) -> int:
+    """Elements of a head of the attention."""
+    return plain_head_width(config) if config.get("head_dim") is None else count(config, "head_dim")

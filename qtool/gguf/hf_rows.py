@@ -1,0 +1,143 @@
+"""Rows of a GGUF tensor read from the checkpoint's tensors that it is made of.
+
+A range of rows becomes row numbers in the checkpoint, sorted and read in runs, each with one ranged
+read; nothing outside the range is touched, and memory is twice the range at most.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats import safetensors_file as st
+from qtool.formats.safetensors_file import TensorInfo
+from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf_types import BF16, F16, F32, BlockType
+
+TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+
+
+@dataclass(frozen=True)
+class HfRows:
+    """One tensor, or several of one shape and dtype stacked; rows are counted through all."""
+
+    parts: tuple[tuple[Path, TensorInfo], ...]
+    shape: tuple[int, ...]  # of the GGUF tensor
+    type: BlockType  # of the GGUF tensor: the checkpoint's, or F32
+    rows: RowMap | None = None
+    groups: int = 1
+    add: int = 0
+
+    @property
+    def _info(self) -> TensorInfo:
+        return self.parts[0][1]
+
+    @property
+    def _width(self) -> int:
+        """Elements of a row; of a vector that is rearranged, each element is a row."""
+        return 1 if self.rows is not None and len(self.shape) == 1 else self.shape[-1]
+
+    @property
+    def _total(self) -> int:
+        return prod(self.shape) // self._width if self._width else 0
+
+    def read(self, first: int, last: int) -> NDArray[np.uint8]:
+        """GGUF rows first to last -> uint8 [last - first, bytes of a row]."""
+        if self._width != self.shape[-1]:
+            raw = self._raw(0, self._total) if last > first else np.empty((0, 1), np.uint8)
+        else:
+            raw = self._raw(first, last)
+        if TYPES[self._info.dtype] != self.type or self.add:
+            raw = self._as_float32(raw)
+        return raw.reshape(last - first, self.type.row_bytes(self.shape[-1]))
+
+    def _as_float32(self, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        shape = (raw.size // st.DTYPE_BYTES[self._info.dtype],)
+        flat = raw.reshape(-1)
+        if self.add and self._info.dtype == "F16":
+            # convert_hf_to_gguf.py adds in the checkpoint's precision; bfloat16 it widens first.
+            values = (flat.view(np.float16) + np.float16(self.add)).astype(np.float32)
+        else:
+            values = st.to_float32(flat, self._info.dtype, shape) + np.float32(self.add)
+        return values.view(np.uint8)
+
+    def _raw(self, first: int, last: int) -> NDArray[np.uint8]:
+        wanted = np.arange(first, last, dtype=np.int64)
+        if self.rows is not None:
+            wanted = self.rows.forward(wanted, self.groups, self._total)
+        elif len(self.parts) == 1:
+            return self._run(0, first, last)
+        order = np.argsort(wanted, kind="stable")
+        there = np.concatenate([*self._runs(wanted[order])]) if len(order) else self._run(0, 0, 0)
+        found = np.empty_like(there)
+        found[order] = there
+        return found
+
+    def _runs(self, rows: Rows) -> list[NDArray[np.uint8]]:
+        """Sorted row numbers, read in as few reads as they lie in runs of neighbours."""
+        each = prod(self._info.shape) // self._width
+        breaks = (np.diff(rows) != 1) | (rows[1:] % each == 0)
+        ends = [*(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+        starts = [0, *ends[:-1]]
+        return [
+            self._run(int(rows[a]) // each, int(rows[a]) % each, int(rows[a]) % each + b - a)
+            for a, b in zip(starts, ends, strict=True)
+        ]
+
+    def _run(self, part: int, first: int, last: int) -> NDArray[np.uint8]:
+        file, info = self.parts[part]
+        size = self._width * st.DTYPE_BYTES[info.dtype]
+        start = info.start + first * size
+        part_of = TensorInfo(
+            info.name, info.dtype, info.shape, start, start + (last - first) * size
+        )
+        return st.read_range(file, part_of).reshape(last - first, size)
+
+
+def hf_rows(
+    parts: Sequence[tuple[Path, TensorInfo]],
+    *,
+    stacked: bool,
+    float32: bool,
+    rows: RowMap | None,
+    groups: int,
+    add: int,
+) -> HfRows:
+    """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
+    first = parts[0][1]
+    for _, info in parts:
+        if info.dtype not in TYPES:
+            raise UnsupportedError(
+                f"{info.name} is {info.dtype}; GGUF is written from float32, float16 and bfloat16"
+            )
+        if (info.dtype, info.shape) != (first.dtype, first.shape):
+            raise FormatError(
+                f"{info.name} is {info.dtype} {list(info.shape)}, and {first.name}, with which it "
+                f"is stacked, {first.dtype} {list(first.shape)}"
+            )
+        if not info.shape or 0 in info.shape:
+            raise FormatError(f"{info.name} has the shape {list(info.shape)} and holds no rows")
+    shape = (len(parts), *first.shape) if stacked else first.shape
+    if rows is not None:
+        shape = _rearranged(first, shape, rows, groups)
+    type_ = F32 if float32 or len(shape) == 1 else TYPES[first.dtype]
+    return HfRows(tuple(parts), shape, type_, rows, groups, add)
+
+
+def _rearranged(
+    info: TensorInfo, shape: tuple[int, ...], rows: RowMap, groups: int
+) -> tuple[int, ...]:
+    """The shape in the GGUF file; FormatError unless the rows fall into whole groups."""
+    total = shape[0] if len(shape) == 1 else prod(shape[:-1])
+    unit = groups * rows.unit * rows.share
+    if total % unit or (rows.share > 1 and (len(shape) != 3 or shape[0] != groups)):
+        raise FormatError(
+            f"{info.name} has the shape {list(shape)}, and its rows should fall into {groups} "
+            f"({rows.groups}) times a multiple of {rows.unit * rows.share}; config.json belongs to "
+            "another checkpoint"
+        )
+    return shape if rows.share == 1 else (shape[0], shape[1] // rows.share, shape[2])
