@@ -91,9 +91,7 @@ def lay_out(metadata: Mapping[str, Value], tensors: Sequence[TensorSpec]) -> Lay
         extents = tuple(reversed(tensor.shape))
         parts.append(_string(tensor.name))
         parts.append(
-            struct.pack(
-                f"<I{len(extents)}QIQ", len(extents), *extents, tensor.type.number, offset
-            )
+            struct.pack(f"<I{len(extents)}QIQ", len(extents), *extents, tensor.type.number, offset)
         )
         offset = _aligned(offset + tensor.nbytes, alignment)
     header = b"".join(parts)
@@ -107,8 +105,8 @@ def _alignment(metadata: Mapping[str, Value]) -> int:
     if value is None:
         return DEFAULT_ALIGNMENT
     number = value.value
-    if value.kind is not Kind.UINT32 or number < 8 or number & (number - 1):
-        raise FormatError(f"general.alignment is {number!r}; expected a power of two from 8 on")
+    if value.kind is not Kind.UINT32 or number < 1 or number & (number - 1):
+        raise FormatError(f"general.alignment is {number!r}; expected a power of two")
     return int(number)
 
 

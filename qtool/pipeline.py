@@ -5,17 +5,15 @@ plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool import methods, modelcard, provenance
 from qtool.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
 from qtool.methods import rtn
 from qtool.outcome import Outcome
 from qtool.plan import Plan, make_plan
@@ -27,25 +25,6 @@ from qtool.sink import Sink, check_values
 from qtool.staging import check_out, staged
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verify import verify
-
-
-def check_device(device: str) -> None:
-    """UnsupportedError where the work cannot be done on `device`."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
-    if device == "cuda":
-        raise UnsupportedError(
-            "--device cuda: this version quantizes on the CPU only; use --device auto"
-        )
-
-
-def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
-    """UnsupportedError where options ask for another calibration than statistics already had."""
-    if stats is not None and given:
-        raise UnsupportedError(
-            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change "
-            "nothing: leave them out, or give them to `qtool calibrate`"
-        )
 
 
 def run(request: Request, progress: Progress) -> Summary:

@@ -1,8 +1,10 @@
 """What `qtool quantize` was asked for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qtool.errors import UnsupportedError
 from qtool.recipe import Recipe
 
 
@@ -30,3 +32,22 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
         return out
     name = Path(model).name or Path(model).resolve().name
     return Path(f"{name.removesuffix('.safetensors')}-{recipe.name}")
+
+
+def check_device(device: str) -> None:
+    """UnsupportedError where the work cannot be done on `device`."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
+    if device == "cuda":
+        raise UnsupportedError(
+            "--device cuda: this version quantizes on the CPU only; use --device auto"
+        )
+
+
+def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
+    """UnsupportedError where options ask for another calibration than statistics already had."""
+    if stats is not None and given:
+        raise UnsupportedError(
+            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change "
+            "nothing: leave them out, or give them to `qtool calibrate`"
+        )

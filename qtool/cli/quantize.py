@@ -1,17 +1,25 @@
 """`qtool quantize`: one model, one recipe, one artifact."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe import Recipe
+
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="a folder, a hub id, or an alias such as `tiny`")],
+    model: Annotated[
+        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+    ],
     recipe: Annotated[str, typer.Option(help="a shipped recipe's name, or a YAML file")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="folder to make; by default MODEL-RECIPE")
+        Path | None,
+        typer.Option("-o", "--out", help="to make; by default MODEL-RECIPE or MODEL-RECIPE.gguf"),
     ] = None,
     calibration: Annotated[
         str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
@@ -27,47 +35,84 @@ def quantize(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="such as 500MB; by default 5GB")
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(help="importance matrix for GGUF, of qtool or llama-imatrix")
+    ] = None,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Quantize MODEL as RECIPE says into a folder that engines load."""
+    """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
     from qtool.allocator import share_heap
-    from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.pipeline import check_device, check_stats_options, run
     from qtool.progress import Progress
-    from qtool.recipe import calibration_sets, load
-    from qtool.request import Request, artifact_path
-    from qtool.staging import check_out
+    from qtool.recipe import Recipe, calibration_sets, load
+    from qtool.request import check_device
 
     share_heap()
     check_device(device)
     fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
     given = [f"--{name}" for name, value in fixed.items() if value is not None]
     given += [f"--set {item}" for item in set_ or () if item.startswith("calibration.")]
-    check_stats_options(stats, given)
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)
     progress = Progress(quiet=json_)
     loaded = load(recipe, sets)
-    # Before a download that may take hours.
-    max_shard_bytes = parse_size(max_shard_size)
-    check_out(artifact_path(model, loaded, out))
-    with progress.stage("download"):
-        source = resolve(model)
-    request = Request(
-        model=model,
-        source=source,
-        recipe=loaded,
-        out=out,
-        stats=stats,
-        threads=threads or default_threads(),
-        max_shard_bytes=max_shard_bytes,
-    )
-    summary = run(request, progress)
+    count = threads or default_threads()
+    # Everything is checked before a download that may take hours.
+    if isinstance(loaded, Recipe):
+        from qtool.formats.safetensors_file import parse_size
+        from qtool.pipeline import run
+        from qtool.request import Request, artifact_path, check_stats_options
+        from qtool.staging import check_out
+
+        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
+        check_stats_options(stats, given)
+        max_shard_bytes = parse_size(max_shard_size or "5GB")
+        check_out(artifact_path(model, loaded, out))
+        with progress.stage("download"):
+            source = resolve(model)
+        summary = run(Request(model, source, loaded, out, stats, count, max_shard_bytes), progress)
+    else:
+        from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+        from qtool.staging import check_out_file
+
+        refuse(
+            loaded,
+            "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
+            {"--stats": stats},
+        )
+        refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
+        if imatrix is not None:
+            refuse(loaded, f"takes importance from {imatrix}", dict.fromkeys(given, True))
+        elif not loaded.importance:
+            refuse(
+                loaded, "measures nothing without `importance: true`", dict.fromkeys(given, True)
+            )
+        check_out_file(artifact_path(model, loaded, out))
+        with progress.stage("download"):
+            source = resolve(model)
+        summary = run_gguf(
+            GgufRequest(model, source, loaded, out, count, imatrix, requantize), progress
+        )
     if json_:
         typer.echo(json.dumps(summary.json()))
         return
     progress.say_stages()
     for line in summary.lines():
         typer.echo(line)
+
+
+def refuse(recipe: "Recipe | GgufRecipe", why: str, options: Mapping[str, object]) -> None:
+    """UnsupportedError where options are given that change nothing with this recipe."""
+    from qtool.errors import UnsupportedError
+
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UnsupportedError(
+            f"{', '.join(given)} would change nothing: recipe {recipe.name} {why}; leave it out"
+        )

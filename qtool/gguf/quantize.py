@@ -1,0 +1,208 @@
+"""`qtool quantize` into GGUF, from a request to a finished file.
+
+open -> plan -> (measure importance) -> stage a file -> piece by piece: read, encode, write
+     -> read back and compare -> final name
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import UnsupportedError
+from qtool.formats.gguf_values import string
+from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
+from qtool.gguf.imatrix import Importance, read_importance
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.pieces import Done, Encoder, cut
+from qtool.gguf.plan import GgufPlan, PlannedTensor, make_gguf_plan
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import GgufSource
+from qtool.gguf.verify import verify
+from qtool.gguf.workers import in_order
+from qtool.gguf_types import BY_NAME
+from qtool.hub import public_name
+from qtool.native.sums import checksum
+from qtool.progress import Progress
+from qtool.staging import check_out_file, staged_file
+from qtool.summary import LayerReport, Summary, peak_rss_bytes
+
+CHECKSUM_KEY = "qtool.source_checksum"
+_UNKNOWN = "0" * 16
+
+
+@dataclass(frozen=True)
+class GgufRequest:
+    """What the user asked for; `model` is as typed, `source` is what it was resolved to."""
+
+    model: str
+    source: Path
+    recipe: GgufRecipe
+    out: Path | None
+    threads: int
+    imatrix: Path | None = None
+    requantize: bool = False  # tensors of a quantized type may be encoded anew
+
+    @property
+    def artifact(self) -> Path:
+        """Where the file goes."""
+        return artifact_path(self.model, self.recipe, self.out)
+
+
+def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
+    """OUT, or MODEL-RECIPE.gguf in the working folder."""
+    if out is not None:
+        return out
+    name = Path(model).name or Path(model).resolve().name
+    name = name.removesuffix(".safetensors").removesuffix(".gguf")
+    return Path(f"{name}-{recipe.name}.gguf")
+
+
+def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
+    """Make the file; nothing is left under its name unless all of it succeeds."""
+    out = request.artifact
+    check_out_file(out)
+    source = open_source(request.source)
+    origin = public_name(request.model)
+    importance = None if request.imatrix is None else read_importance(request.imatrix)
+    plan = make_gguf_plan(
+        request.recipe, source, importance, requantize=request.requantize, origin=origin
+    )
+    notes: list[str] = []
+    if importance is not None and request.recipe.importance:
+        notes.append(f"importance is that of {request.imatrix}; none was measured")
+    warnings = list(plan.warnings)
+    for warning in warnings:
+        progress.say(f"warning: {warning}")
+    if importance is None and request.recipe.importance and any(t.importance for t in plan.tensors):
+        importance = _measure(request, source, progress)
+        plan = make_gguf_plan(
+            request.recipe, source, importance, requantize=request.requantize, origin=origin
+        )
+    if importance is not None:
+        notes += importance.notes()
+    plan = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(_UNKNOWN)})
+    specs = [TensorSpec(tensor.name, tensor.shape, tensor.type) for tensor in plan.tensors]
+    layout = lay_out(plan.metadata, specs)
+    with staged_file(out, layout.size) as (path, descriptor):
+        writer = GgufWriter(descriptor, layout)
+        with progress.stage("quantize"):
+            done = _encode(plan, importance, writer, request.threads, progress)
+        with progress.stage("verify"):
+            digest = source_checksum(plan, done)
+            writer.text(CHECKSUM_KEY, digest)
+            writer.finish()
+            written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
+            verify(path, written, layout, done, request.threads, range)
+    seconds = {**progress.seconds, "total": progress.total()}
+    return Summary(
+        artifact=str(out),
+        format="gguf",
+        recipe=request.recipe.name,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+        peak_rss_bytes=peak_rss_bytes(),
+        size_bytes=layout.size,
+        bits_per_weight=plan.bits_per_weight,
+        unquantized_share=_dense_share(plan),
+        tensors=_counts(plan),
+        layers=_reports(plan, done),
+        warnings=warnings,
+        notes=notes,
+    )
+
+
+def _measure(request: GgufRequest, source: GgufSource, progress: Progress) -> Importance:
+    """Importance from a forward pass, which only a checkpoint has the model for."""
+    if is_gguf(request.source):
+        raise UnsupportedError(
+            f"recipe {request.recipe.name}: importance is measured on a Hugging Face checkpoint, "
+            f"and {request.source} is GGUF; give a file with --imatrix, or --set importance=false"
+        )
+    from qtool.checkpoint import Checkpoint
+    from qtool.measure import measure_importance
+
+    settings = request.recipe.calibration
+    checkpoint = Checkpoint.open(request.source)
+    return measure_importance(checkpoint, source, settings, request.threads, progress)
+
+
+def _encode(
+    plan: GgufPlan,
+    importance: Importance | None,
+    writer: GgufWriter,
+    threads: int,
+    progress: Progress,
+) -> list[Done]:
+    """Every piece of every tensor, read, encoded and written."""
+    pieces = list(cut(plan.tensors))
+    factors = [_factors(tensor, importance) for tensor in plan.tensors]
+
+    def worker() -> Callable[[int], Done]:
+        encoder = Encoder(plan.tensors, factors, writer)
+        return lambda number: encoder.piece(pieces[number])
+
+    def steps(count: int) -> Iterable[int]:
+        return progress.blocks(count, "step")
+
+    return in_order(len(pieces), threads, worker, steps)
+
+
+def _factors(tensor: PlannedTensor, importance: Importance | None) -> NDArray[np.float32] | None:
+    """[matrices, in] where the tensor is encoded with importance."""
+    if importance is None or not tensor.importance:
+        return None
+    matrices = prod(tensor.source.shape[:-2])
+    found = importance.entries[tensor.name].reshape(matrices, tensor.source.in_features)
+    return np.ascontiguousarray(found, np.float32)
+
+
+def source_checksum(plan: GgufPlan, done: Sequence[Done]) -> str:
+    """16 hexadecimal digits that tell sources of other weights apart; not cryptographic.
+
+    The checksum of every tensor's name, type, shape and pieces' checksums, in the order of
+    writing: the same for a checkpoint and for the GGUF file with the same weights.
+    """
+    parts: list[bytes] = []
+    last = -1
+    for one in done:
+        if one.piece.tensor != last:
+            last = one.piece.tensor
+            tensor = plan.tensors[last]
+            shape = ",".join(map(str, tensor.shape))
+            parts.append(f"{tensor.name}\0{tensor.source.type.name}\0{shape}\0".encode())
+        parts.append(one.source_checksum.to_bytes(8, "little"))
+    return f"{checksum(np.frombuffer(b''.join(parts), np.uint8)):016x}"
+
+
+def _reports(plan: GgufPlan, done: Sequence[Done]) -> list[LayerReport]:
+    """The relative error of every tensor that was encoded, in the order of the file."""
+    sums: dict[int, tuple[list[float], list[float]]] = {}
+    for one in done:
+        size, lost = sums.setdefault(one.piece.tensor, ([], []))
+        size.append(one.size)
+        lost.append(one.lost)
+    found = []
+    for number, (sizes, losses) in sums.items():
+        tensor = plan.tensors[number]
+        if not tensor.copied:
+            size, lost = math.fsum(sizes), math.fsum(losses)
+            error = math.sqrt(lost / size) if size else 0.0
+            found.append(LayerReport(tensor.name, tensor.type.name, error))
+    return found
+
+
+def _dense_share(plan: GgufPlan) -> float:
+    """Of the weights, those stored as plain numbers."""
+    total = sum(tensor.parameters for tensor in plan.tensors)
+    dense = sum(t.parameters for t in plan.tensors if t.type.name not in BY_NAME)
+    return dense / total if total else 0.0
+
+
+def _counts(plan: GgufPlan) -> dict[str, int]:
+    quantized = sum(tensor.type.name in BY_NAME for tensor in plan.tensors)
+    dense = len(plan.tensors) - quantized
+    return {"quantized": quantized, "dense": dense, "dropped": len(plan.dropped)}
