@@ -23,6 +23,7 @@ from qtool.gguf.hf_config import complete, count, head_width
 from qtool.gguf.hf_rows import hf_rows
 from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
 
 QUANTIZATION_VERSION = 2  # of ggml's block types
@@ -232,8 +233,6 @@ def _metadata(
     tensors: list[SourceTensor],
 ) -> dict[str, Value]:
     """All keys but general.file_type, which is known once types are chosen."""
-    from qtool.gguf.tokenizers import tokenizer_metadata
-
     metadata = {"general.architecture": string(architecture.name)}
     metadata |= general_metadata(checkpoint.folder, tensors)
     for key in architecture.keys:
