@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
+from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
 from qtool.cli.convert import convert
 from qtool.cli.inspect import inspect
@@ -51,7 +52,7 @@ def _options(
     pass
 
 
-for _command in (quantize, calibrate, plan, inspect, convert, recipes):
+for _command in (quantize, calibrate, plan, inspect, convert, recipes, bench):
     app.command()(_command)
 
 

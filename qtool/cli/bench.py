@@ -1,0 +1,69 @@
+"""`qtool bench`: every kernel on every instruction set of this machine."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qtool.bench import Report
+
+
+def bench(
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="threads of each kernel")] = 1,
+    kernels: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="only kernels with this in their names; * and ? work"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="the best instruction set alone, and shorter runs")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+) -> None:
+    """Time the kernels: million weights a second, and the fraction of what memory allows."""
+    from qtool import native
+    from qtool.bench import QUICK, Settings, cases_named
+    from qtool.bench import bench as run
+    from qtool.errors import UnsupportedError
+
+    if device != "cpu":
+        raise UnsupportedError(
+            f"bench times the CPU kernels only, not {device!r}; leave --device out"
+        )
+    settings = dataclasses.replace(QUICK if quick else Settings(), threads=threads)
+    cases = cases_named(kernels)
+    isas = native.available()
+    report = run(cases, settings, isas[-1:] if quick else isas)
+    if json_:
+        typer.echo(json.dumps(report.json()))
+    else:
+        _print(report)
+
+
+def _print(report: "Report") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel")
+    table.add_column("writes")
+    for title in (*report.isas, "memory allows"):
+        table.add_column(title, justify="right")
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for result in report.results:
+        row = rows.setdefault((result.kernel, result.dtype), {})
+        row[result.isa] = f"{result.mweights_per_s:.4g}  {result.fraction:4.0%}"
+        row.setdefault("memory", f"{result.plain_mweights_per_s:.4g}")
+    for (kernel, dtype), row in rows.items():
+        table.add_row(kernel, dtype, *(row.get(isa, "") for isa in report.isas), row["memory"])
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
+    console.print(
+        f"million weights a second, {report.threads} thread(s), medians; % of a plain loop that "
+        "reads and writes as much"
+    )
