@@ -1,0 +1,103 @@
+"""Every GGUF recipe against llama-quantize: order, types, offsets, bytes, and metadata.
+
+QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools (see llama_quantize.py); two real models
+(hidden 768, where all types divide, and 576, where most do not) and made-up ones without and with
+experts, each without and with importance. The models come from `models` (conftest.py); the first
+run takes llama-quantize an hour on two cores, of which QTOOL_ORACLE_CACHE spares the next ones.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import gguf_files
+import pytest
+from oracle import llama_quantize
+
+from qtool.gguf.imatrix import write_importance
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe import load, shipped
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.skipif(
+        llama_quantize.tools() is None, reason="QTOOL_ORACLE_LLAMA names no folder of llama.cpp"
+    ),
+]
+
+RECIPES = [name for name in shipped() if isinstance(load(name), GgufRecipe)]
+MADE_UP = {"dense": 0, "experts": 8}
+Pair = tuple[Path, Path]  # a model and its importance
+
+
+@pytest.fixture(scope="session")
+def sources(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], Pair]:
+    """sources(name) -> an f16 GGUF model and an importance matrix for it."""
+    folder = tmp_path_factory.mktemp("sources")
+
+    @cache
+    def make(name: str) -> Pair:
+        path = folder / f"{name}-f16.gguf"
+        if name in MADE_UP:
+            gguf_files.model(path, experts=MADE_UP[name])
+            factors = folder / f"{name}-imatrix.gguf"
+            write_importance(factors, gguf_files.importance(path))
+            return path, factors
+        checkpoint = request.getfixturevalue("models") / name
+        ready = checkpoint.parent / "gguf" / path.name
+        if not ready.exists():
+            quantize(checkpoint, "f16", path)
+            ready = path
+        from pydoc_data.topics import topics
+
+        text = folder / "text.txt"
+        text.write_text("\n".join(topics.values()), encoding="utf-8")
+        return ready, llama_quantize.imatrix(ready, text, folder)
+
+    return make
+
+
+def quantize(source: Path, recipe: str, out: Path, *more: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "qtool", "quantize", source, "--recipe", recipe, "-o", out]
+    return subprocess.run([*map(str, command), *map(str, more)], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("factors", ["plain", "importance"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", [*MADE_UP, "smollm2-768", "smollm2"])
+def test_same_file(
+    name: str, recipe: str, factors: str, sources: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    source, imatrix = sources(name)
+    chosen = imatrix if factors == "importance" else None
+    out = tmp_path / "ours.gguf"
+    said = quantize(source, recipe, out, *(["--imatrix", chosen] if chosen else []))
+    theirs = llama_quantize.quantized(source, recipe, chosen, tmp_path)
+    if theirs is None:
+        assert chosen is None and said.returncode == 1 and "importance" in said.stderr
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert said.returncode == 0, said.stderr
+    ours = llama_quantize.described(out)
+    differ = [
+        (mine, other)
+        for mine, other in zip(ours.tensors, theirs.tensors, strict=True)
+        if mine != other
+    ]
+    assert not differ, f"{len(differ)} of {len(theirs.tensors)} tensors: {differ[:2]}"
+    assert ours.padding == theirs.padding
+    check_metadata(ours.metadata, theirs.metadata)
+
+
+def check_metadata(ours: dict[str, list[object]], theirs: dict[str, list[object]]) -> None:
+    """llama.cpp's keys in its order, with its values, then ours."""
+    file = "quantize.imatrix.file"
+    if file in theirs:  # a path of the host is none of a file's business
+        theirs[file][1] = Path(str(theirs[file][1])).name
+    count = len(theirs)
+    assert list(ours.items())[:count] == list(theirs.items())
+    assert all(key.startswith("qtool.") for key in list(ours)[count:])
