@@ -8,7 +8,7 @@
 
 Offsets count from the start of `data` and are multiples of the alignment; ne[0] is the length of
 a row. Nothing read here is believed before it was checked against the size of the file, and the
-limits below bound the time and the memory that a file can cost: 50 MB of header are read at most,
+limits below bound the time and the memory that a file can cost: 32 MB of header are read at most,
 of which only keys, names and single strings become objects. Strings are UTF-8; bytes that are not
 come through `surrogateescape` unchanged. An array of arrays, allowed by the specification, is
 refused as llama.cpp does.
@@ -29,15 +29,16 @@ from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_values import STRUCT, Kind, Value
 from qtool.gguf_types import TENSOR_TYPES, BlockType
 
-MAX_HEADER_BYTES = 50_000_000  # a vocabulary of 262,144 tokens with its merges takes 16 MB
+MAX_HEADER_BYTES = 32_000_000  # a vocabulary of 262,144 tokens with its merges takes 16 MB
 MAX_STRING_BYTES = 4_000_000  # all keys, names and single strings together
-MAX_ARRAY_STRINGS = 3_000_000  # all arrays together
-MAX_KEYS = 16_384
-MAX_TENSORS = 32_768
+MAX_ARRAY_STRINGS = 2_000_000  # all arrays together; such a vocabulary has 780,000
+MAX_KEYS = 4_096
+MAX_TENSORS = 16_384
 MAX_KEY_LENGTH = 65_535  # of the specification
 MAX_NAME_LENGTH = 1_024  # ggml's own is 63, some programs built on it allow more
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 65_536  # whoever writes the model again pads every tensor to it
 
 _OLD_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
 # Numbers that once were types of ggml, and what to say of them.
@@ -145,11 +146,12 @@ class _Cursor:
         if self.position + length > self.size:
             self.take(length, what)
         self.strings += length
-        if length > limit or self.strings > MAX_STRING_BYTES:
-            most = min(limit, MAX_STRING_BYTES)
+        if length > limit:
+            raise self.error(f"{what} is {length} bytes long; at most {limit} are read")
+        if self.strings > MAX_STRING_BYTES:
             raise self.error(
-                f"{what} is {length} bytes long; at most {most} are read, "
-                f"and {MAX_STRING_BYTES} of all strings together"
+                f"{what} makes {self.strings} bytes of keys, names and texts; at most "
+                f"{MAX_STRING_BYTES} are read"
             )
         begin = self.take(length, what)
         return bytes(self.data[begin : begin + length])
@@ -207,7 +209,7 @@ def _parse(cursor: _Cursor, path: Path) -> Header:
         if count * least > cursor.size or count > limit:
             raise cursor.error(
                 f"{count} {what} in a file of {cursor.size} bytes; at most {limit} are read, "
-                "so the file is damaged or no model"
+                "so the file is truncated, damaged or no model"
             )
     metadata: dict[str, Value] = {}
     for number in range(key_count):
@@ -322,6 +324,8 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
     alignment = int(value.value)
     if alignment == 0 or alignment & (alignment - 1):
         raise cursor.error(f"general.alignment is {alignment}, expected a power of two")
+    if alignment > MAX_ALIGNMENT:
+        raise cursor.error(f"general.alignment is {alignment}, expected at most {MAX_ALIGNMENT}")
     return alignment
 
 
