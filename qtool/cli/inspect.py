@@ -125,7 +125,9 @@ def _print_plain(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
     """Columns of spaces, for pipes; needs no imports."""
     for label, value in summary:
         typer.echo(f"{label}: {value}")
-    for one in tables:
+    for number, one in enumerate(tables):
+        if number:
+            typer.echo()
         rows = [one.titles, *one.rows]
         widths = [max(len(row[column]) for row in rows) for column in range(len(one.titles))]
         for row in rows:
