@@ -4,6 +4,7 @@ A file stores each value with its kind, and llama.cpp refuses a key of another k
 asks for; so a value here always carries its own. Source: the GGUF specification, ggml docs/gguf.md.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,7 +55,8 @@ def i32(value: int) -> Value:
 
 
 def f32(value: float) -> Value:
-    return Value(Kind.FLOAT32, value)
+    """Rounded to what a file holds, so that a value read back equals the one written."""
+    return Value(Kind.FLOAT32, struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def boolean(value: bool) -> Value:
