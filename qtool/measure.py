@@ -1,23 +1,34 @@
-"""`qtool calibrate`: statistics of the unquantized model in a file that serves many recipes."""
+"""`qtool calibrate`: statistics of the unquantized model in a file that serves many recipes.
+
+And llama.cpp's importance matrix, which is made of the sums of squares among them.
+"""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qtool.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, SourceError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.gguf.imatrix import Importance, write_importance
+from qtool.gguf.importance import Gathered, begin_with_bos, first_token
+from qtool.gguf.source import GgufSource
 from qtool.progress import Progress
 from qtool.recipe import Calibration as Settings
-from qtool.sites import Tracer
-from qtool.stats import StatsFile, StatsWriter, collect
+from qtool.sites import Site, Tracer
+from qtool.stats import SiteStats, StatsFile, StatsWriter, collect
 from qtool.stream import Skeleton, Workers
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 _PROBE_TOKENS = 64
+_NO_BOS = (
+    "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
+    "with; --imatrix alone has it"
+)
 
 
 @dataclass(frozen=True)
@@ -27,48 +38,126 @@ class Measured:
     sites: int
     tokens: int
     unseen: tuple[str, ...]  # experts that no token was routed to
+    importance: Importance | None = None
+    notes: tuple[str, ...] = ()  # on the importance
+
+
+@dataclass(frozen=True)
+class ImportanceFile:
+    """An importance matrix to write, and the tensors as llama.cpp names them."""
+
+    path: Path
+    source: GgufSource
+
+
+def open_original(path: Path) -> Checkpoint:
+    """A checkpoint that can be run; UnsupportedError where it is a GGUF file."""
+    held = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+    if (path.suffix == ".gguf" and path.is_file()) or held:
+        raise UnsupportedError(
+            f"{path}: GGUF; activations are measured with transformers, on the Hugging Face "
+            "checkpoint that the file was made of: `qtool calibrate CHECKPOINT --imatrix "
+            "OUT.gguf`, which serves the GGUF file too"
+        )
+    return Checkpoint.open(path)
+
+
+def check_absent(*paths: Path | None) -> None:
+    """SourceError where a file to be written is there already."""
+    for path in paths:
+        if path is not None and path.exists():
+            raise SourceError(f"{path}: exists; remove it or choose another name")
 
 
 def calibrate(
     checkpoint: Checkpoint,
-    out: Path,
+    out: Path | None,
     settings: Settings,
     needs: frozenset[str],
     threads: int,
     progress: Progress,
+    imatrix: ImportanceFile | None = None,
 ) -> Measured:
-    """Stream the original model once and write `needs` of every input of every block."""
-    if out.exists():
-        raise SourceError(f"{out}: exists; remove it or choose another -o")
-    with progress.stage("calibrate"), Workers(threads) as workers:
+    """Stream the original model once and write `needs` of every input of every block to `out`.
+
+    imatrix: an importance matrix made in the same pass. Without `out` its tokens are those of
+    measure_importance; with it they are the same as ever, so that the statistics are, too.
+    """
+    check_absent(out, imatrix.path if imatrix is not None else None)
+    with progress.stage("calibrate"), ExitStack() as stack:
         calibration = calibration_tokens(settings, checkpoint.folder)
+        if imatrix is not None and out is None:
+            calibration = begin_with_bos(calibration, imatrix.source)
         skeleton = Skeleton.open(checkpoint)
-        stream = skeleton.embed(calibration.tokens)
-        tokens = stream.tokens
-        metadata = {
-            "model_digest": checkpoint.digest(),
-            "calibration": json.dumps(calibration.record()),
-        }
-        sites = 0
+        writer = None
+        if out is not None:
+            metadata = {
+                "model_digest": checkpoint.digest(),
+                "calibration": json.dumps(calibration.record()),
+            }
+            tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
+            writer = stack.enter_context(StatsWriter(out, metadata, tensors))
+        gathered = Gathered()
         unseen: list[str] = []
+        wanted = needs | {"square"} if imatrix is not None else needs
+        sites = 0
+        for site, stats in _measured(skeleton, calibration, wanted, threads, progress):
+            sites += 1
+            if writer is not None:
+                writer.add(site, stats if "square" in needs else replace(stats, square=None))
+            if imatrix is not None:
+                gathered.add(site.names, stats.square, site.in_features, stats.count)
+            if not stats.count:
+                unseen.append(site.id)
+        importance = None
+        notes: list[str] = []
+        if imatrix is not None:
+            importance = gathered.importance(imatrix.source, calibration)
+            write_importance(imatrix.path, importance)
+            notes = importance.notes()
+            if out is not None and first_token(imatrix.source) is not None:
+                notes.append(_NO_BOS)
+    return Measured(sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes))
+
+
+def measure_importance(
+    checkpoint: Checkpoint,
+    source: GgufSource,
+    settings: Settings,
+    threads: int,
+    progress: Progress,
+) -> Importance:
+    """The importance matrix of the unquantized model, by the names that `source` has for it."""
+    with progress.stage("calibrate"):
+        calibration = calibration_tokens(settings, checkpoint.folder)
+        calibration = begin_with_bos(calibration, source)
+        gathered = Gathered()
+        needs = frozenset({"square"})
+        for site, stats in _measured(
+            Skeleton.open(checkpoint), calibration, needs, threads, progress
+        ):
+            gathered.add(site.names, stats.square, site.in_features, stats.count)
+        return gathered.importance(source, calibration)
+
+
+def _measured(
+    skeleton: Skeleton,
+    calibration: Calibration,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of every block with its statistics, block after block."""
+    with Workers(threads) as workers:
+        stream = skeleton.embed(calibration.tokens)
         tracer = Tracer()
-        with StatsWriter(out, metadata, sum(map(len, _tensors(skeleton)))) as writer:
-            for index in progress.blocks(skeleton.count):
-                block = skeleton.block(index)
-                found = tracer.sites(block, stream)
-                measured = collect(block, stream, found.sites, needs, workers)
-                for site in found.sites:
-                    writer.add(site, measured[site.id])
-                    if not measured[site.id].count:
-                        unseen.append(site.id)
-                sites += len(found.sites)
-                if index + 1 < skeleton.count:
-                    skeleton.advance(block, stream, workers)
-    return Measured(sites, tokens, tuple(unseen))
-
-
-def _tensors(skeleton: Skeleton) -> Sequence[tuple[str, ...]]:
-    return [skeleton.block_tensors(index) for index in range(skeleton.count)]
+        for index in progress.blocks(skeleton.count):
+            block = skeleton.block(index)
+            found = tracer.sites(block, stream)
+            more = index + 1 < skeleton.count
+            stats = collect(block, stream, found.sites, needs, workers, advance=more)
+            for site in found.sites:
+                yield site, stats.pop(site.id)
 
 
 def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -9,7 +9,12 @@ import typer
 
 def calibrate(
     model: Annotated[str, typer.Argument(help="a folder, a hub id, or an alias such as `tiny`")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="file to write, safetensors")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="statistics to write, safetensors")
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(help="importance matrix to write, as llama-imatrix does (GGUF)")
+    ] = None,
     recipe: Annotated[
         list[str] | None, typer.Option(help="collect what this recipe needs; may be repeated")
     ] = None,
@@ -22,14 +27,21 @@ def calibrate(
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Measure the activations of the unquantized MODEL into a file for `quantize --stats`."""
+    """Measure the activations of the unquantized MODEL into a file.
+
+    -o serves `quantize --stats`, --imatrix serves GGUF recipes here and in llama.cpp; both may be
+    made in one pass.
+    """
+    if out is None and imatrix is None:
+        raise typer.BadParameter(
+            "name a file to write: -o STATS for `quantize --stats`, --imatrix OUT.gguf for GGUF"
+        )
     from qtool.allocator import share_heap
 
     share_heap()
     from qtool import measure
     from qtool.blockwise import recipe_needs
-    from qtool.checkpoint import Checkpoint
-    from qtool.errors import SourceError
+    from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
@@ -38,38 +50,68 @@ def calibrate(
 
     sets = calibration_sets(calibration, samples, length, seed)
     loaded = [load(name, sets) for name in recipe or ()]
+    for one in loaded:
+        if isinstance(one, GgufRecipe) and imatrix is None:
+            raise typer.BadParameter(
+                f"recipe {one.name} makes a GGUF file, for which --imatrix OUT.gguf is measured"
+            )
     settings = common_calibration(loaded, sets)
-    needs = measure.VECTORS.union(*(recipe_needs(one) for one in loaded))
-    if out.exists():  # told before a download that may take hours
-        raise SourceError(f"{out}: exists; remove it or choose another -o")
+    needs = frozenset[str]()
+    if out is not None:
+        needs = measure.VECTORS.union(
+            *(recipe_needs(one) for one in loaded if not isinstance(one, GgufRecipe))
+        )
+    measure.check_absent(out, imatrix)  # told before a download that may take hours
     progress = Progress(quiet=json_)
     with progress.stage("download"):
-        checkpoint = Checkpoint.open(resolve(model))
+        checkpoint = measure.open_original(resolve(model))
+    target = None
+    if imatrix is not None:
+        from qtool.gguf.from_hf import hf_source
+
+        target = measure.ImportanceFile(imatrix, hf_source(checkpoint))
     measured = measure.calibrate(
-        checkpoint, out, settings, needs, threads or default_threads(), progress
+        checkpoint, out, settings, needs, threads or default_threads(), progress, target
     )
+    importance = measured.importance
     if json_:
+        found: dict[str, object] = {}
+        if out is not None:
+            found |= {"stats": str(out), "size_bytes": out.stat().st_size}
+        if imatrix is not None and importance is not None:
+            found["imatrix"] = importance.record() | {
+                "file": str(imatrix),
+                "size_bytes": imatrix.stat().st_size,
+            }
         typer.echo(
             json.dumps(
-                {
-                    "stats": str(out),
+                found
+                | {
                     "needs": sorted(needs),
                     "sites": measured.sites,
                     "tokens": measured.tokens,
                     "unseen": list(measured.unseen),
+                    "notes": list(measured.notes),
                     "seconds": round(progress.total(), 3),
                     "peak_rss_bytes": peak_rss_bytes(),
-                    "size_bytes": out.stat().st_size,
                 }
             )
         )
         return
-    typer.echo(
-        f"{out}: {', '.join(sorted(needs))} of {measured.sites} inputs over {measured.tokens} "
-        f"tokens, {out.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
-    )
-    if measured.unseen:
+    if out is not None:
         typer.echo(
-            f"no token was routed to {len(measured.unseen)} expert inputs: "
-            f"{', '.join(measured.unseen[:3])}{' ...' if len(measured.unseen) > 3 else ''}"
+            f"{out}: {', '.join(sorted(needs))} of {measured.sites} inputs over {measured.tokens} "
+            f"tokens, {out.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
         )
+        if measured.unseen:
+            typer.echo(
+                f"no token was routed to {len(measured.unseen)} expert inputs: "
+                f"{', '.join(measured.unseen[:3])}{' ...' if len(measured.unseen) > 3 else ''}"
+            )
+    if imatrix is not None and importance is not None:
+        typer.echo(
+            f"{imatrix}: importance of {len(importance.sums)} tensors over {measured.tokens} "
+            f"tokens, {imatrix.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
+        )
+    for note in measured.notes:
+        typer.echo(note)

@@ -1,0 +1,124 @@
+"""An importance matrix out of measured sums of squares: which GGUF tensor reads which input.
+
+llama-imatrix looks at every matrix product of a block (`blk.*.weight`), and so does this. A GGUF
+tensor knows the checkpoint tensors that it is made of, and those the site they read: its row of
+the importance matrix is the site's sum of squares. Merged experts [experts, out, in] have a row
+for each expert, in their order. Permuted rows of q and k do not matter, only columns are looked at.
+
+llama-imatrix puts the BOS token at the place of each chunk's first one where the tokenizer adds
+one, and so does `begin_with_bos`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+import qtool
+from qtool.calibration import Calibration
+from qtool.errors import SourceError
+from qtool.formats.gguf_values import string
+from qtool.gguf.imatrix import Counts, Floats, Importance
+from qtool.gguf.source import GgufSource, SourceTensor
+
+# Where a file does not say whether BOS comes first, llama.cpp decides by these.
+_BOS_MODELS = ("llama",)
+_BOS_PRE_TOKENIZERS = ("llama-bpe", "tekken")
+
+
+def first_token(source: GgufSource) -> int | None:
+    """The id with which llama.cpp begins every text, or None."""
+    found = {
+        key: source.metadata[f"tokenizer.ggml.{key}"].value
+        for key in ("add_bos_token", "bos_token_id", "model", "pre")
+        if f"tokenizer.ggml.{key}" in source.metadata
+    }
+    usual = found.get("model") in _BOS_MODELS or found.get("pre") in _BOS_PRE_TOKENIZERS
+    bos = found.get("bos_token_id")
+    return int(bos) if bos is not None and found.get("add_bos_token", usual) else None
+
+
+def begin_with_bos(calibration: Calibration, source: GgufSource) -> Calibration:
+    """The same chunks, each with BOS in the place of its first token where llama.cpp has it so."""
+    bos = first_token(source)
+    if bos is None:
+        return calibration
+    rows = next((t.rows for t in source.tensors if t.name == "token_embd.weight"), bos + 1)
+    if bos >= rows:
+        raise SourceError(
+            f"{source.path}: the tokenizer's BOS is the id {bos}, and the embedding has {rows} "
+            "rows; tokenizer and model do not belong together"
+        )
+    tokens = calibration.tokens.copy()
+    tokens[:, 0] = bos
+    return replace(calibration, tokens=tokens)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A site: what was summed over how many tokens."""
+
+    square: Floats  # [in]
+    count: int
+
+
+@dataclass
+class Gathered:
+    """Sums of squares by the checkpoint tensors that read them."""
+
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+
+    def add(
+        self, names: Sequence[str], square: Floats | None, in_features: int, count: int
+    ) -> None:
+        """A site that the checkpoint tensors `names` read; square [in_features], None if unseen."""
+        if square is None:
+            square = np.zeros(in_features, dtype=np.float32)
+        if not np.isfinite(square).all():
+            raise SourceError(
+                f"the input of {names[0]} is not finite on the calibration text, so its importance "
+                "cannot be measured; the checkpoint is damaged, or overflows in float32"
+            )
+        self._seen |= dict.fromkeys(names, _Seen(square, count))
+
+    def importance(self, source: GgufSource, calibration: Calibration) -> Importance:
+        """Of every matrix in a block of `source` that reads a site."""
+        sums: dict[str, Floats] = {}
+        counts: dict[str, Counts] = {}
+        unmeasured: list[str] = []
+        for tensor in source.tensors:
+            if not tensor.name.startswith("blk.") or not tensor.name.endswith(".weight"):
+                continue
+            rows = self._rows(tensor)
+            if rows:
+                sums[tensor.name] = np.stack([row.square for row in rows])
+                counts[tensor.name] = np.array([row.count for row in rows], dtype=np.int64)
+            elif len(tensor.shape) > 1:  # norms are no matrices
+                unmeasured.append(tensor.name)
+        if not sums:
+            raise SourceError(
+                f"{source.path}: none of its matrices reads an input that could be measured"
+            )
+        chunks, chunk_size = calibration.tokens.shape
+        record = {**calibration.record(), "version": qtool.__version__}
+        return Importance(
+            sums,
+            counts,
+            (calibration.source,),
+            chunks,
+            chunk_size,
+            unmeasured=tuple(unmeasured),
+            extra={"qtool.calibration": string(json.dumps(record, sort_keys=True))},
+        )
+
+    def _rows(self, tensor: SourceTensor) -> list[_Seen]:
+        """What a tensor's matrices read, in their order; empty where it is not known of all."""
+        seen = [self._seen[name] for name in tensor.origin if name in self._seen]
+        if not seen or len(seen) != len(tensor.origin):
+            return []
+        matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
+        if matrices == 1 and all(one is seen[0] for one in seen):
+            seen = seen[:1]
+        fits = all(one.square.size == tensor.in_features for one in seen)
+        return seen if fits and len(seen) == matrices else []
