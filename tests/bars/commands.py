@@ -23,9 +23,19 @@ class Finished:
 
 def run(command: Sequence[object]) -> Finished:
     """Run a command that prints a JSON object; exits with its stderr where it fails."""
+    return _run(command, True)
+
+
+def measure(command: Sequence[object]) -> Finished:
+    """Run a command that prints what it likes; exits with its output where it fails."""
+    return _run(command, False)
+
+
+def _run(command: Sequence[object], json_: bool) -> Finished:
     words = [str(word) for word in command]
+    stderr = None if json_ else subprocess.STDOUT
     began = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     out = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -34,7 +44,8 @@ def run(command: Sequence[object]) -> Finished:
     if process.returncode != 0:
         sys.exit(f"{' '.join(words)}: exit status {process.returncode}\n{out}")
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Finished(wall, usage.ru_utime + usage.ru_stime, peak, json.loads(out.splitlines()[-1]))
+    said = json.loads(out.splitlines()[-1]) if json_ else {}
+    return Finished(wall, usage.ru_utime + usage.ru_stime, peak, said)
 
 
 def quantize(model: Path, recipe: str, out: Path, *more: object) -> Finished:
