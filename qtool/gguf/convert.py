@@ -108,7 +108,7 @@ def _write(
     files = {
         "config.json": _json(model.config),
         "generation_config.json": _json(
-            {key: model.config[key] for key in _GENERATION if key in model.config}
+            {key: value for key in _GENERATION if (value := model.config[key]) is not None}
         ),
         "qtool.json": _json({"qtool": __version__, "made_from": _origin(source)}),
         **tokenizer_files(source.metadata),

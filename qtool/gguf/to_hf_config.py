@@ -90,8 +90,9 @@ def hf_config(
     _put_biases(row, config, names, source)
     _put_own(row, config, names)
     for name, key in _TOKEN_IDS.items():
-        if (value := source.metadata.get(f"tokenizer.ggml.{key}")) is not None:
-            config[name] = plain(value)
+        # null, not left out: the default of a class may lie outside of a small vocabulary.
+        value = source.metadata.get(f"tokenizer.ggml.{key}")
+        config[name] = None if value is None else plain(value)
     _prove(row, config, source)
     return config
 
@@ -149,13 +150,12 @@ def _put_rope(
     theta = plain(given["rope.freq_base"]) if "rope.freq_base" in given else 10000.0
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotated = given.get("rope.dimension_count")
+    share = "rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"
     if rotated is not None and any(key.setting == "head_dim" for key in row.keys):
-        config["head_dim"] = width = rotated.value
-    elif rotated is not None and rotated.value != width:
-        factor = rotated.value / width
-        config["rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"] = factor
-    elif rotated is not None and row.name in ("gptneox", "stablelm"):
-        config["rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"] = 1.0
+        if rotated.value != width:
+            config["head_dim"] = width = rotated.value
+    elif rotated is not None:
+        config[share] = rotated.value / width
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     scaling: dict[str, Any] = {}
     kind = given.get("rope.scaling.type")
@@ -228,6 +228,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: set[str]) -> None
     """Settings that llama.cpp takes for granted, or sees in the tensors."""
     if row.name == "stablelm":
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
+    if row.name == "qwen3moe":
+        config["norm_topk_prob"] = True
     if row.name in ("gemma2", "gemma3"):
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
         by_width = config["hidden_size"] // config["num_attention_heads"]

@@ -1,0 +1,171 @@
+"""GGUF to Hugging Face: every architecture of the table, there and back, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import gguf_models
+import numpy as np
+import pytest
+
+from qtool import native_gguf
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_values import string, u32
+from qtool.gguf import convert, from_hf
+from qtool.gguf.architectures import TABLE
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf import hf_model
+from qtool.gguf_types import F32, block_type
+from qtool.progress import Progress
+
+# One of each way in which rows, names or settings are rewritten; the others are marked slow.
+_QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b", "gpt-neox-rotary",
+          "gpt-neox")  # fmt: skip
+# A GGUF file does not say which gelu a model has; that of the class comes back, and here it is not.
+_OTHER_GELU = ("gpt-neox-rotary",)
+_EACH = [
+    name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in gguf_models.MODELS
+]
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small models have no tokenizer, which has tests of its own."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
+    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
+
+
+def source_of(folder: Path) -> GgufSource:
+    return hf_source(Checkpoint.open(folder))
+
+
+def bytes_of(source: GgufSource) -> dict[str, tuple[str, bytes]]:
+    return {t.name: (t.type.name, t.read(0, t.rows).tobytes()) for t in source.tensors}
+
+
+def back(source: GgufSource, out: Path, dtype: str | None = None) -> convert.Converted:
+    return convert.convert_to_hf(source, out, dtype, 1 << 40, Progress(quiet=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", _EACH)
+def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
+    """HF -> GGUF -> HF -> GGUF: the same bytes, types and keys; nothing is called inexact."""
+    first = source_of(gguf_models.build(name, tmp_path / "model", dtype=dtype))
+    made = back(first, tmp_path / "back")
+    again = source_of(tmp_path / "back")
+    assert made.exact
+    assert bytes_of(again) == bytes_of(first)
+    own = {k: v for k, v in first.metadata.items() if not k.startswith("general.")}
+    assert {k: v for k, v in again.metadata.items() if not k.startswith("general.")} == own
+
+
+@pytest.mark.parametrize("name", [name for name in _EACH if name not in _OTHER_GELU])
+def test_same_function(name: str, tmp_path: Path) -> None:
+    """transformers computes the same logits, to the bit, from what comes back."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = gguf_models.build(name, tmp_path / "model")
+    made = back(source_of(folder), tmp_path / "back")
+    tokens = torch.arange(1, 25).reshape(1, -1)
+    logits = []
+    for path in (folder, tmp_path / "back"):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        with torch.no_grad():
+            logits.append(model(tokens).logits.numpy())
+    assert made.dtype == "float32"
+    assert np.array_equal(logits[0], logits[1])
+
+
+def test_every_key_of_the_table_is_put_back() -> None:
+    """A key with a rule of its own needs a way back: one missing would be an UnsupportedError."""
+    from qtool.gguf import to_hf_config
+
+    by_hand = {"layer_types", "rope_parameters", "head_dim"}
+    for row in TABLE.values():
+        for key in row.keys:
+            if key.make is not None and key.setting not in by_hand:
+                assert key.name in to_hf_config._SETTINGS, key.name
+
+
+def quantized(source: GgufSource, name: str, kind: str) -> GgufSource:
+    """The source with one matrix as llama-quantize would store it."""
+    block = block_type(kind)
+
+    def change(tensor: SourceTensor) -> SourceTensor:
+        if tensor.name != name:
+            return tensor
+        weight = tensor.read(0, tensor.rows).view(np.float32).reshape(tensor.rows, -1)
+        blocks = native_gguf.encode(np.ascontiguousarray(weight), block)
+        return replace(tensor, type=block, read=lambda first, last: blocks[first:last])
+
+    return replace(source, tensors=tuple(change(t) for t in source.tensors))
+
+
+def test_quantized_tensors_are_dequantized_and_counted(tmp_path: Path) -> None:
+    folder = gguf_models.build("qwen3", tmp_path / "model")
+    source = quantized(source_of(folder), "blk.0.ffn_gate.weight", "Q8_0")
+    made = back(source, tmp_path / "back", "bfloat16")
+    assert made.dequantized == {"Q8_0": 1}
+    assert not made.exact
+    tensor = next(t for t in source.tensors if t.name == "blk.0.ffn_gate.weight")
+    exact = native_gguf.dequantize(tensor.read(0, tensor.rows), tensor.type, 64, "bfloat16")
+    written = Checkpoint.open(tmp_path / "back").array("model.layers.0.mlp.gate_proj.weight")
+    assert np.array_equal(written, exact)
+
+
+def test_too_large_for_float16(tmp_path: Path) -> None:
+    source = source_of(gguf_models.build("qwen3", tmp_path / "model"))
+    large = np.full((96, 64), 1e6, np.float32).view(np.uint8)
+    tensors = tuple(
+        replace(t, read=lambda a, b: large[a:b]) if t.name == "blk.1.ffn_up.weight" else t
+        for t in source.tensors
+    )
+    with pytest.raises(UnsupportedError, match=r"mlp\.up_proj.* 1e\+06 .*--dtype bfloat16"):
+        back(replace(source, tensors=tensors), tmp_path / "back", "float16")
+    assert not (tmp_path / "back").exists()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    source = source_of(gguf_models.build("llama-3.1", tmp_path / "model"))
+
+    def with_keys(**keys: object) -> GgufSource:
+        return replace(source, metadata={**source.metadata, **keys})  # type: ignore[arg-type]
+
+    with pytest.raises(UnsupportedError, match=r"'rwkv7' is not in the table .*llama"):
+        hf_model(with_keys(**{"general.architecture": string("rwkv7")}))
+    without = tuple(t for t in source.tensors if t.name != "blk.1.ffn_up.weight")
+    with pytest.raises(FormatError, match=r"lacks blk\.1\.ffn_up\.weight"):
+        hf_model(replace(source, tensors=without))
+    extra = replace(source.tensors[-1], name="blk.0.attn_sinks.weight")
+    with pytest.raises(FormatError, match=r"no module .* 'blk\.0\.attn_sinks\.weight'"):
+        hf_model(replace(source, tensors=(*source.tensors, extra)))
+    odd = np.linspace(1, 3, 16, dtype=np.float32).view(np.uint8).reshape(1, -1)
+    freqs = SourceTensor("rope_freqs.weight", (16,), F32, lambda a, b: odd[a:b])
+    others = tuple(t for t in source.tensors if t.name != "rope_freqs.weight")
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight holds no divisors"):
+        hf_model(replace(source, tensors=(*others, freqs)))
+    with pytest.raises(UnsupportedError, match=r"key_length is 32, and no setting of Llama"):
+        hf_model(
+            replace(
+                source,
+                tensors=others,
+                metadata={
+                    **source.metadata,
+                    "llama.rope.dimension_count": u32(16),
+                    "llama.attention.key_length": u32(32),
+                },
+            )
+        )
+
+
+def test_config_says_what_llama_cpp_takes_for_granted(tmp_path: Path) -> None:
+    back(source_of(gguf_models.build("gemma2", tmp_path / "model")), tmp_path / "back")
+    config = json.loads((tmp_path / "back/config.json").read_text())
+    assert config["query_pre_attn_scalar"] == 32
+    assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2
+    assert config["tie_word_embeddings"] is True
