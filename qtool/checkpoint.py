@@ -209,6 +209,14 @@ class Checkpoint:
         """The bytes of a tensor, uint8 [nbytes]."""
         return st.read_range(self.file_of(name), self.tensors[name])
 
+    def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor, from `first` to `last` of its leading axis."""
+        info = self.tensors[self._known(name)]
+        row = info.nbytes // info.shape[0]
+        shape = (last - first, *info.shape[1:])
+        start, end = info.start + first * row, info.start + last * row
+        return st.read_range(self.file_of(name), TensorInfo(name, info.dtype, shape, start, end))
+
     def array(self, name: str) -> NDArray[Any]:
         """A tensor in its numpy dtype; BF16 as uint16."""
         info = self.tensors[self._known(name)]

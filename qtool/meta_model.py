@@ -11,9 +11,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
+from qtool.weights import Weights
 
 # What model classes raise when the numbers in a config do not go together.
 _REFUSALS = (
@@ -27,7 +27,7 @@ _REFUSALS = (
 )
 
 
-def meta_model(checkpoint: Checkpoint) -> Any:
+def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
     from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, initialization
     from transformers.utils import logging

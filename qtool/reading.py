@@ -1,7 +1,6 @@
 """Checkpoint tensors into torch tensors, in float32, a limited number of bytes at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
-from qtool.formats import safetensors_file as st
+from qtool.weights import Weights
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART_BYTES = 1 << 25
 
 
-def copy_tensor(checkpoint: Checkpoint, name: str, target: torch.Tensor) -> None:
+def copy_tensor(checkpoint: Weights, name: str, target: torch.Tensor) -> None:
     """Read a tensor into `target` [same shape]; NaN and infinity are refused."""
     for start, part in parts(checkpoint, name, target.dtype):
         if target.ndim == 0:
@@ -30,7 +28,7 @@ def copy_tensor(checkpoint: Checkpoint, name: str, target: torch.Tensor) -> None
 
 
 def parts(
-    checkpoint: Checkpoint, name: str, dtype: torch.dtype
+    checkpoint: Weights, name: str, dtype: torch.dtype
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """A tensor in its stored dtype, some rows at a time, each with the number of its first row.
 
@@ -50,17 +48,12 @@ def parts(
     step = max(1, _PART_BYTES // row)
     for start in range(0, info.shape[0], step):
         stop = min(start + step, info.shape[0])
-        some = replace(
-            info,
-            shape=(stop - start, *info.shape[1:]),
-            start=info.start + start * row,
-            end=info.start + stop * row,
-        )
-        raw = st.read_range(checkpoint.file_of(name), some)
-        yield start, torch.from_numpy(raw).view(_STORED[info.dtype]).view(some.shape)
+        raw = checkpoint.part(name, start, stop)
+        shape = (stop - start, *info.shape[1:])
+        yield start, torch.from_numpy(raw).view(_STORED[info.dtype]).view(shape)
 
 
-def require_finite(checkpoint: Checkpoint, name: str, values: torch.Tensor) -> None:
+def require_finite(checkpoint: Weights, name: str, values: torch.Tensor) -> None:
     """SourceError that names the first NaN or infinity."""
     if values.numel() == 0:
         return
@@ -80,7 +73,7 @@ class EmbeddingRows(TorchFunctionMode):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, tables: Mapping[int, str], announced: NDArray[np.int64]
+        self, checkpoint: Weights, tables: Mapping[int, str], announced: NDArray[np.int64]
     ) -> None:
         """tables: checkpoint names by the id of the parameter. announced: ids that will come."""
         super().__init__()

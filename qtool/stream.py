@@ -29,11 +29,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.names import Binding, Names, bind
 from qtool.reading import EmbeddingRows, copy_tensor
+from qtool.weights import Weights
 
 MICRO_BATCH_TOKENS = 2048
 PROBE_TOKENS = 64
@@ -151,7 +151,7 @@ class _LastBlockReachedError(Exception):
 class Skeleton:
     """A transformers model without weights, and the way to give them to it piece by piece."""
 
-    checkpoint: Checkpoint
+    checkpoint: Weights
     model: Any  # a PreTrainedModel on the meta device
     prefix: str  # of the blocks, "model.layers."
     blocks: nn.ModuleList
@@ -159,7 +159,7 @@ class Skeleton:
     _returns_tuple: bool = field(default=False, init=False)
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint) -> "Skeleton":
+    def open(cls, checkpoint: Weights) -> "Skeleton":
         """Build the modules from config.json and bind the checkpoint's tensors to them.
 
         UnsupportedError where transformers has no such decoder, SourceError where a block's

@@ -6,11 +6,8 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 
 import json
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from qtool import __version__
@@ -84,17 +81,6 @@ def convert_to_hf(
     )
 
 
-@contextmanager
-def as_checkpoint(source: GgufSource, near: Path) -> Iterator[Checkpoint]:
-    """The GGUF file as a checkpoint for a forward pass: written beside `near`, removed afterwards.
-
-    A forward pass reads each weight once or twice, dequantized and in the checkpoint's order.
-    """
-    with TemporaryDirectory(prefix=f".{near.name}.hf.", dir=near.absolute().parent) as folder:
-        _write(source, hf_model(source), Path(folder), 1 << 62, Progress(quiet=True))
-        yield Checkpoint.open(folder)
-
-
 def _write(
     source: GgufSource, model: HfModel, folder: Path, max_shard_bytes: int, progress: Progress
 ) -> int:
@@ -105,6 +91,16 @@ def _write(
             for name, raw in model.tensors[index].arrays():
                 writer.add(name, raw)
         writer.close()
+    write_side_files(source, model, folder)
+    written = Checkpoint.open(folder)
+    for name, checksum in writer.checksums.items():
+        if zlib.crc32(written.raw(name).data) != checksum:
+            raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
+    return layout.size
+
+
+def write_side_files(source: GgufSource, model: HfModel, folder: Path) -> None:
+    """config.json, the tokenizer, and what is known of the origin."""
     files = {
         "config.json": _json(model.config),
         "generation_config.json": _json(
@@ -115,11 +111,6 @@ def _write(
     }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    written = Checkpoint.open(folder)
-    for name, checksum in writer.checksums.items():
-        if zlib.crc32(written.raw(name).data) != checksum:
-            raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
-    return layout.size
 
 
 def _origin(source: GgufSource) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""A GGUF file as something that transformers can run: names, row order and config of a checkpoint.
+
+Tensors are dequantized to float32 when they are read, one at a time; config.json and the tokenizer,
+which transformers opens by path, are written into a temporary folder. Nothing else touches the
+disk.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.gguf.convert import write_side_files
+from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf import HfModel, HfTensor, floats_of, hf_model, put_back
+
+
+@dataclass(frozen=True)
+class GgufWeights:
+    """See qtool.weights.Weights; every tensor is float32."""
+
+    path: Path
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    _places: Mapping[str, tuple[HfTensor, int | None]]  # and which of the stacked parts
+
+    def file_of(self, name: str) -> Path:
+        """The GGUF file."""
+        return self.path
+
+    def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
+        """The float32 bytes of a tensor, from `first` to `last` of its leading axis."""
+        tensor, number = self._places[name]
+        shape = self.tensors[name].shape
+        if tensor.module.rows is None and number is None and len(shape) == 2:
+            values = floats_of(tensor.source, first, last)
+            if tensor.module.add:
+                values = values - np.float32(tensor.module.add)
+        else:
+            values = self.float32(name)[first:last]
+        return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A tensor, float32."""
+        return self.float32(name)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """A tensor of its own shape."""
+        tensor, number = self._places[name]
+        if number is None:
+            return put_back(tensor.source, tensor.module, tensor.groups)
+        if len(tensor.source.shape) < 3:
+            return put_back(tensor.source, tensor.module, tensor.groups)[number]
+        rows = prod(tensor.source.shape[1:-1])
+        values = floats_of(tensor.source, number * rows, (number + 1) * rows)
+        return values.reshape(tensor.source.shape[1:])
+
+
+@contextmanager
+def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]:
+    """The model to run, and the source with the checkpoint's names as origins of its tensors."""
+    model = hf_model(source, "float32")
+    places = {
+        spec.name: (tensor, None if tensor.module.each is None else number)
+        for tensor in model.tensors
+        for number, spec in enumerate(tensor.specs)
+    }
+    tensors = {
+        spec.name: TensorInfo(spec.name, "F32", spec.shape, 0, 4 * prod(spec.shape))
+        for tensor in model.tensors
+        for spec in tensor.specs
+    }
+    with TemporaryDirectory(prefix="qtool-") as folder:
+        write_side_files(source, model, Path(folder))
+        weights = GgufWeights(source.path, Path(folder), model.config, tensors, places)
+        yield weights, with_origins(source, model)
+
+
+def with_origins(source: GgufSource, model: HfModel) -> GgufSource:
+    """The source, each tensor with the names of the checkpoint tensors that it stands for."""
+    origins = {t.source.name: tuple(spec.name for spec in t.specs) for t in model.tensors}
+    tensors = tuple(replace(t, origin=origins.get(t.name, ())) for t in source.tensors)
+    return replace(source, tensors=tensors)
