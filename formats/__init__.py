@@ -1,52 +1,24 @@
-"""One module per on-disk format; what they share is in `facts`."""
+"""One module per on-disk format; what those of checkpoints share is in `facts`.
 
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+The names below are imported when first asked for: who reads a GGUF file needs none of the others,
+and they would be a tenth of the time of `qtool inspect`.
+"""
 
-from qtool.formats import awq, dense, gptq
-from qtool.formats.facts import ArtifactScheme, Facts, Options
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qtool.formats.facts import ArtifactScheme, Facts, Options
+    from qtool.formats.known import FORMATS, detect
 
 __all__ = ["FORMATS", "ArtifactScheme", "Facts", "Options", "detect"]
 
-FORMATS: dict[str, ModuleType] = {"awq": awq, "gptq": gptq, "dense": dense}
-
-# Recognised by name, not decoded by this version.
-_NAMED = {
-    "compressed-tensors": "compressed-tensors",
-    "compressed_tensors": "compressed-tensors",
-    "fp8": "fp8",
-    "fbgemm_fp8": "fbgemm_fp8",
-    "bitsandbytes": "bitsandbytes",
-    "modelopt": "modelopt",
-    "mxfp4": "mxfp4",
-    "hqq": "hqq",
-    "quanto": "quanto",
-    "torchao": "torchao",
-    "auto-round": "auto-round",
-    "auto_round": "auto-round",
-    "eetq": "eetq",
-    "aqlm": "aqlm",
-    "quark": "quark",
-    "exl3": "exl3",
-}
+_HOME = {"FORMATS": "known", "detect": "known"}
 
 
-def detect(config: Mapping[str, Any]) -> ArtifactScheme:
-    """What a quantization_config says; {} is dense, an unknown method is passed on by name."""
-    for module in FORMATS.values():
-        found: ArtifactScheme | None = module.detect(config)
-        if found is not None:
-            return found
-    method = str(config.get("quant_method") or "unknown").lower()
-    name = _NAMED.get(method, method)
-    inner = config.get("format") or config.get("quant_algo") or ""
-    dense_names = next(
-        (
-            tuple(n for n in config[key] if isinstance(n, str))
-            for key in ("ignore", "modules_to_not_convert", "ignored_layers")
-            if isinstance(config.get(key), list)
-        ),
-        (),
-    )
-    return ArtifactScheme(name, name, None, str(inner), dense_names)
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'facts')}"), name)
+    globals()[name] = value
+    return value

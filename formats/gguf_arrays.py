@@ -9,7 +9,7 @@ a token of llama.cpp may be any bytes, and encoding it the same way gives those 
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from qtool.formats.gguf_values import STRUCT, Kind
@@ -57,6 +57,20 @@ class StoredArray(Sequence[Any]):
             (length,) = _LENGTH(header, position)
             position += 8 + length
             yield bytes(header[position - length : position])
+
+    def raw_strings_at(self, indexes: Iterable[int]) -> dict[int, bytes]:
+        """Some strings of a string array, found in one pass up to the last of them."""
+        position, header, here = self._first, self._header, 0
+        found: dict[int, bytes] = {}
+        for index in sorted(set(indexes)):
+            if not 0 <= index < self._count:
+                raise IndexError(f"element {index} of an array of {self._count}")
+            for _ in range(here, index):
+                position += 8 + _LENGTH(header, position)[0]
+            here = index
+            (length,) = _LENGTH(header, position)
+            found[index] = bytes(header[position + 8 : position + 8 + length])
+        return found
 
     def _all(self) -> Sequence[Any]:
         if self._items is None:

@@ -179,12 +179,12 @@ class _Cursor:
         while left:
             self.take(8, what)
             self.position -= 8
-            data, position, last = self.data, self.position, len(self.data) - 8
-            for _ in range(left):
-                if position > last:
-                    break
-                position += 8 + unpack(data, position)[0]
-                left -= 1
+            data, position = self.data, self.position
+            try:
+                for left in range(left - 1, -1, -1):  # noqa: B007  - what is left after it
+                    position += 8 + unpack(data, position)[0]
+            except (struct.error, OverflowError):
+                left += 1  # the length of this one lies behind what has been read
             # The last length may point anywhere, and what it points to may not be read yet.
             self.position = min(position, len(data))
             self.take(position - self.position, what)

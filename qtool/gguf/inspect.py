@@ -12,7 +12,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +133,8 @@ class GgufInspection:
         tokens = value.value if value is not None else None
         if not isinstance(tokens, StoredArray) or tokens.kind is not Kind.STRING:
             return [None] * len(ids)
-        wanted = sorted({number for number in ids.values() if 0 <= number < len(tokens)})
-        found: dict[int, str] = {}
-        strings, position = tokens.raw_strings(), 0
-        for number in wanted:
-            raw = next(islice(strings, number - position, None))
-            found[number] = raw.decode("utf-8", "surrogateescape")
-            position = number + 1
+        raw = tokens.raw_strings_at(number for number in ids.values() if 0 <= number < len(tokens))
+        found = {number: token.decode("utf-8", "surrogateescape") for number, token in raw.items()}
         return [found.get(number) for number in ids.values()]
 
     def keys_under(self, prefix: str) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""The formats of quantized safetensors checkpoints, and which of them a config speaks of."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from qtool.formats import awq, dense, gptq
+from qtool.formats.facts import ArtifactScheme
+
+FORMATS: dict[str, ModuleType] = {"awq": awq, "gptq": gptq, "dense": dense}
+
+# Recognised by name, not decoded by this version.
+_NAMED = {
+    "compressed-tensors": "compressed-tensors",
+    "compressed_tensors": "compressed-tensors",
+    "fp8": "fp8",
+    "fbgemm_fp8": "fbgemm_fp8",
+    "bitsandbytes": "bitsandbytes",
+    "modelopt": "modelopt",
+    "mxfp4": "mxfp4",
+    "hqq": "hqq",
+    "quanto": "quanto",
+    "torchao": "torchao",
+    "auto-round": "auto-round",
+    "auto_round": "auto-round",
+    "eetq": "eetq",
+    "aqlm": "aqlm",
+    "quark": "quark",
+    "exl3": "exl3",
+}
+
+
+def detect(config: Mapping[str, Any]) -> ArtifactScheme:
+    """What a quantization_config says; {} is dense, an unknown method is passed on by name."""
+    for module in FORMATS.values():
+        found: ArtifactScheme | None = module.detect(config)
+        if found is not None:
+            return found
+    method = str(config.get("quant_method") or "unknown").lower()
+    name = _NAMED.get(method, method)
+    inner = config.get("format") or config.get("quant_algo") or ""
+    dense_names = next(
+        (
+            tuple(n for n in config[key] if isinstance(n, str))
+            for key in ("ignore", "modules_to_not_convert", "ignored_layers")
+            if isinstance(config.get(key), list)
+        ),
+        (),
+    )
+    return ArtifactScheme(name, name, None, str(inner), dense_names)
