@@ -5,7 +5,7 @@ And llama.cpp's importance matrix, which is made of the sums of squares among th
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ from qtool.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.gguf.from_hf import hf_source
 from qtool.gguf.imatrix import Importance, write_importance
 from qtool.gguf.importance import Gathered, begin_with_bos, first_token
+from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
+from qtool.gguf.weights import gguf_weights
 from qtool.progress import Progress
 from qtool.recipe import Calibration as Settings
 from qtool.sites import Site, Tracer
 from qtool.stats import SiteStats, StatsFile, StatsWriter, collect
 from qtool.stream import Skeleton, Workers
+from qtool.weights import Weights
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 _PROBE_TOKENS = 64
@@ -50,16 +54,18 @@ class ImportanceFile:
     source: GgufSource
 
 
-def open_original(path: Path) -> Checkpoint:
-    """A checkpoint that can be run; UnsupportedError where it is a GGUF file."""
-    held = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-    if (path.suffix == ".gguf" and path.is_file()) or held:
-        raise UnsupportedError(
-            f"{path}: GGUF; activations are measured with transformers, on the Hugging Face "
-            "checkpoint that the file was made of: `qtool calibrate CHECKPOINT --imatrix "
-            "OUT.gguf`, which serves the GGUF file too"
+@contextmanager
+def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, ImportanceFile | None]]:
+    """The model to run, a folder or a GGUF file, and the importance matrix to write."""
+    if is_gguf(path):
+        with gguf_weights(open_source(path)) as (weights, source):
+            yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
+    else:
+        checkpoint = Checkpoint.open(path)
+        yield (
+            checkpoint,
+            None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
         )
-    return Checkpoint.open(path)
 
 
 def check_absent(*paths: Path | None) -> None:
@@ -70,7 +76,7 @@ def check_absent(*paths: Path | None) -> None:
 
 
 def calibrate(
-    checkpoint: Checkpoint,
+    model: Weights,
     out: Path | None,
     settings: Settings,
     needs: frozenset[str],
@@ -84,15 +90,20 @@ def calibrate(
     measure_importance; with it they are the same as ever, so that the statistics are, too.
     """
     check_absent(out, imatrix.path if imatrix is not None else None)
+    if out is not None and not isinstance(model, Checkpoint):
+        raise UnsupportedError(
+            f"{model.path}: -o measures for recipes that quantize a Hugging Face checkpoint, and "
+            "this is GGUF; --imatrix OUT.gguf alone measures what GGUF recipes need"
+        )
     with progress.stage("calibrate"), ExitStack() as stack:
-        calibration = calibration_tokens(settings, checkpoint.folder)
+        calibration = calibration_tokens(settings, model.folder)
         if imatrix is not None and out is None:
             calibration = begin_with_bos(calibration, imatrix.source)
-        skeleton = Skeleton.open(checkpoint)
+        skeleton = Skeleton.open(model)
         writer = None
-        if out is not None:
+        if out is not None and isinstance(model, Checkpoint):
             metadata = {
-                "model_digest": checkpoint.digest(),
+                "model_digest": model.digest(),
                 "calibration": json.dumps(calibration.record()),
             }
             tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
@@ -121,7 +132,7 @@ def calibrate(
 
 
 def measure_importance(
-    checkpoint: Checkpoint,
+    model: Weights,
     source: GgufSource,
     settings: Settings,
     threads: int,
@@ -129,13 +140,11 @@ def measure_importance(
 ) -> Importance:
     """The importance matrix of the unquantized model, by the names that `source` has for it."""
     with progress.stage("calibrate"):
-        calibration = calibration_tokens(settings, checkpoint.folder)
+        calibration = calibration_tokens(settings, model.folder)
         calibration = begin_with_bos(calibration, source)
         gathered = Gathered()
         needs = frozenset({"square"})
-        for site, stats in _measured(
-            Skeleton.open(checkpoint), calibration, needs, threads, progress
-        ):
+        for site, stats in _measured(Skeleton.open(model), calibration, needs, threads, progress):
             gathered.add(site.names, stats.square, site.in_features, stats.count)
         return gathered.importance(source, calibration)
 

@@ -20,7 +20,7 @@ import qtool.tiny
 from qtool import measure
 from qtool.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError, SourceError, UnsupportedError
+from qtool.errors import QtoolError, SourceError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix import Importance, read_importance, write_importance
@@ -499,15 +499,17 @@ def test_calibrate_tiny(tmp_path: Path, call: Call) -> None:
     assert (tmp_path / "alone").read_bytes() == stats.read_bytes()
 
 
-def test_a_gguf_file_is_refused_with_the_way_out(tmp_path: Path, call: Call) -> None:
-    path = stored(tmp_path)
-    for model in (path, tmp_path):
-        said = call("calibrate", model, "--imatrix", tmp_path / "out.gguf")
-        assert said.status == 1 and said.err.startswith(f"error: {model}: GGUF; ")
-        assert "qtool calibrate CHECKPOINT --imatrix" in said.err
-    assert [one.name for one in tmp_path.iterdir()] == ["stored.gguf"]
-    with pytest.raises(UnsupportedError):
-        measure.open_original(path)
+def test_a_gguf_file_measures_as_its_checkpoint_does(tmp_path: Path, call: Call) -> None:
+    """Of float32 tensors nothing is lost on the way: the same bytes, whichever is the model."""
+    whole = tmp_path / "tiny-f32.gguf"
+    assert call("quantize", "tiny", "--recipe", "f32", "-o", whole).status == 0
+    small = ("--samples", "2", "--length", "64", "--threads", "1")
+    for model, name in (("tiny", "a.gguf"), (whole, "b.gguf")):
+        assert call("calibrate", model, "--imatrix", tmp_path / name, *small).status == 0
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    said = call("calibrate", whole, "-o", tmp_path / "stats")
+    assert said.status == 1 and "--imatrix OUT.gguf alone" in said.err
+    assert not (tmp_path / "stats").exists()
 
 
 def test_something_has_to_be_written(tmp_path: Path, call: Call) -> None:

@@ -64,15 +64,11 @@ def calibrate(
     measure.check_absent(out, imatrix)  # told before a download that may take hours
     progress = Progress(quiet=json_)
     with progress.stage("download"):
-        checkpoint = measure.open_original(resolve(model))
-    target = None
-    if imatrix is not None:
-        from qtool.gguf.from_hf import hf_source
-
-        target = measure.ImportanceFile(imatrix, hf_source(checkpoint))
-    measured = measure.calibrate(
-        checkpoint, out, settings, needs, threads or default_threads(), progress, target
-    )
+        source = resolve(model)
+    with measure.opened(source, imatrix) as (weights, target):
+        measured = measure.calibrate(
+            weights, out, settings, needs, threads or default_threads(), progress, target
+        )
     importance = measured.importance
     if json_:
         found: dict[str, object] = {}

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix import Importance, read_importance
@@ -116,16 +115,16 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
 
 
 def _measure(request: GgufRequest, source: GgufSource, progress: Progress) -> Importance:
-    """Importance from a forward pass, which only a checkpoint has the model for."""
-    if is_gguf(request.source):
-        raise UnsupportedError(
-            f"recipe {request.recipe.name}: importance is measured on a Hugging Face checkpoint, "
-            f"and {request.source} is GGUF; give a file with --imatrix, or --set importance=false"
-        )
+    """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
     from qtool.checkpoint import Checkpoint
     from qtool.measure import measure_importance
 
     settings = request.recipe.calibration
+    if is_gguf(request.source):
+        from qtool.gguf.weights import gguf_weights
+
+        with gguf_weights(source) as (weights, named):
+            return measure_importance(weights, named, settings, request.threads, progress)
     checkpoint = Checkpoint.open(request.source)
     return measure_importance(checkpoint, source, settings, request.threads, progress)
 
