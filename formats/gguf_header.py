@@ -175,16 +175,17 @@ class _Cursor:
                 f"{what} has {count} strings; at most {MAX_ARRAY_STRINGS} are read of all arrays"
             )
         unpack = struct.Struct("<Q").unpack_from
-        left = count
-        while left:
+        done = 0
+        while done < count:
             self.take(8, what)
             self.position -= 8
             data, position = self.data, self.position
             try:
-                for left in range(left - 1, -1, -1):  # noqa: B007  - what is left after it
+                for number in range(done, count):
                     position += 8 + unpack(data, position)[0]
+                done = count
             except (struct.error, OverflowError):
-                left += 1  # the length of this one lies behind what has been read
+                done = number  # its length lies behind what has been read
             # The last length may point anywhere, and what it points to may not be read yet.
             self.position = min(position, len(data))
             self.take(position - self.position, what)
