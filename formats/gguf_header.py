@@ -181,7 +181,7 @@ class _Cursor:
             self.position -= 8
             data, position = self.data, self.position
             try:
-                for number in range(done, count):
+                for number in range(done, count):  # noqa: B007  - used where it stops
                     position += 8 + unpack(data, position)[0]
                 done = count
             except (struct.error, OverflowError):
