@@ -218,7 +218,7 @@ def fallback(asked: BlockType, columns: int, name: str) -> BlockType:
 def _indivisible(name: str, type_: BlockType, columns: int) -> str:
     return (
         f"{name}: {type_.name} stores rows in blocks of {type_.weights} weights, and {columns} is "
-        "not a multiple of that; give the tensor another type, with an override for instance"
+        "not a multiple of that; give this tensor another type"
     )
 
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from oracle.gguf_shapes import MODELS
+from oracle.published_models import MODELS
 
 from qtool.gguf.mixture_table import FILE_TYPES
 from qtool.gguf.mixtures import Options, choose
