@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import mmap
 import os
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -89,3 +90,21 @@ def encode(
     if status:
         return None
     return np.frombuffer(shared, np.uint8, size).reshape(rows, -1)
+
+
+def encoder(
+    block: BlockType,
+    in_features: int,
+    importance: NDArray[np.float32] | None,
+    blocks: NDArray[np.uint8],
+) -> Callable[[NDArray[np.float32]], object]:
+    """encode(weight) into `blocks` in this process, for timing: ggml may abort on odd weights."""
+    _library().ggml_quantize_init(block.number)
+    at = None if importance is None else importance.ctypes.data
+
+    def run(weight: NDArray[np.float32]) -> object:
+        given, out = weight.ctypes.data, blocks.ctypes.data
+        size = (len(weight), in_features)
+        return _library().ggml_quantize_chunk(block.number, given, out, 0, *size, at)
+
+    return run
