@@ -14,6 +14,22 @@ def experts_everywhere(config: Config) -> str | None:
     return "some blocks have no experts, and it expects experts in each"
 
 
+def chosen_add_up(to_one: bool) -> Limit:
+    """Whether the weights of the chosen experts are scaled so that they add up to one."""
+
+    def check(config: Config) -> str | None:
+        given = bool(config.get("norm_topk_prob"))
+        return None if given is to_one else f"norm_topk_prob is {given}, and it takes {to_one}"
+
+    return check
+
+
+def tied(config: Config) -> str | None:
+    if config.get("tie_word_embeddings"):
+        return None
+    return "the head is not tied to the embedding, and it always takes the embedding"
+
+
 def known_scale(layers_of_27b: int) -> Limit:
     """llama.cpp knows the two scales that Gemma has: by head, and by width / heads for 27B."""
 

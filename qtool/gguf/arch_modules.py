@@ -26,6 +26,7 @@ OUTER = (
     Module("model.norm"),
     Module("lm_head", needed=False),
 )
+HEADS = ("lm_head", "embed_out")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
 FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")

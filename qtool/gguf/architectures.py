@@ -20,6 +20,7 @@ from qtool.gguf.arch_limits import Limit
 from qtool.gguf.arch_modules import (
     BLOCK,
     FOUR_NORMS,
+    HEADS,
     MLP,
     OUTER,
     QK_NORMS,
@@ -47,15 +48,19 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activations: tuple[str, ...] = ("silu",)  # that llama.cpp computes
     rope: tuple[str, ...] = ("default", "linear", "yarn", "dynamic")  # scaling it can be told of
-    drops_head: bool = False  # llama.cpp always takes the embedding
     needs_head: bool = False  # llama.cpp never takes the embedding
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
 
+    @property
+    def drops_head(self) -> bool:
+        """Whether llama.cpp always takes the embedding for the head."""
+        return all(module.name not in HEADS for module in self.modules)
+
 
 _LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
 _QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))
-_GEMMA = (*OUTER, *attention(), *block(*MLP))
+_GEMMA = (*OUTER[:2], *attention(), *block(*MLP))  # the head is always the embedding
 _QWEN_EXPERTS = experts("mlp.experts", "gate_proj", "up_proj", "down_proj")
 _SHARED_EXPERT = tuple(name.replace("mlp.", "mlp.shared_expert.") for name in MLP)
 _HEADS = {"num_key_value_heads": "num_attention_heads"}
@@ -65,7 +70,7 @@ _GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 # fmt: off
 _GEMMA3 = Architecture(
     "gemma3",
-    norms_plus_one((*_GEMMA, *block(*FOUR_NORMS, *QK_NORMS))),
+    norms_plus_one((*_GEMMA, OUTER[2], *block(*FOUR_NORMS, *QK_NORMS))),
     keys.GEMMA3,
     {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
      "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -118,20 +123,20 @@ TABLE: dict[str, Architecture] = {
          "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
          "use_sliding_window": False},
         needs_head=True,
-        refuse=(limits.experts_everywhere, limits.plain_heads),
+        refuse=(limits.experts_everywhere, limits.plain_heads, limits.chosen_add_up(False)),
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3moe", (*_QWEN, *_QWEN_EXPERTS, *block(*QK_NORMS, "mlp.gate")), keys.MOE,
         {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 1e4, "use_sliding_window": False},
-        refuse=(limits.experts_everywhere,),
+        refuse=(limits.experts_everywhere, limits.chosen_add_up(True)),
     ),
     "GemmaForCausalLM": Architecture(
         "gemma", norms_plus_one((*_GEMMA, *block(*TWO_NORMS))), keys.GEMMA,
         {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True},
-        activations=_GELU, rope=("default",), drops_head=True, warn=(),
+        activations=_GELU, rope=("default",), refuse=(limits.tied,), warn=(),
     ),
     "Gemma2ForCausalLM": Architecture(
         "gemma2", norms_plus_one((*_GEMMA, *block(*FOUR_NORMS))), keys.GEMMA2,
@@ -139,8 +144,8 @@ TABLE: dict[str, Architecture] = {
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096,
          "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
          "tie_word_embeddings": True},
-        activations=_GELU, rope=("default",), drops_head=True,
-        refuse=(limits.known_scale(46),), warn=(),
+        activations=_GELU, rope=("default",),
+        refuse=(limits.known_scale(46), limits.tied), warn=(),
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
-from qtool.gguf.arch_modules import Module
+from qtool.gguf.arch_modules import HEADS, Module
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import complete, count, head_width
@@ -27,7 +27,6 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
 
 QUANTIZATION_VERSION = 2  # of ggml's block types
-_HEADS = ("lm_head", "embed_out")
 _ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
 # Where the language model lies in a checkpoint that sees images too.
 _INSIDE = ("language_model.", "")
@@ -168,17 +167,17 @@ def _tensors(architecture: Architecture, found: _Found) -> list[SourceTensor]:
     """All tensors in the order of the checkpoint, those computed from config.json first."""
     config, path = found.config, found.checkpoint.path
     modules = {module.name: module for module in architecture.modules}
-    tied = architecture.drops_head or bool(config.get("tie_word_embeddings"))
+    tied = bool(config.get("tie_word_embeddings"))
     tensors: list[SourceTensor] = []
     for (name, block), gguf_name in gguf_names(architecture, config["num_hidden_layers"]).items():
         module = modules[name]
-        if tied and name in _HEADS:
+        if tied and name in HEADS:
             if architecture.needs_head:
                 tensors.append(_head(tensors, gguf_name))
             continue
         weight = found.tensor(module, block, gguf_name, ".weight")
         bias = found.tensor(module, block, gguf_name, ".bias")
-        if weight is None and (bias is not None or module.needed or name in _HEADS):
+        if weight is None and (bias is not None or module.needed or name in HEADS):
             lacking = (module.each or (name,))[0].replace("{b}", str(block)).replace("{i}", "0")
             raise FormatError(
                 f"{path}: lacks {lacking}.weight, which llama.cpp's {architecture.name} needs; "
@@ -215,7 +214,7 @@ def _reason(name: str, architecture: Architecture, config: Mapping[str, Any], wh
     """Why a tensor that no module of the table uses is dropped; FormatError where it may not be."""
     if name.endswith(_COMPUTED):
         return "llama.cpp computes it itself"
-    if name.removesuffix(".weight") in _HEADS:
+    if name.removesuffix(".weight") in HEADS:
         return "the head is the embedding, which is stored once"
     if name.removeprefix("model.").startswith("mtp."):
         return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"

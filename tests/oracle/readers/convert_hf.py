@@ -1,0 +1,39 @@
+"""Runs with llama.cpp's sources at hand: convert checkpoints by its own classes.
+
+Argument, as JSON: {"source": llama.cpp's folder, "jobs": [[checkpoint, type, output], ...],
+"vocabulary": false to leave out the tokenizer's keys, which random models do not have}.
+"""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    sys.path[:0] = [request["source"], str(Path(request["source"]) / "gguf-py")]
+    import gguf
+    import torch
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    try:
+        import sentencepiece  # noqa: F401
+    except ImportError:  # it is imported before it is known whether there is a tokenizer.model
+        sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=None)
+
+    kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
+    for folder, kind, output in request["jobs"]:
+        settings = ModelBase.load_hparams(Path(folder), False)
+        model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
+        if not request["vocabulary"]:
+            model.set_vocab = lambda self: None
+        if settings["model_type"] == "gpt_neox":  # transformers 5 has moved it, the converter asks
+            settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
+        ftype = gguf.LlamaFileType[kinds[kind]]
+        with torch.inference_mode():
+            model(Path(folder), ftype, Path(output), hparams=settings).write()
+    print(len(request["jobs"]))
+
+
+main()
