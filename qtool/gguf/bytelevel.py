@@ -10,7 +10,7 @@ from collections.abc import Iterator
 def _alphabet() -> Iterator[tuple[int, str]]:
     following = 256
     for byte in range(256):
-        if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte:
+        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
             yield byte, chr(byte)
         else:
             yield byte, chr(following)

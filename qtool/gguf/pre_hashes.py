@@ -11,18 +11,27 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 from qtool.gguf import bytelevel
-from qtool.gguf.pretokenizers import BYTE_LEVEL, DIGIT_RUNS, DIGITS, GPT2, Step
-from qtool.gguf.pretokenizers import normal_forms, read_steps
+from qtool.gguf.pretokenizers import (
+    BYTE_LEVEL,
+    DIGIT_RUNS,
+    DIGITS,
+    GPT2,
+    Step,
+    normal_forms,
+    read_steps,
+)
 from qtool.gguf.tokenizer_json import Vocabulary
 
 TEXT = (
-    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) "
-    "✅ 🦙🦙 3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作"
-    "1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told "
-    "he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ "
+    "(multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 333333 3333333 33333333 "
+    "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български "
+    "```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? "
+    "'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
 )
 # The first 16 digits of the SHA-256.
 NAMES = {
@@ -227,7 +236,7 @@ def _merge(word: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
     """Byte-level BPE of one word: the pair of lowest rank first, the leftmost of equals."""
     parts = list(word)
     while len(parts) > 1:
-        pairs = list(zip(parts, parts[1:], strict=False))
+        pairs = list(pairwise(parts))
         best = min(range(len(pairs)), key=lambda i: (ranks.get(pairs[i], len(ranks)), i))
         if pairs[best] not in ranks:
             break

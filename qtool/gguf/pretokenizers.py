@@ -114,6 +114,10 @@ TABLE = (
         ("falcon",),
         (("Punctuation", "Contiguous"), GPT2, DIGIT_RUNS, *_split("[0-9][0-9][0-9]")),
     ),
+    PreTokenizer(  # what llama.cpp does where a file does not say: none of its converters writes it
+        ("default",),
+        (*_split(r"[\p{P}\$\+<=>\^~\|]+"), GPT2, DIGIT_RUNS, *_split("[0-9][0-9][0-9]")),
+    ),
     PreTokenizer(("bloom", "poro-chat", "gpt3-finnish"), (*_split(_BLOOM), BYTE_LEVEL)),
     PreTokenizer(("viking",), (*_split(_BLOOM), DIGITS, BYTE_LEVEL)),
 )  # fmt: skip
@@ -150,7 +154,7 @@ def normal_forms(normalizer: Any) -> list[str] | None:
 
 
 def read_steps(entry: Any) -> tuple[Step, ...] | None:
-    """The steps of a tokenizer.json's pre_tokenizer, or None if one of them is not in Step's list."""
+    """The steps of a tokenizer.json's pre_tokenizer; None if one of them is of no known kind."""
     if not isinstance(entry, dict):
         return None
     kind = entry.get("type")

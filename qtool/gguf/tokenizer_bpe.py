@@ -111,8 +111,8 @@ def pre_name(
     if row is not None:
         return row.names[0]
     raise UnsupportedError(
-        f"{folder / TOKENIZER}: its pre_tokenizer is none of those that qtool knows llama.cpp's name "
-        "for (the table in qtool/gguf/pretokenizers.py), so llama.cpp would cut a text into other "
+        f"{folder / TOKENIZER}: its pre_tokenizer is none of those whose name in llama.cpp qtool "
+        "knows (the table in qtool/gguf/pretokenizers.py), so llama.cpp would cut a text into other "
         "words than the model was trained on; add a row to that table"
     )
 

@@ -58,7 +58,8 @@ def check_text(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise FormatError(
-            f"{where}: the text {text!r} holds half of a surrogate pair and cannot be stored as UTF-8"
+            f"{where}: {text!r} holds half of a surrogate pair and cannot be stored as UTF-8; "
+            "get the file again"
         ) from None
     return text
 
@@ -68,8 +69,8 @@ def model_of(folder: Path) -> dict[str, Any]:
     path = folder / TOKENIZER
     if not path.is_file():
         raise SourceError(
-            f"{folder}: has no {TOKENIZER}, which tells the vocabulary; write one with transformers: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            f"{folder}: has no {TOKENIZER}, which tells the vocabulary; write one with "
+            "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     data = read_object(path)
     if not isinstance(data.get("model"), dict):
@@ -109,8 +110,8 @@ def added_tokens(
         number = found[content].id if content in found else vocab.get(content, following)
         if expected is not None and expected != number:
             raise FormatError(
-                f"{where}: gives the added token {content!r} id {expected}, but the tokenizers library "
-                f"gives it {number} (the vocabulary's own id, else the next free one); "
+                f"{where}: gives the added token {content!r} id {expected}, but the tokenizers "
+                f"library gives it {number} (the vocabulary's own id, else the next free one); "
                 "write the file again with transformers' save_pretrained"
             )
         following = max(following, number + 1)
@@ -149,8 +150,8 @@ def added_tokens(
     for token in found.values():
         if token.id in by_id:
             raise FormatError(
-                f"{path}: the tokens {by_id[token.id].content!r} and {token.content!r} both have id "
-                f"{token.id}; get the file again"
+                f"{path}: the tokens {by_id[token.id].content!r} and {token.content!r} both have "
+                f"id {token.id}; get the file again"
             )
         by_id[token.id] = token
     return by_id
@@ -219,7 +220,8 @@ def _merges(path: Path, entries: Any, vocab: Mapping[str, int]) -> tuple[tuple[s
     """Merges in order, from either form: "a b", or ["a", "b"] (since tokenizers 0.20)."""
     if not isinstance(entries, list) or not entries:
         raise FormatError(
-            f"{path}: has no merges (model.merges), without which llama.cpp refuses a BPE vocabulary"
+            f"{path}: has no merges (model.merges), without which llama.cpp refuses a BPE "
+            "vocabulary; get the file again"
         )
     merges = []
     for rank, entry in enumerate(entries):

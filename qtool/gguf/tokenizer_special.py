@@ -1,8 +1,8 @@
 """Special tokens of a tokenizer as GGUF keys: ids, which are added around a text, chat templates.
 
-The ids come from the names in tokenizer_config.json, looked up among tokenizer.json's added tokens,
-else from config.json; whether bos, eos and sep are added comes from tokenizer.json's post-processor,
-else from tokenizer_config.json. These are the rules of llama.cpp's converter (gguf-py's
+The ids come from the names in tokenizer_config.json, looked up among tokenizer.json's added
+tokens, else from config.json; whether bos, eos and sep are added comes from tokenizer.json's
+post-processor, else from tokenizer_config.json. These are the rules of llama.cpp's converter (gguf-py's
 SpecialVocab), so that both write the same keys.
 """
 
@@ -36,7 +36,7 @@ def special_metadata(
     data: Mapping[str, Any],
     tokenizer_config: Mapping[str, Any],
     config: Mapping[str, Any],
-    limit: int | None,
+    limit: int,
 ) -> dict[str, Value]:
     """Keys for special tokens, in the converter's order; ids from `limit` on are left out.
 
@@ -63,15 +63,15 @@ def special_metadata(
             adds.setdefault(kind, given)
         text = named.get(f"{kind}_token")
         for token in data.get("added_tokens") or () if text is not None else ():
-            if token["content"] == text:
-                _set_id(ids, kind, token["id"], limit, str(folder / "tokenizer.json"))
+            if isinstance(token, dict) and token.get("content") == text:
+                _set_id(ids, kind, token.get("id"), limit)
                 break
     inner = config.get("text_config")
     for kind in (*NAMED, *extra):
         number = config.get(f"{kind}_token_id")
         if number is None and isinstance(inner, Mapping):
             number = inner.get(f"{kind}_token_id")
-        _set_id(ids, kind, number, limit, str(folder / "config.json"))
+        _set_id(ids, kind, number, limit)
     keys = {ID_KEYS[kind]: u32(number) for kind, number in ids.items() if kind in ID_KEYS}
     keys |= {ADD_KEYS[kind]: boolean(value) for kind, value in adds.items() if kind in ADD_KEYS}
     if tokenizer_config:
@@ -81,13 +81,9 @@ def special_metadata(
     return keys
 
 
-def _set_id(ids: dict[str, int], kind: str, number: Any, limit: int | None, where: str) -> None:
-    """Keeps the first id told for a kind, if it is one of the vocabulary's."""
-    if type(number) is not int:  # absent, null, or a list: config.json's eos_token_id may be one
-        return
-    if number < 0:
-        raise FormatError(f"{where}: {kind}_token_id is {number}, expected an id of the vocabulary")
-    if number < (limit if limit is not None else 1 << 32):
+def _set_id(ids: dict[str, int], kind: str, number: Any, limit: int) -> None:
+    """Keeps the first id told for a kind; not null, a list (of ends), or -1, which means none."""
+    if type(number) is int and 0 <= number < limit:
         ids.setdefault(kind, number)
 
 

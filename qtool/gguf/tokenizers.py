@@ -1,31 +1,53 @@
 """The tokenizer of a Hugging Face folder as the metadata keys of a GGUF file.
 
-Written are the keys that llama.cpp's converter writes, in its order; plain JSON is read, and no
-tokenizer library. Which of the forms that a folder may hold is taken, and what is written beside
-it, depends on the architecture: POLICIES. Source: llama.cpp, conversion/*.py (set_vocab).
+Written are the keys that llama.cpp's converter writes, in its order; JSON and tokenizer.model are
+read in plain Python, without a tokenizer library. Which of the forms that a folder may hold is
+taken, and what is written beside it, depends on the architecture: POLICIES. Source: llama.cpp,
+conversion/*.py (set_vocab).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.formats.gguf_values import Value, boolean
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, bpe_metadata
-from qtool.gguf.tokenizer_json import CONFIG, model_of, read_object
+from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object
 from qtool.gguf.tokenizer_special import special_metadata
+from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
+
+MODEL_KEY = PREFIX + "model"
+OVERRIDES = "gguf_metadata"  # of tokenizer_config.json, where qtool wrote it: tokenizer_files.py
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How the tokenizer of one family of architectures is written."""
+    """How the tokenizer of one architecture is written."""
 
-    llama: bool = False  # tokenizer_config.json's add_prefix_space is written too
+    model: bool = True  # tokenizer.model is taken before tokenizer.json
+    prefix: bool = False  # tokenizer_config.json's add_prefix_space is written
+    no_space: bool = False  # add_space_prefix is false
+    phi3: bool = False
+    turn_end: int | None = None  # the id of <end_of_turn>, which no file names
 
 
-LLAMA = Policy(llama=True)
-POLICIES = {"llama": LLAMA, "granite": LLAMA, "granitemoe": LLAMA, "smollm3": LLAMA, "arcee": LLAMA}
-_GRANITE_SMALL = 49152
+_LLAMA = Policy(prefix=True)
+_JSON = Policy(model=False)
+POLICIES = {
+    "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
+    "smollm3": _LLAMA, "arcee": _LLAMA,
+    "gemma": Policy(no_space=True, turn_end=107),
+    "gemma2": Policy(no_space=True),
+    "gemma3": Policy(no_space=True),
+    "phi3": Policy(phi3=True),
+    "qwen2moe": _JSON, "qwen3moe": _JSON, "olmo2": _JSON, "stablelm": _JSON, "gptneox": _JSON,
+}  # fmt: skip
+_TURN_END = PREFIX + "eot_token_id"
+_CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
+_SMALL_GRANITE_SIZE = 49152
 
 
 def tokenizer_metadata(
@@ -43,13 +65,90 @@ def tokenizer_metadata(
     policy = POLICIES.get(arch, Policy())
     tokenizer_config = read_object(folder / CONFIG)
     keys: dict[str, Value] = {}
-    prefix = tokenizer_config.get("add_prefix_space")
-    if policy.llama and isinstance(prefix, bool):
-        keys[PREFIX + "add_space_prefix"] = boolean(prefix)
-    data = model_of(folder)
-    keys |= bpe_metadata(folder, data, tokenizer_config, vocab_size, pre)
-    keys |= special_metadata(folder, data, tokenizer_config, config, None)
-    if policy.llama and vocab_size == _GRANITE_SMALL:
+    given = tokenizer_config.get("add_prefix_space")
+    if policy.prefix and isinstance(given, bool):
+        keys[PREFIX + "add_space_prefix"] = boolean(given)
+    body = _body(folder, policy, tokenizer_config, vocab_size, pre)
+    keys |= {key: value for key, value in body.items() if key not in keys}
+    data = read_object(folder / TOKENIZER)
+    keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size)
+    if policy.no_space and keys[MODEL_KEY].value == "llama":
+        keys.pop(PREFIX + "add_space_prefix", None)
+        if policy.turn_end is not None:
+            keys[_TURN_END] = u32(policy.turn_end)
+        keys[PREFIX + "add_space_prefix"] = boolean(False)
+    if policy.prefix and vocab_size == _CODE_LLAMA_SIZE:
+        keys[_TURN_END] = u32(_CODE_LLAMA_TURN_END)
+    if policy.prefix and vocab_size == _SMALL_GRANITE_SIZE:
         # SmolLM and Granite: their post-processors may say otherwise, and the models want none.
         keys[PREFIX + "add_bos_token"] = boolean(False)
+    if keys[MODEL_KEY].value == "t5":
+        # llama.cpp ends a text with eos if a file of this kind does not say.
+        keys.setdefault(PREFIX + "add_bos_token", boolean(False))
+        keys.setdefault(PREFIX + "add_eos_token", boolean(False))
+    _check(folder, keys)
+    return _override(keys, tokenizer_config, pre)
+
+
+def _body(
+    folder: Path,
+    policy: Policy,
+    tokenizer_config: Mapping[str, Any],
+    vocab_size: int,
+    pre: str | None,
+) -> dict[str, Value]:
+    """The vocabulary's keys, from the file that the policy prefers."""
+    as_gpt2 = policy.phi3 and tokenizer_config.get("tokenizer_class") == "GPT2Tokenizer"
+    data = model_of(folder) if (folder / TOKENIZER).is_file() else None
+    told = data["model"] if data else {}
+    kind = told.get("type", "BPE")
+    scored = kind == "Unigram" or (kind == "BPE" and bool(told.get("byte_fallback")))
+    if scored or data is None or (policy.model and not as_gpt2):
+        model = read_model(folder)
+        if model is not None:
+            keys = spm_metadata(folder, model, tokenizer_config, vocab_size, policy.phi3)
+            if not model.add_dummy_prefix:
+                keys.setdefault(PREFIX + "add_space_prefix", boolean(False))
+            return keys
+    if data is None:
+        data = model_of(folder)  # says that there is none
+    if scored:
+        return json_metadata(folder, data, tokenizer_config, vocab_size)
+    if kind == "BPE":
+        return bpe_metadata(folder, data, tokenizer_config, vocab_size, pre)
+    raise UnsupportedError(
+        f"{folder / TOKENIZER}: its model is {kind!r}; qtool writes BPE and Unigram tokenizers "
+        "into GGUF files"
+    )
+
+
+def _check(folder: Path, keys: Mapping[str, Value]) -> None:
+    """Refuses a token that is there twice: llama.cpp aborts on it."""
+    tokens = keys[PREFIX + "tokens"].value
+    if len(set(tokens)) == len(tokens):
+        return
+    text, _ = Counter(tokens).most_common(1)[0]
+    first, second = [number for number, token in enumerate(tokens) if token == text][:2]
+    raise FormatError(
+        f"{folder}: the ids {first} and {second} are both the token {text!r}, and llama.cpp takes "
+        "a token only once; the tokenizer's files are damaged"
+    )
+
+
+def _override(
+    keys: dict[str, Value], tokenizer_config: Mapping[str, Any], pre: str | None
+) -> dict[str, Value]:
+    """The keys with those that a checkpoint made from a GGUF file remembers of that file."""
+    given = tokenizer_config.get(OVERRIDES)
+    for key, value in given.items() if isinstance(given, dict) else ():
+        if not key.startswith("tokenizer.") or (key == PREFIX + "pre" and pre is not None):
+            continue
+        if value is None:
+            keys.pop(key, None)
+        elif isinstance(value, bool):
+            keys[key] = boolean(value)
+        elif isinstance(value, int) and 0 <= value < 1 << 32:
+            keys[key] = u32(value)
+        elif isinstance(value, str):
+            keys[key] = string(value)
     return keys

@@ -1,0 +1,311 @@
+"""The tokenizer of a GGUF file as the files that transformers loads: the inverse of tokenizers.py.
+
+tokenizer.json holds all that tokenizing takes, tokenizer_config.json the special tokens and the
+chat template, and for a SentencePiece vocabulary tokenizer.model holds its scores. What these
+forms cannot tell, such as an end-of-turn token, stays in tokenizer_config.json under
+`gguf_metadata`, which transformers passes over: so a GGUF file made of them has the same keys
+again.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_values import Kind, Value
+from qtool.gguf import bytelevel
+from qtool.gguf.pretokenizers import find_row, write_steps
+from qtool.gguf.sentencepiece import BPE, UNIGRAM, Piece, SentencePieceModel, build
+from qtool.gguf.spm_json import bpe_model, bpe_normalizer, unigram_tokenizer
+from qtool.gguf.tokenizer_bpe import PREFIX, TokenType
+from qtool.gguf.tokenizer_json import CONFIG, NAMED, TOKENIZER, check_text
+from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, TEMPLATE, TEMPLATES
+from qtool.gguf.tokenizer_spm import ADDED_SCORE, MODEL
+from qtool.gguf.tokenizers import MODEL_KEY, OVERRIDES, tokenizer_metadata
+
+# Lists as long as the vocabulary: the files tell them, and nothing else could.
+_LONG = {
+    PREFIX + name for name in ("tokens", "scores", "token_type", "merges", "precompiled_charsmap")
+}
+# llama.cpp's own defaults where a file does not say.
+_SPM_IDS = {"bos": 1, "eos": 2, "unk": 0}
+_BOS_BY_DEFAULT = ("llama-bpe", "tekken")  # the rows of these names
+_ATOMS = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """The tokens of a GGUF file."""
+
+    texts: tuple[str, ...]
+    types: tuple[int, ...]
+    scores: tuple[float, ...]
+    ids: Mapping[str, int]  # bos, eos ... of those that the file names
+
+    def padding(self, number: int) -> bool:
+        """Whether a token stands for an id that the tokenizer does not have."""
+        return self.types[number] == TokenType.UNUSED and self.texts[number] == f"[PAD{number}]"
+
+
+def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, bytes]:
+    """File names with their contents; none for a GGUF file without a vocabulary.
+
+    Errors: UnsupportedError for a kind of tokenizer, or a pre-tokenizer, that is not known.
+    """
+    given = metadata.get(MODEL_KEY)
+    kind = "none" if given is None else given.value
+    if kind in ("none", "no_vocab"):
+        return {}
+    vocab = _vocab(metadata, kind)
+    config = _config(metadata, vocab)
+    if kind == "gpt2":
+        files = {TOKENIZER: _json(_bpe(metadata, vocab))}
+    elif kind in ("llama", "t5"):
+        files = _sentencepiece(metadata, vocab, kind, config)
+    else:
+        raise UnsupportedError(
+            f"{MODEL_KEY} is {kind!r}; qtool makes tokenizer files of gpt2, llama and t5: "
+            "take those of the original model instead"
+        )
+    files[CONFIG] = _json(config, indent=2)
+    lost = _lost(metadata, files, len(vocab.texts))
+    if lost:
+        files[CONFIG] = _json(config | {OVERRIDES: lost}, indent=2)
+    return files
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=indent) + "\n").encode()
+
+
+def _list(metadata: Mapping[str, Value], name: str, element: Kind) -> list[Any] | None:
+    value = metadata.get(PREFIX + name)
+    if value is None:
+        return None
+    if value.kind is not Kind.ARRAY or value.element is not element:
+        raise FormatError(
+            f"{PREFIX}{name} is not an array of {element.name}; this GGUF file is damaged"
+        )
+    return list(value.value)
+
+
+def _vocab(metadata: Mapping[str, Value], kind: str) -> Vocab:
+    texts = _list(metadata, "tokens", Kind.STRING)
+    if not texts:
+        raise FormatError(f"{PREFIX}tokens is missing, but {MODEL_KEY} is {kind!r}")
+    if len(set(texts)) != len(texts):
+        raise FormatError(f"{PREFIX}tokens has a token twice; this GGUF file is damaged")
+    for text in texts:
+        check_text(text, f"{PREFIX}tokens")
+    types = _list(metadata, "token_type", Kind.INT32) or [TokenType.NORMAL] * len(texts)
+    scores = _list(metadata, "scores", Kind.FLOAT32) or [0.0] * len(texts)
+    for name, values in (("token_type", types), ("scores", scores)):
+        if len(values) != len(texts):
+            raise FormatError(
+                f"{PREFIX}{name} has {len(values)} values for {len(texts)} tokens; "
+                "this GGUF file is damaged"
+            )
+    ids = dict(_SPM_IDS) if kind == "llama" else {}
+    for name, key in ID_KEYS.items():
+        if key in metadata:
+            ids[name] = int(metadata[key].value)
+    return Vocab(
+        tuple(texts), tuple(map(int, types)), tuple(map(float, scores)),
+        {name: number for name, number in ids.items() if 0 <= number < len(texts)},
+    )  # fmt: skip
+
+
+def _config(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
+    """tokenizer_config.json."""
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    if (prefix := metadata.get(PREFIX + "add_space_prefix")) is not None:
+        config["add_prefix_space"] = bool(prefix.value)
+    for name in NAMED:
+        number = vocab.ids.get(name)
+        # transformers makes a special token of whatever it is told here.
+        if number is not None and vocab.types[number] in _ATOMS:
+            config[f"{name}_token"] = vocab.texts[number]
+    for name, key in ADD_KEYS.items():
+        if key in metadata:
+            config[f"add_{name}_token"] = bool(metadata[key].value)
+    named = metadata.get(TEMPLATES)
+    templates = [
+        {"name": name, "template": str(metadata[f"{TEMPLATE}.{name}"].value)}
+        for name in (named.value if named is not None else ())
+        if f"{TEMPLATE}.{name}" in metadata
+    ]
+    if TEMPLATE in metadata:
+        default = str(metadata[TEMPLATE].value)
+        config["chat_template"] = (
+            [*templates, {"name": "default", "template": default}] if templates else default
+        )
+    elif templates:
+        config["chat_template"] = templates
+    return config
+
+
+def _added(number: int, text: str, special: bool, normalized: bool = False) -> dict[str, Any]:
+    return {
+        "id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": normalized, "special": special,
+    }  # fmt: skip
+
+
+def _post_processor(
+    metadata: Mapping[str, Value], vocab: Vocab, bos: bool, eos: bool
+) -> dict[str, Any] | None:
+    """What puts bos and eos around a text; bos and eos: what llama.cpp does if nothing is said."""
+    ends = []
+    for name, default in (("bos", bos), ("eos", eos)):
+        key = metadata.get(ADD_KEYS[name])
+        wanted = default if key is None else bool(key.value)
+        number = vocab.ids.get(name) if wanted else None
+        ends.append([] if number is None else [(vocab.texts[number], number)])
+    if ends == [[], []]:
+        return None
+
+    def around(*sequences: str) -> list[dict[str, Any]]:
+        before, after = (
+            [{"SpecialToken": {"id": text, "type_id": 0}} for text, _ in end] for end in ends
+        )
+        inner = [
+            {"Sequence": {"id": name, "type_id": index}} for index, name in enumerate(sequences)
+        ]
+        return [*before, *inner, *after]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A"),
+        "pair": around("A", "B"),
+        "special_tokens": {
+            text: {"id": text, "ids": [number], "tokens": [text]}
+            for end in ends
+            for text, number in end
+        },
+    }
+
+
+def _bpe(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
+    """tokenizer.json of a byte-level BPE vocabulary."""
+    pre = metadata.get(PREFIX + "pre")
+    name = "default" if pre is None else str(pre.value)
+    steps = write_steps(name)
+    row = find_row(name)
+    assert row is not None
+    added = [
+        _added(
+            number, text, vocab.types[number] != TokenType.USER_DEFINED,
+            bytelevel.read(text) != text,
+        )
+        for number, text in enumerate(vocab.texts)
+        if vocab.types[number] in _ATOMS
+    ]  # fmt: skip
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+        "ignore_merges": row.ignore_merges,
+        "vocab": {t: n for n, t in enumerate(vocab.texts) if not vocab.padding(n)},
+        "merges": _merges(metadata, vocab),
+    }  # fmt: skip
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": row.normalizer and {"type": row.normalizer},
+        "pre_tokenizer": steps,
+        "post_processor": _post_processor(
+            metadata, vocab, any(n in row.names for n in _BOS_BY_DEFAULT), False
+        ),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                    "use_regex": True},
+        "model": model,
+    }  # fmt: skip
+
+
+def _merges(metadata: Mapping[str, Value], vocab: Vocab) -> list[list[str]]:
+    merges = []
+    known = set(vocab.texts)
+    for rank, text in enumerate(_list(metadata, "merges", Kind.STRING) or ()):
+        at = text.find(" ", 1)
+        pair = [text[:at], text[at + 1 :]]
+        if at < 0 or not known.issuperset([*pair, "".join(pair)]):
+            raise FormatError(
+                f"{PREFIX}merges: entry {rank} is {text!r}, which is not two tokens whose union is "
+                "one; take the tokenizer files of the original model instead"
+            )
+        merges.append(pair)
+    return merges
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Value], vocab: Vocab, kind: str, config: dict[str, Any]
+) -> dict[str, bytes]:
+    """tokenizer.model and tokenizer.json; the tokens that were added to it go into `config`."""
+    flag = metadata.get(PREFIX + "add_space_prefix")
+    prefix = kind == "llama" if flag is None else bool(flag.value)
+    numbers = range(len(vocab.texts))
+    atoms = [number for number in numbers if vocab.types[number] in _ATOMS]
+    later = {
+        number: _added(number, vocab.texts[number], vocab.types[number] == TokenType.CONTROL)
+        for number in atoms
+        if vocab.scores[number] == ADDED_SCORE and vocab.types[number] != TokenType.UNKNOWN
+    }
+    if later:
+        config["added_tokens_decoder"] = {
+            str(number): {key: value for key, value in entry.items() if key != "id"}
+            for number, entry in later.items()
+        }
+    phi3 = metadata["general.architecture"].value == "phi3"
+    added = [
+        _added(number, vocab.texts[number], vocab.types[number] != TokenType.USER_DEFINED)
+        for number in atoms
+        if not phi3 or number in later
+    ]
+    squeeze = metadata.get(PREFIX + "remove_extra_whitespaces")
+    model = SentencePieceModel(
+        tuple(map(Piece, vocab.texts, vocab.scores, vocab.types)),
+        BPE if kind == "llama" else UNIGRAM,
+        TokenType.BYTE in vocab.types,
+        bytes(_list(metadata, "precompiled_charsmap", Kind.UINT8) or ()),
+        prefix,
+        squeeze is not None and bool(squeeze.value),
+    )
+    unknown = vocab.ids.get("unk")
+    if kind == "llama":
+        body = {
+            "normalizer": bpe_normalizer(prefix),
+            "pre_tokenizer": None,
+            **bpe_model(model.pieces, None if unknown is None else vocab.texts[unknown], prefix),
+        }
+    else:
+        body = unigram_tokenizer(model, unknown)
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "post_processor": _post_processor(metadata, vocab, kind == "llama", kind == "t5"),
+        **body,
+    }  # fmt: skip
+    ids = tuple(vocab.ids.get(name) for name in ("unk", "bos", "eos", "pad"))
+    return {TOKENIZER: _json(tokenizer), MODEL: build(model, ids)}
+
+
+def _lost(
+    metadata: Mapping[str, Value], files: Mapping[str, bytes], vocab_size: int
+) -> dict[str, Any]:
+    """The keys that a GGUF file made of these files would have otherwise, with the right values."""
+    with TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        arch = str(metadata["general.architecture"].value)
+        made = tokenizer_metadata(Path(folder), arch, vocab_size, {})
+    kept = {k: v for k, v in metadata.items() if k.startswith("tokenizer.") and k not in _LONG}
+    lost: dict[str, Any] = {
+        key: value.value
+        for key, value in kept.items()
+        if made.get(key) != value and value.kind in (Kind.STRING, Kind.BOOL, Kind.UINT32)
+    }
+    lost |= {key: None for key in made if key not in kept and key not in _LONG}
+    return lost
