@@ -35,12 +35,12 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside towards one of STAGES."""
+        """Count the time inside towards one of STAGES, or a stage of another command."""
         began = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[name] += time.monotonic() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     def apart(self, whole: str, part: str, seconds: float) -> None:
         """Count seconds that lie inside stage `whole` towards `part` instead."""
@@ -56,8 +56,8 @@ class Progress:
                 print(text, file=sys.stderr, flush=True)
 
     def say_stages(self) -> None:
-        """A line per stage with its seconds."""
-        for name in STAGES:
+        """A line with its seconds per stage that there was."""
+        for name in (name for name in STAGES if self.seconds[name]):
             self.say(f"{STAGE_TITLES.get(name, name):>13}  {self.seconds[name]:8.2f} s")
 
     def blocks(self, count: int, title: str = "block") -> Iterator[int]:

@@ -244,6 +244,12 @@ class Skeleton:
         with self._outer_weights():
             return self._head(hidden)
 
+    @contextmanager
+    def open_head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """head() for many calls: its weights are read once."""
+        with self._outer_weights():
+            yield self._head
+
     def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
         """The whole forward pass, block by block: logits [n, length, vocabulary]."""
         stream = self.embed(tokens)

@@ -20,6 +20,7 @@ from qtool import __version__
 from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
 from qtool.cli.convert import convert
+from qtool.cli.eval import evaluate
 from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
@@ -54,6 +55,7 @@ def _options(
 
 for _command in (quantize, calibrate, plan, inspect, convert, recipes, bench):
     app.command()(_command)
+app.command("eval")(evaluate)
 
 
 def _sentence(error: QtoolError | OSError | MemoryError) -> str:

@@ -1,0 +1,100 @@
+"""`qtool eval`: perplexity of an artifact, and how far it is from the unquantized model."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from qtool.quality.evaluate import Evaluation
+
+
+def evaluate(
+    artifact: Annotated[
+        str, typer.Argument(help="a folder or a .gguf file: dense, AWQ, GPTQ or GGUF")
+    ],
+    text: Annotated[Path, typer.Option(help="plain text, or JSONL with a `text` field")],
+    against: Annotated[
+        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
+    ] = None,
+    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
+    protocol: Annotated[str, typer.Option(help="plain or llama.cpp")] = "plain",
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", help="exit with 1 where it holds, such as 'kld>0.05'"),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="keep what the reference computed")
+    ] = True,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Measure ARTIFACT on a text: perplexity, and with --against KL divergence and agreement."""
+    from qtool.allocator import share_heap
+
+    share_heap()
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.progress import Progress
+    from qtool.quality.evaluate import Protocol, check_protocol, parse_condition
+    from qtool.quality.evaluate import evaluate as run
+
+    conditions = [parse_condition(condition) for condition in fail_if or ()]
+    chosen = Protocol(protocol, text, windows, length)
+    check_protocol(chosen)
+    progress = Progress(quiet=json_)
+    reference = None if against is None else resolve(against)
+    (found,) = run(
+        [resolve(artifact)],
+        reference,
+        chosen,
+        threads or default_threads(),
+        progress,
+        cache=cache,
+    )
+    # Before anything is printed: an unknown figure is an error of the command line.
+    failed = [said for one in conditions if (said := one.holds(found.found)) is not None]
+    if json_:
+        typer.echo(json.dumps(found.json() | {"failed": failed}))
+    else:
+        for line in lines(found):
+            typer.echo(line)
+    for said in failed:
+        print(f"failed: {said}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def lines(found: "Evaluation") -> list[str]:
+    """For people."""
+    row: Any = found.found
+    low, high = row["perplexity_interval"]
+    said = [
+        f"{found.artifact}: {found.size_bytes:,} bytes",
+        f"perplexity {row['perplexity']:.4f} (95 %: {low:.4f} to {high:.4f})",
+    ]
+    if "kld" in row:
+        kld = row["kld"]
+        said[1] += f", reference {row['reference_perplexity']:.4f}"
+        said += [
+            f"KL divergence {kld['mean']:.5f} (95 %: {kld['interval'][0]:.5f} to "
+            f"{kld['interval'][1]:.5f}), median {kld['median']:.5f}, p99 {kld['p99']:.4f}, "
+            f"max {kld['max']:.4f}",
+            f"same top token {row['top1_agreement']:.2%}, RMS change of the next token's "
+            f"probability {row['rms_dp']:.4f}",
+            f"as a draft of the reference: {row['acceptance']:.1%} accepted, "
+            + ", ".join(
+                f"{v:.2f} tokens a pass with {k}" for k, v in row["tokens_per_pass"].items()
+            ),
+        ]
+    protocol = row["protocol"]
+    said.append(
+        f"{row['tokens']} positions: {protocol['windows']} windows of {protocol['length']} of "
+        f"{protocol['text']}, protocol {protocol['name']}"
+    )
+    return said

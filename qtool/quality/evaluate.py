@@ -1,0 +1,223 @@
+"""`qtool eval`: one artifact, one text, and a reference if there is one.
+
+plain       consecutive windows from the start of the text, no special tokens; KL divergence
+            over all positions, perplexity over those that are followed by a token
+llama.cpp   as llama-perplexity does: windows begin with BOS where the tokenizer adds one, and
+            only the second half of each counts
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.calibration import read_text, tokenize
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats import safetensors_file as st
+from qtool.progress import Progress
+from qtool.quality import metrics
+from qtool.quality.forward import Forward, forward
+from qtool.quality.weights import open_weights
+from qtool.weights import Weights
+
+PROTOCOLS = ("plain", "llama.cpp")
+WINDOWS = 20
+_COMPARED_CHARACTERS = 4096
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Which positions of which text are looked at."""
+
+    name: str
+    text: Path
+    windows: int | None  # None: as many as there are, WINDOWS at most
+    length: int
+
+    @property
+    def positions(self) -> range:
+        """Of a window."""
+        if self.name == "plain":
+            return range(self.length)
+        return range(self.length // 2, self.length - 1)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, ready for --json."""
+
+    artifact: str
+    size_bytes: int
+    found: Mapping[str, Any]
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool eval`."""
+        return {"artifact": self.artifact, "size_bytes": self.size_bytes, **self.found}
+
+
+def check_protocol(protocol: Protocol) -> None:
+    """UnsupportedError or SourceError for what cannot be evaluated at all."""
+    if protocol.name not in PROTOCOLS:
+        raise UnsupportedError(f"--protocol {protocol.name}: expected {' or '.join(PROTOCOLS)}")
+    if not protocol.text.is_file():
+        raise SourceError(f"{protocol.text}: no such text file")
+
+
+def evaluate(
+    artifacts: Sequence[Path],
+    against: Path | None,
+    protocol: Protocol,
+    threads: int,
+    progress: Progress,
+    *,
+    cache: bool = True,
+) -> list[Evaluation]:
+    """Evaluate each artifact over the same windows; the reference is run once."""
+    import torch
+
+    check_protocol(protocol)
+    text = read_text(protocol.text)
+    with open_weights(against or artifacts[0]) as weights:
+        tokens = window_tokens(weights, text, protocol)
+        reference = None
+        if against is not None:
+            with progress.stage("reference"):
+                reference = forward(weights, tokens, threads, progress, keep=cache)
+        found = []
+        for path in artifacts:
+            with open_weights(path) as its:
+                if against is not None:
+                    _check_tokenizer(its, weights, text)
+                with progress.stage("forward"):
+                    run = forward(its, tokens, threads, progress, keep=False)
+                torch.set_num_threads(threads)
+                with progress.stage("compare"):
+                    row = _row(tokens, protocol, run, reference)
+            found.append(Evaluation(str(path), size_of(path), row))
+    return found
+
+
+def _row(
+    tokens: NDArray[np.int64], protocol: Protocol, run: Forward, reference: Forward | None
+) -> dict[str, Any]:
+    if reference is not None and (
+        run.skeleton.model.config.vocab_size != reference.skeleton.model.config.vocab_size
+    ):
+        raise SourceError(
+            f"{run.skeleton.checkpoint.path}: a vocabulary of "
+            f"{run.skeleton.model.config.vocab_size}, the reference has "
+            f"{reference.skeleton.model.config.vocab_size}; they cannot be compared"
+        )
+    measured = metrics.measure(tokens, protocol.positions, run, reference)
+    windows, length = tokens.shape
+    return {
+        **metrics.summary(measured),
+        "tokens": windows * len(protocol.positions),
+        "protocol": {
+            "name": protocol.name,
+            "text": protocol.text.name,
+            "windows": windows,
+            "length": length,
+        },
+    }
+
+
+def window_tokens(weights: Weights, text: str, protocol: Protocol) -> NDArray[np.int64]:
+    """[windows, length] ids; SourceError where the text is too short."""
+    ids = tokenize(text, weights.folder)
+    n = len(ids) // protocol.length
+    count = min(n, WINDOWS) if protocol.windows is None else protocol.windows
+    if n < max(count, 1):
+        raise SourceError(
+            f"{protocol.text}: {len(ids)} tokens, enough for {n} windows of {protocol.length}, and "
+            f"{max(count, 1)} are asked for; give a longer text, or --windows or --length"
+        )
+    tokens = ids[: count * protocol.length].reshape(count, protocol.length).copy()
+    bos = _bos(weights) if protocol.name == "llama.cpp" else None
+    if bos is not None:
+        tokens[:, 0] = bos
+    return tokens
+
+
+def _bos(weights: Weights) -> int | None:
+    """The token that llama.cpp puts before a text, None where the tokenizer adds none."""
+    path = weights.folder / "tokenizer_config.json"
+    settings = st.read_json(path) if path.is_file() else {}
+    adds = settings.get("add_bos_token", "llama" in str(settings.get("tokenizer_class")).lower())
+    found = weights.config.get("bos_token_id")
+    return found if adds and isinstance(found, int) else None
+
+
+def _check_tokenizer(its: Weights, reference: Weights, text: str) -> None:
+    """The same text has to be the same tokens, or the comparison says nothing."""
+    some = text[:_COMPARED_CHARACTERS]
+    if not np.array_equal(tokenize(some, its.folder), tokenize(some, reference.folder)):
+        raise SourceError(
+            f"{its.path}: its tokenizer cuts the text into other tokens than that of "
+            f"{reference.path}; they are not of one model"
+        )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of the tensor files."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(f.stat().st_size for p in ("*.safetensors", "*.gguf") for f in path.glob(p))
+
+
+_CONDITION = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What --fail-if asks: a figure, a comparison, a limit."""
+
+    text: str
+    key: str
+    sign: str
+    limit: float
+
+    def holds(self, found: Mapping[str, Any]) -> str | None:
+        """The sentence to fail with, None where it does not hold."""
+        value: Any = found
+        for step in self.key.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get("mean")
+        if not isinstance(value, int | float):
+            known = ", ".join(sorted(_numbers(found)))
+            raise UnsupportedError(f"--fail-if {self.text}: no figure {self.key!r}; known: {known}")
+        if _COMPARE[self.sign](value, self.limit):
+            return f"{self.key} is {value:.6g}, and --fail-if says {self.sign} {self.limit:g}"
+        return None
+
+
+def parse_condition(text: str) -> Condition:
+    """Such as kld>0.05, kld.p99>=1 or top1_agreement<0.9."""
+    match = _CONDITION.fullmatch(text)
+    try:
+        if match is not None:
+            return Condition(text, match[1], match[2], float(match[3]))
+    except ValueError:
+        pass
+    raise UnsupportedError(
+        f"--fail-if {text}: expected a figure, < <= > or >=, and a number, such as 'kld>0.05'"
+    )
+
+
+def _numbers(found: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in found.items():
+        if isinstance(value, Mapping):
+            names += _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            names.append(prefix + key)
+    return names

@@ -1,0 +1,106 @@
+"""The last hidden states of a text's windows, block by block, and the logits they lead to.
+
+Hidden states are [windows, length, width] in float32; logits exist for a few positions at a time.
+Those of a reference model are kept in a cache, by the digest of the model and of the tokens, since
+many artifacts are measured against one model.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.checkpoint import Checkpoint
+from qtool.progress import Progress
+from qtool.stream import Skeleton, Workers
+from qtool.weights import Weights
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+_CACHE_FORMAT = "1"
+_CACHE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A model and what it makes of the windows before its final norm."""
+
+    skeleton: Skeleton
+    hidden: torch.Tensor  # [windows, length, width] float32
+
+    @contextmanager
+    def logits(self) -> Iterator[Logits]:
+        """Within, a function: hidden [n, positions, width] -> logits [n, positions, vocabulary]."""
+        with self.skeleton.open_head() as head:
+            yield head
+
+
+def forward(
+    weights: Weights, tokens: NDArray[np.int64], threads: int, progress: Progress, *, keep: bool
+) -> Forward:
+    """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
+    skeleton = Skeleton.open(weights)
+    place = _cached(weights, tokens) if keep else None
+    if place is not None and (found := _read(place, tokens)) is not None:
+        skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
+        return Forward(skeleton, found)
+    with Workers(threads) as workers:
+        stream = skeleton.embed(tokens)
+        for index in progress.blocks(skeleton.count):
+            skeleton.advance(skeleton.block(index), stream, workers)
+    hidden = torch.cat(stream.hidden)
+    if place is not None:
+        _write(place, hidden)
+    return Forward(skeleton, hidden)
+
+
+def cache_folder() -> Path:
+    """Where hidden states of references are kept; QTOOL_CACHE, or qtool in the user's cache."""
+    given = os.environ.get("QTOOL_CACHE")
+    if given:
+        return Path(given) / "reference"
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "qtool" / "reference"
+
+
+def _cached(weights: Weights, tokens: NDArray[np.int64]) -> Path | None:
+    if not isinstance(weights, Checkpoint):
+        return None
+    said = "\0".join((_CACHE_FORMAT, torch.__version__, weights.digest(), str(tokens.shape)))
+    key = hashlib.sha256(said.encode() + tokens.astype("<i8").tobytes()).hexdigest()
+    return cache_folder() / f"{key[:32]}.npy"
+
+
+def _read(place: Path, tokens: NDArray[np.int64]) -> torch.Tensor | None:
+    try:
+        found = np.load(place, allow_pickle=False)
+        place.touch()
+    except (OSError, ValueError, EOFError):
+        return None
+    if found.dtype != np.float32 or found.ndim != 3 or found.shape[:2] != tokens.shape:
+        return None
+    return torch.from_numpy(found)
+
+
+def _write(place: Path, hidden: torch.Tensor) -> None:
+    """Best effort: an evaluation does not fail for a cache that cannot be written."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
+            np.save(file, hidden.numpy())
+        os.replace(file.name, place)
+        old = sorted(place.parent.glob("*.npy"), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in old)
+        for path in old[:-1]:
+            if total <= _CACHE_BYTES:
+                break
+            total -= path.stat().st_size
+            path.unlink(missing_ok=True)
+    except OSError:
+        return

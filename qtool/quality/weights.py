@@ -1,0 +1,95 @@
+"""Any model that can be run: a checkpoint, a quantized one dequantized as it is read, a GGUF file.
+
+Dequantized weights are float32, exactly what the format stands for; activations are not rounded.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.artifact import Artifact
+from qtool.errors import UnsupportedError
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.gguf.open import is_gguf, open_source
+from qtool.scheme import GroupQuant, Scheme
+from qtool.weights import Weights
+
+
+@dataclass(frozen=True)
+class ArtifactWeights:
+    """See qtool.weights.Weights: dense tensors as stored, quantized ones as float32."""
+
+    artifact: Artifact
+    config: Mapping[str, Any]  # without what makes transformers look for packed tensors
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def path(self) -> Path:
+        """What was opened."""
+        return self.artifact.checkpoint.path
+
+    @property
+    def folder(self) -> Path:
+        """Where config.json and the tokenizer lie."""
+        return self.artifact.checkpoint.folder
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor, or the codes of a matrix."""
+        return self.artifact.checkpoint.file_of(self.artifact.entry(name).stored[0])
+
+    def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor, from `first` to `last` of its leading axis."""
+        if self.artifact.entry(name).scheme is None:
+            return self.artifact.checkpoint.part(name, first, last)
+        values = np.ascontiguousarray(self.float32(name)[first:last])
+        return values.reshape(-1).view(np.uint8)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A tensor; quantized ones as float32."""
+        if self.artifact.entry(name).scheme is None:
+            return self.artifact.checkpoint.array(name)
+        return self.float32(name)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """A float tensor of its own shape."""
+        found = self.artifact.read(name)
+        return found.dequantize() if isinstance(found, GroupQuant) else found
+
+
+def artifact_weights(artifact: Artifact) -> ArtifactWeights:
+    """UnsupportedError where the format is one that is recognised only."""
+    tensors = {}
+    for name, entry in artifact.entries.items():
+        if entry.scheme is None:
+            tensors[name] = artifact.checkpoint.tensors[name]
+        elif isinstance(entry.scheme, Scheme):
+            tensors[name] = TensorInfo(name, "F32", entry.shape, 0, 4 * prod(entry.shape))
+        else:
+            raise UnsupportedError(
+                f"{artifact.checkpoint.path}: {artifact.found.format}, which this version "
+                "recognises, but cannot run; it runs dense checkpoints, AWQ, GPTQ and GGUF"
+            )
+    config = dict(artifact.checkpoint.config)
+    for key in ("quantization_config", "compression_config"):
+        config.pop(key, None)
+    return ArtifactWeights(artifact, config, tensors)
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Weights]:
+    """The model in a folder or a file, ready for a forward pass."""
+    if is_gguf(path):
+        from qtool.gguf.weights import gguf_weights
+
+        source = open_source(path)
+        with gguf_weights(source) as (weights, _):
+            yield replace(weights, path=path)
+        return
+    artifact = Artifact.open(path)
+    yield artifact.checkpoint if artifact.found.format == "dense" else artifact_weights(artifact)
