@@ -46,7 +46,7 @@ def summary(found: GgufInspection) -> list[tuple[str, str]]:
     lines += _importance_lines(found) if found.kind == "imatrix" else _model_lines(found)
     provenance = found.keys_under("qtool.")
     lines += [(f"qtool.{key}", _short(value)) for key, value in provenance.items()]
-    return [(label, printable(_short(value, 200))) for label, value in lines if value]
+    return [(printable(label), printable(_short(value, 200))) for label, value in lines if value]
 
 
 def _model_lines(found: GgufInspection) -> Iterator[tuple[str, str | None]]:

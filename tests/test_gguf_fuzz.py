@@ -1,0 +1,56 @@
+"""A few thousand of the fuzzer's files, and that it would notice a reader which believes them."""
+
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qtool.formats import gguf_header
+
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+import fuzz_gguf
+
+
+def test_a_few_thousand_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fuzz_gguf, "_TRIED", fuzz_gguf.Counter())
+    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 3000)
+    tried = fuzz_gguf._TRIED
+    assert tried.total() == 3200 and tried["refused"] > 1000 and tried["accepted"] > 300
+
+
+def _believe_places(cursor: Any, tensors: Any) -> None:
+    """Nothing is checked."""
+
+
+def _believe_lengths(self: Any, count: int, what: str) -> int:
+    begin: int = self.position
+    if len(self.data) < self.size:
+        self._read_to(self.size, what)
+    self.position = begin + count
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead", "seen"),
+    [
+        (gguf_header, "_check_places", _believe_places, (AssertionError, gguf_header.FormatError)),
+        (gguf_header._Cursor, "take", _believe_lengths, (struct.error, IndexError)),
+    ],
+)
+def test_a_reader_that_believes_is_caught(
+    where: Any,
+    name: str,
+    instead: Callable[..., Any],
+    seen: tuple[type[Exception], ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(where, name, instead)
+    with pytest.raises(seen):
+        fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 3000)
+    assert list(tmp_path.glob("failed-*.gguf"))
