@@ -15,7 +15,7 @@ from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.plan import Plan, make_plan
-from qtool.plan_rows import rows
+from qtool.plan_rows import rows, scheme_of
 from qtool.recipe import load
 from qtool.scheme import Dense, Dropped, Scheme
 
@@ -425,17 +425,18 @@ def test_json_keys_and_rows(tmp_path: Path) -> None:
     assert by_name["model.layers.3.mlp.up_proj.weight"]["reason"] is None
     assert by_name["lm_head.weight"]["reason"].startswith("dropped: tied")
     assert by_name["lm_head.weight"]["bytes"] == 0
-    lines = list(rows(plan))
+    lines = list(rows(plan.tensors, scheme_of))
     assert len(lines) == 12 and sum(line.count for line in lines) == len(plan.tensors)
     assert lines[2].name == "model.layers.{0-11}.self_attn.q_proj.weight"
     assert sum(line.nbytes for line in lines) == sum(tensor.nbytes for tensor in plan.tensors)
-    assert len(list(rows(plan, every=True))) == len(plan.tensors)
+    assert len(list(rows(plan.tensors, scheme_of, every=True))) == len(plan.tensors)
 
 
 def test_ranges_with_holes(tmp_path: Path) -> None:
     shapes = header_files.llama(layers=5)
     sets = "overrides=[{match: 'model.layers.[02].*', dense: true}]"
-    lines = [row.name for row in rows(plan_of(tmp_path, shapes, "w4g128-awq", sets))]
+    plan = plan_of(tmp_path, shapes, "w4g128-awq", sets)
+    lines = [row.name for row in rows(plan.tensors, scheme_of)]
     assert "model.layers.{1,3-4}.mlp.up_proj.weight" in lines
     assert "model.layers.{0,2}.mlp.up_proj.weight" in lines
 

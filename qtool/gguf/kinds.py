@@ -37,11 +37,21 @@ class ModelFacts:
     heads_kv: int  # of layer 0
     experts: int = 0
     prediction_layers: int = 0
+    experts_used: int = 0  # by a token
 
     @property
     def gqa(self) -> int:
         """Query heads that share a key head."""
         return self.heads // self.heads_kv if self.heads_kv else 0
+
+    @property
+    def active_share(self) -> float:
+        """The share of the experts that a token visits."""
+        return (
+            min(1.0, self.experts_used / self.experts)
+            if self.experts and self.experts_used
+            else 1.0
+        )
 
     @property
     def falcon(self) -> bool:
@@ -78,6 +88,7 @@ def model_facts(metadata: Mapping[str, Value]) -> ModelFacts:
         heads_kv=count("attention.head_count_kv", heads),
         experts=count("expert_count"),
         prediction_layers=count("nextn_predict_layers"),
+        experts_used=count("expert_used_count"),
     )
 
 

@@ -1,7 +1,4 @@
-"""The plan of a GGUF file: the type and the place of every tensor, and the metadata.
-
-    header   see formats/gguf_header.py
-    data     tensor after tensor, each followed by zeros up to a multiple of the alignment
+"""Planning a GGUF file: the type of every tensor, the metadata, and what speaks against it.
 
 Made from headers alone, before any work. Tensors come in llama.cpp's order, whatever the order of
 the source; metadata is the source's, then what llama-quantize adds, then qtool.* keys. A plan does
@@ -11,11 +8,7 @@ not change while a run goes on.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from math import prod
-from struct import calcsize
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +16,21 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_arrays import StoredArray
-from qtool.formats.gguf_values import STRUCT, Kind, Value, string, u32
-from qtool.gguf.kinds import EMBEDDINGS, model_facts, stored_shape
+from qtool.formats.gguf_values import Kind, Value, string, u32
+from qtool.gguf.estimate import run_cost
+from qtool.gguf.kinds import EMBEDDINGS, model_facts
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
+from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf_types import BF16, F16, F32, BlockType
+from qtool.gguf_types import BF16, F16, F32
 
-DEFAULT_ALIGNMENT = 32
+__all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
+
+CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
+NO_CHECKSUM = "0" * 16
 QUANTIZATION_VERSION = 2  # of the blocks, GGML_QNT_VERSION
 _FLOATS = (F32, F16, BF16)
 _SPLIT = ("split.no", "split.count", "split.tensors.count")
@@ -50,125 +48,6 @@ class Importance(Protocol):
     def datasets(self) -> Sequence[str]: ...
     @property
     def chunks(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class PlannedTensor:
-    """One tensor of the file."""
-
-    source: SourceTensor
-    type: BlockType
-    offset: int  # from the beginning of the data
-    why: str | None  # where the type is not simply the mixture's
-    fallback: bool
-    eligible: bool  # False: never quantized, whatever the recipe says
-    importance: bool  # encoded with importance: it was measured, or will be
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As the file states it, in numpy's order."""
-        return stored_shape(self.source.shape)
-
-    @property
-    def copied(self) -> bool:
-        """Whether the source's bytes go into the file as they are."""
-        return self.type == self.source.type
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in the tensor."""
-        return prod(self.source.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its data, without padding."""
-        return self.source.rows * self.type.row_bytes(self.source.in_features)
-
-
-@dataclass(frozen=True)
-class GgufPlan:
-    """What a run will write."""
-
-    recipe: GgufRecipe
-    tensors: tuple[PlannedTensor, ...]  # in the order of writing
-    metadata: Mapping[str, Value]  # complete, in the order of writing
-    alignment: int
-    warnings: tuple[str, ...]
-    dropped: tuple[tuple[str, str], ...]  # source tensors that are not written, and why
-
-    @property
-    def format(self) -> str:
-        return "gguf"
-
-    @cached_property
-    def data_start(self) -> int:
-        """Bytes of the header, padding included."""
-        keys = sum(8 + len(_bytes(key)) + 4 + _nbytes(v) for key, v in self.metadata.items())
-        infos = sum(8 + len(_bytes(t.name)) + 16 + 8 * len(t.shape) for t in self.tensors)
-        return _padded(24 + keys + infos, self.alignment)
-
-    @cached_property
-    def size_bytes(self) -> int:
-        """Bytes of the file, exact."""
-        return self.data_start + sum(_padded(t.nbytes, self.alignment) for t in self.tensors)
-
-    @cached_property
-    def tensor_bytes(self) -> int:
-        """Bytes of all tensors, without padding."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of tensor data for each number of the model, as llama-quantize counts them."""
-        numbers = sum(tensor.parameters for tensor in self.tensors)
-        return 8 * self.tensor_bytes / numbers if numbers else 0.0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many tensors are encoded anew, and how many are copied."""
-        copied = sum(tensor.copied for tensor in self.tensors)
-        return {
-            "converted": len(self.tensors) - copied,
-            "copied": copied,
-            "dropped": len(self.dropped),
-        }
-
-    @property
-    def fallbacks(self) -> tuple[PlannedTensor, ...]:
-        """Those whose rows do not divide into the blocks that they should have."""
-        return tuple(tensor for tensor in self.tensors if tensor.fallback)
-
-    def json(self) -> dict[str, Any]:
-        """The --json object of `qtool plan`."""
-        return {
-            "recipe": self.recipe.name,
-            "format": self.format,
-            "type": self.recipe.type,
-            "size_bytes": self.size_bytes,
-            "bits_per_weight": self.bits_per_weight,
-            "counts": self.counts,
-            "types": dict(Counter(tensor.type.name for tensor in self.tensors)),
-            "fallbacks": len(self.fallbacks),
-            "warnings": list(self.warnings),
-            "tensors": [
-                {
-                    "name": tensor.name,
-                    "shape": list(tensor.shape),
-                    "source_type": tensor.source.type.name,
-                    "type": tensor.type.name,
-                    "reason": tensor.why,
-                    "fallback": tensor.fallback,
-                    "importance": tensor.importance,
-                    "bytes": tensor.nbytes,
-                }
-                for tensor in self.tensors
-            ],
-            "dropped": [{"name": name, "reason": reason} for name, reason in self.dropped],
-        }
 
 
 def make_gguf_plan(
@@ -190,40 +69,36 @@ def make_gguf_plan(
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)
     sources = {tensor.name: tensor for tensor in source.tensors}
-    alignment = _alignment(source)
-    planned: list[PlannedTensor] = []
-    offset = 0
-    for name, choice in choices.items():
-        tensor = sources[name]
-        made = PlannedTensor(
-            tensor,
+    planned = tuple(
+        PlannedTensor(
+            sources[name],
             choice.type,
-            offset,
             choice.why,
             choice.fallback,
             choice.eligible,
-            _weighed(source, recipe, tensor, choice, importance),
+            _weighed(source, recipe, sources[name], choice, importance),
         )
-        planned.append(made)
-        offset += _padded(made.nbytes, alignment)
+        for name, choice in choices.items()
+    )
     lossy = _requantized(source, planned, requantize)
+    calibration = recipe.calibration if recipe.importance and importance is None else None
+    header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     return GgufPlan(
         recipe,
-        tuple(planned),
+        planned,
         _metadata(recipe, source, importance, lossy, origin),
-        alignment,
         (*source.warnings, *warnings(recipe, facts, planned, lossy)),
         source.dropped,
+        run_cost(planned, header, calibration, facts.active_share),
     )
 
 
-def _alignment(source: GgufSource) -> int:
-    found = source.metadata.get("general.alignment")
-    return DEFAULT_ALIGNMENT if found is None else int(found.value)
-
-
-def _padded(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+def _roughly(value: Value) -> int:
+    """Bytes of a value in memory, about."""
+    if value.kind is not Kind.ARRAY:
+        return 64
+    # Strings that are Python objects take more room than those in a header.
+    return len(value.value) * (24 if isinstance(value.value, StoredArray) else 160)
 
 
 def _weighed(
@@ -320,6 +195,7 @@ def _metadata(
         added["qtool.source"] = string(origin)
     if lossy:
         added["qtool.requantized_from"] = string(", ".join(lossy))
+    added[CHECKSUM_KEY] = string(NO_CHECKSUM)
     kept = {
         key: value
         for key, value in source.metadata.items()
@@ -329,22 +205,4 @@ def _metadata(
 
 
 def _cut(text: str) -> str:
-    return _bytes(text)[:_LONGEST_TEXT].decode("utf-8", "ignore")
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _nbytes(value: Value) -> int:
-    """Bytes of a value in the header, without its kind."""
-    if value.kind is Kind.STRING:
-        return 8 + len(_bytes(value.value))
-    if value.kind is not Kind.ARRAY:
-        return calcsize("<" + STRUCT[value.kind])
-    if isinstance(value.value, StoredArray):
-        return 12 + value.value.nbytes
-    if value.element is Kind.STRING:
-        return 12 + sum(8 + len(_bytes(text)) for text in value.value)
-    assert value.element is not None
-    return 12 + len(value.value) * calcsize("<" + STRUCT[value.element])
+    return text.encode("utf-8", "surrogateescape")[:_LONGEST_TEXT].decode("utf-8", "ignore")

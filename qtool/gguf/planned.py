@@ -1,0 +1,158 @@
+"""A planned GGUF file: its tensors in the order of writing, and its metadata."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from qtool.estimate import Cost
+from qtool.formats.gguf_values import Value
+from qtool.formats.gguf_writer import Layout, TensorSpec, lay_out
+from qtool.gguf.kinds import stored_shape
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import SourceTensor
+from qtool.gguf_types import BY_NAME, BlockType
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One tensor of the file."""
+
+    source: SourceTensor
+    type: BlockType
+    why: str | None  # where the type is not simply the mixture's
+    fallback: bool
+    eligible: bool  # False: never quantized, whatever the recipe says
+    importance: bool  # encoded with importance: it was measured, or will be
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the file states it, in numpy's order."""
+        return stored_shape(self.source.shape)
+
+    @property
+    def copied(self) -> bool:
+        """Whether the source's bytes go into the file as they are."""
+        return self.type == self.source.type
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the tensor."""
+        return prod(self.source.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data, without padding."""
+        return self.source.rows * self.type.row_bytes(self.source.in_features)
+
+
+@dataclass(frozen=True)
+class GgufPlan:
+    """What a run will write."""
+
+    recipe: GgufRecipe
+    tensors: tuple[PlannedTensor, ...]  # in the order of writing
+    metadata: Mapping[str, Value]  # complete, in the order of writing
+    warnings: tuple[str, ...]
+    dropped: tuple[tuple[str, str], ...]  # source tensors that are not written, and why
+    cost: Cost
+
+    @property
+    def format(self) -> str:
+        return "gguf"
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The header's bytes, and where everything lies."""
+        specs = [TensorSpec(tensor.name, tensor.shape, tensor.type) for tensor in self.tensors]
+        return lay_out(self.metadata, specs)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file. Exact, but for the few that name an importance yet to be measured."""
+        return self.layout.size
+
+    @cached_property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors, without padding."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of tensor data for each number of the model, as llama-quantize counts them."""
+        numbers = sum(tensor.parameters for tensor in self.tensors)
+        return 8 * self.tensor_bytes / numbers if numbers else 0.0
+
+    @property
+    def unquantized_share(self) -> float:
+        """Share of the model's numbers that are stored as plain numbers."""
+        numbers = sum(tensor.parameters for tensor in self.tensors)
+        plain = sum(t.parameters for t in self.tensors if t.type.name not in BY_NAME)
+        return plain / numbers if numbers else 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tensors are encoded anew, and how many are copied."""
+        copied = sum(tensor.copied for tensor in self.tensors)
+        return {
+            "converted": len(self.tensors) - copied,
+            "copied": copied,
+            "dropped": len(self.dropped),
+        }
+
+    @property
+    def types(self) -> dict[str, int]:
+        """How many tensors there are of each type, the most frequent first."""
+        return dict(Counter(tensor.type.name for tensor in self.tensors).most_common())
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Estimated."""
+        return self.cost.peak_rss_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Estimated, on this machine."""
+        return self.cost.seconds
+
+    @property
+    def fallbacks(self) -> tuple[PlannedTensor, ...]:
+        """Those whose rows do not divide into the blocks that they should have."""
+        return tuple(tensor for tensor in self.tensors if tensor.fallback)
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool plan`."""
+        return {
+            "recipe": self.recipe.name,
+            "format": self.format,
+            "type": self.recipe.type,
+            "size_bytes": self.size_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "unquantized_share": self.unquantized_share,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "seconds": self.seconds,
+            "counts": self.counts,
+            "types": self.types,
+            "fallbacks": len(self.fallbacks),
+            "warnings": list(self.warnings),
+            "tensors": [
+                {
+                    "name": tensor.name,
+                    "shape": list(tensor.shape),
+                    "source_type": tensor.source.type.name,
+                    "type": tensor.type.name,
+                    "reason": tensor.why,
+                    "fallback": tensor.fallback,
+                    "importance": tensor.importance,
+                    "bytes": tensor.nbytes,
+                }
+                for tensor in self.tensors
+            ],
+            "dropped": [{"name": name, "reason": reason} for name, reason in self.dropped],
+        }
