@@ -1,0 +1,240 @@
+"""`qtool eval` against transformers itself, against sums by hand, and what it refuses."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantizing
+import torch
+from quantizing import Call
+
+from qtool import pipeline
+from qtool.artifact import Artifact
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.hub import tiny_folder
+from qtool.progress import Progress
+from qtool.quality import metrics
+from qtool.quality.evaluate import parse_condition
+from qtool.recipe import load
+from qtool.request import Request
+
+WINDOWS, LENGTH = 3, 48
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text.txt, and tiny as AWQ, GPTQ and GGUF."""
+    folder = tmp_path_factory.mktemp("root")
+    quantizing.text_file(folder / "text.txt")
+    for recipe, name in (("w4g128-rtn", "awq"), ("w8-rtn", "gptq")):
+        request = Request("tiny", tiny_folder(), load(recipe), folder / name, None, 1, 1 << 30)
+        pipeline.run(request, Progress(quiet=True))
+    gguf = GgufRequest("tiny", tiny_folder(), load("q4_k_m"), folder / "q4.gguf", 1)
+    run_gguf(gguf, Progress(quiet=True))
+    return folder
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
+    return quantizing.caller(monkeypatch, capfd)
+
+
+def evaluated(call: Call, root: Path, name: str, *more: object) -> dict[str, object]:
+    said = call("eval", root / name, "--text", root / "text.txt", "--windows", WINDOWS, "--length",
+                LENGTH, "--json", *more)  # fmt: skip
+    assert said.status == 0, said.err
+    found: dict[str, object] = json.loads(said.out)
+    return found
+
+
+def logits_of(weights: dict[str, np.ndarray] | None, tokens: np.ndarray) -> np.ndarray:
+    """Of tiny, with other weights where given: transformers' own forward pass, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32).eval()
+    if weights is not None:
+        state = {name: torch.from_numpy(np.array(values)) for name, values in weights.items()}
+        missing, extra = model.load_state_dict(state, strict=False)
+        assert not extra and set(missing) <= {"lm_head.weight"}
+        model.tie_weights()
+    with torch.no_grad():
+        found: np.ndarray = model(torch.from_numpy(tokens)).logits.double().numpy()
+    return found
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
+
+
+def text_tokens(root: Path) -> np.ndarray:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
+    ids = tokenizer.encode((root / "text.txt").read_text(), add_special_tokens=False)
+    return np.array(ids[: WINDOWS * LENGTH]).reshape(WINDOWS, LENGTH)
+
+
+def by_hand(root: Path, name: str, positions: range) -> dict[str, float]:
+    """The figures, from whole logits in float64."""
+    tokens = text_tokens(root)
+    weights = dict(Artifact.open(root / name).dequantized())
+    log_p, log_q = (log_softmax(logits_of(w, tokens)) for w in (None, weights))
+    kld, changes, losses, same, variation = [], [], [], [], []
+    for window in range(WINDOWS):
+        for at in positions:
+            p, q = log_p[window, at], log_q[window, at]
+            kld.append(float((np.exp(p) * (p - q)).sum()))
+            variation.append(float(np.abs(np.exp(p) - np.exp(q)).sum()) / 2)
+            same.append(p.argmax() == q.argmax())
+            if at + 1 < LENGTH:
+                following = tokens[window, at + 1]
+                losses.append(-q[following])
+                changes.append(math.exp(q[following]) - math.exp(p[following]))
+    return {
+        "perplexity": math.exp(np.mean(losses)),
+        "kld": float(np.mean(kld)),
+        "p99": float(np.quantile(kld, 0.99)),
+        "top1_agreement": float(np.mean(same)),
+        "rms_dp": math.sqrt(np.mean(np.square(changes))),
+        "acceptance": 1 - float(np.mean(variation)),
+    }
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("protocol", "positions"),
+    [("plain", range(LENGTH)), ("llama.cpp", range(LENGTH // 2, LENGTH - 1))],
+)
+def test_agrees_with_transformers(
+    root: Path, call: Call, name: str, protocol: str, positions: range
+) -> None:
+    found = evaluated(call, root, name, "--against", "tiny", "--protocol", protocol)
+    expected = by_hand(root, name, positions)
+    kld = found["kld"]
+    assert isinstance(kld, dict)
+    flat = {**found, "kld": kld["mean"], "p99": kld["p99"]}
+    for key, value in expected.items():
+        assert flat[key] == pytest.approx(value, rel=1e-4), key
+    assert found["tokens"] == WINDOWS * len(positions)
+    assert found["protocol"] == {
+        "name": protocol, "text": "text.txt", "windows": WINDOWS, "length": LENGTH
+    }  # fmt: skip
+
+
+def test_a_gguf_file_is_what_its_blocks_say(root: Path, call: Call, tmp_path: Path) -> None:
+    """The file evaluated as it is, and as the checkpoint that `convert` makes of it."""
+    said = call("convert", root / "q4.gguf", "--to", "hf", "--dtype", "float32", "-o",
+                tmp_path / "hf")  # fmt: skip
+    assert said.status == 0, said.err
+    first = evaluated(call, root, "q4.gguf", "--against", "tiny")
+    second = evaluated(call, root, str(tmp_path / "hf"), "--against", "tiny")
+    assert {k: v for k, v in first.items() if k not in ("artifact", "size_bytes")} == {
+        k: v for k, v in second.items() if k not in ("artifact", "size_bytes")
+    }
+    assert first["size_bytes"] == (root / "q4.gguf").stat().st_size
+
+
+def test_a_model_against_itself(root: Path, call: Call) -> None:
+    found = evaluated(call, root, str(tiny_folder()), "--against", "tiny")
+    assert found["kld"] == {"mean": 0, "median": 0, "p99": 0, "max": 0, "interval": [0, 0]}
+    assert found["top1_agreement"] == found["acceptance"] == 1
+    assert found["tokens_per_pass"] == {"1": 2, "2": 3, "4": 5, "8": 9}
+    assert found["perplexity"] == found["reference_perplexity"]
+
+
+def test_without_a_reference_there_is_perplexity(root: Path, call: Call) -> None:
+    alone, beside = evaluated(call, root, "awq"), evaluated(call, root, "awq", "--against", "tiny")
+    assert alone["perplexity"] == beside["perplexity"]
+    assert "kld" not in alone
+
+
+def test_threads_change_nothing_that_is_shown(root: Path, call: Call) -> None:
+    one, two = (
+        evaluated(call, root, "awq", "--against", "tiny", "--threads", n, "--no-cache")
+        for n in (1, 2)
+    )
+    for key in ("mean", "median", "p99", "max"):
+        assert one["kld"][key] == pytest.approx(two["kld"][key], rel=1e-4)  # type: ignore[index]
+
+
+def test_intervals_are_over_windows() -> None:
+    loss = np.array([[1.0, 2.0, np.nan], [3.0, 4.0, np.nan]])
+    found = metrics.summary(metrics.Measured(loss))
+    half = 1.96 * np.std([1.5, 3.5], ddof=1) / math.sqrt(2)
+    assert found["perplexity"] == pytest.approx(math.exp(2.5))
+    assert found["perplexity_interval"] == pytest.approx(
+        [math.exp(2.5 - half), math.exp(2.5 + half)]
+    )
+
+
+def test_what_the_reference_computed_is_kept(root: Path, call: Call, tmp_path: Path) -> None:
+    first = evaluated(call, root, "awq", "--against", "tiny")
+    (kept,) = (tmp_path / "cache/reference").iterdir()
+    hidden = np.load(kept)
+    assert hidden.shape[:2] == (WINDOWS, LENGTH)
+    assert evaluated(call, root, "awq", "--against", "tiny") == first
+    np.save(kept, hidden * 0)  # proves that it is used
+    assert evaluated(call, root, "awq", "--against", "tiny") != first
+    kept.write_bytes(kept.read_bytes()[:100])  # cut short: computed again
+    assert evaluated(call, root, "awq", "--against", "tiny") == first
+    np.save(kept, hidden * 0)
+    assert evaluated(call, root, "awq", "--against", "tiny", "--no-cache") == first
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [("kld>0.0001", 1), ("kld>5", 0), ("kld.p99>=0", 1), ("top1_agreement<0.01", 0),
+     ("perplexity<=1e9", 1)],
+)  # fmt: skip
+def test_fail_if(root: Path, call: Call, condition: str, status: int) -> None:
+    said = call("eval", root / "awq", "--against", "tiny", "--text", root / "text.txt", "--windows",
+                "2", "--length", "16", "--json", "--fail-if", condition)  # fmt: skip
+    assert said.status == status
+    found = json.loads(said.out)
+    assert len(found["failed"]) == status
+    assert ("failed: " in said.err) is bool(status)
+
+
+@pytest.mark.parametrize("text", ["kld", "kld=0.1", "kld>", "kld>abc", ">0.1", "kld>1e"])
+def test_conditions_that_say_nothing(text: str, root: Path, call: Call) -> None:
+    said = call("eval", root / "awq", "--text", root / "text.txt", "--fail-if", text)
+    assert said.status == 1 and f"--fail-if {text}: expected" in said.err
+
+
+def test_unknown_figure(root: Path, call: Call) -> None:
+    condition = parse_condition("kl>0.1")
+    with pytest.raises(Exception, match=r"no figure 'kl'; known: .*perplexity"):
+        condition.holds({"perplexity": 3.0})
+
+
+def test_refusals(root: Path, call: Call, tmp_path: Path) -> None:
+    text = root / "text.txt"
+
+    def refused(*arguments: object) -> str:
+        said = call("eval", *arguments)
+        assert said.status == 1 and said.out == ""
+        return str(said.err)
+
+    assert "no such text file" in refused(root / "awq", "--text", tmp_path / "none.txt")
+    assert "expected plain or llama.cpp" in refused(
+        root / "awq", "--text", text, "--protocol", "other"
+    )
+    (tmp_path / "short.txt").write_text("a few words")
+    assert "enough for 0 windows of 512" in refused(root / "awq", "--text", tmp_path / "short.txt")
+    other = quantizing.build("llama", tmp_path / "llama")
+    said = refused(root / "awq", "--against", other, "--text", text, "--length", "16")
+    assert "they are not of one model" in said or "cannot be compared" in said
+    broken = tmp_path / "broken"
+    shutil.copytree(root / "awq", broken)
+    config = json.loads((broken / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "cannot run" in refused(broken, "--text", text)
