@@ -22,7 +22,13 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError, SourceError
-from qtool.formats.gguf_header import MAX_TENSORS, Header, TensorInfo, parse_header
+from qtool.formats.gguf_header import (
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    Header,
+    TensorInfo,
+    parse_header,
+)
 from qtool.formats.gguf_values import Kind, Value
 
 if TYPE_CHECKING:
@@ -34,7 +40,8 @@ else:
 __all__ = ["INTEGERS", "SPLIT_KEYS", "GgufFile", "TensorInfo", "first_parts"]
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+MAX_PARTS = 1_000
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 INTEGERS = {
     Kind.UINT8, Kind.INT8, Kind.UINT16, Kind.INT16, Kind.UINT32, Kind.INT32, Kind.UINT64,
     Kind.INT64,
@@ -137,18 +144,22 @@ def _open(path: Path, descriptors: dict[Path, int]) -> GgufFile:
     if count <= 1:
         return _joined((path,), [header], header.metadata, descriptors)
     files = _parts(path, count)
-    headers = []
-    metadata = header.metadata
+    headers: list[Header] = []
+    metadata, stated, total, read = header.metadata, -1, 0, 0
     for number, file in enumerate(files):
         part = header if file == path else _header(file, descriptors)
-        if number == 0:
-            metadata = part.metadata
         _check_part(file, part, number, count)
+        if number == 0:
+            metadata, stated = part.metadata, _split(file, part, "split.tensors.count", -1)
         # Of the other parts only the tensors stay: their metadata may be as long as the first's.
         headers.append(Header(part.version, part.alignment, {}, part.tensors, part.data_start))
-    total = sum(len(part.tensors) for part in headers)
-    stated = _split(files[0], Header(3, 32, metadata, (), 0), "split.tensors.count", total)
-    if stated != total or total > MAX_TENSORS:
+        total, read = total + len(part.tensors), read + part.data_start
+        if total > MAX_TENSORS or read > MAX_HEADER_BYTES:
+            raise FormatError(
+                f"{file}: {total} tensors and {read} bytes of headers up to this part; at most "
+                f"{MAX_TENSORS} and {MAX_HEADER_BYTES} are read of all parts"
+            )
+    if stated not in (total, -1):
         raise FormatError(
             f"{files[0]}: split.tensors.count is {stated}, and the {count} parts have {total}; "
             "fetch them again"
@@ -180,7 +191,9 @@ def _split(path: Path, header: Header, key: str, default: int) -> int:
 def _parts(path: Path, count: int) -> tuple[Path, ...]:
     """All parts beside this one; FormatError when one is missing."""
     found = _PART.fullmatch(path.name)
-    if found is None or int(found["count"]) != count:
+    if count > MAX_PARTS:
+        raise FormatError(f"{path}: one of {count} parts; at most {MAX_PARTS} are read")
+    if found is None or int(found["count"]) != count or not 1 <= int(found["number"]) <= count:
         raise FormatError(
             f"{path}: one of {count} parts of a model, which must be called "
             f"NAME-00001-of-{count:05}.gguf to NAME-{count:05}-of-{count:05}.gguf"

@@ -14,6 +14,7 @@ import pytest
 from gguf_bytes import Gguf, array, entry, info
 
 from qtool.errors import FormatError, SourceError
+from qtool.formats import gguf_file
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import GgufFile, first_parts
 from qtool.formats.gguf_values import STRUCT, Kind, Value
@@ -332,9 +333,31 @@ def test_split_refusals(tmp_path: Path) -> None:
     refused("split.tensors.count is -6, expected a count")
     _rewrite(files[0])
     GgufFile.open(files[2]).close()
+    stranger = tmp_path / "big-00004-of-00003.gguf"
+    stranger.write_bytes(files[0].read_bytes())
+    with pytest.raises(FormatError, match="must be called NAME-00001-of-00003"):
+        GgufFile.open(stranger)
+    _rewrite(files[0], count=1001)
+    refused("one of 1001 parts; at most 1000 are read")
+    _rewrite(files[0])
     renamed = files[0].rename(tmp_path / "model.gguf")
     with pytest.raises(FormatError, match="must be called NAME-00001-of-00003"):
         GgufFile.open(renamed)
+
+
+def test_parts_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many parts may not cost more than one file may."""
+    files = split(tmp_path)
+    monkeypatch.setattr(gguf_file, "MAX_TENSORS", 5)
+    with pytest.raises(FormatError, match=r"00003-of-00003\.gguf: 6 tensors and .* at most 5 and"):
+        GgufFile.open(files[0])
+    monkeypatch.setattr(gguf_file, "MAX_TENSORS", 6)
+    GgufFile.open(files[0]).close()
+    monkeypatch.setattr(gguf_file, "MAX_HEADER_BYTES", 400)
+    with pytest.raises(
+        FormatError, match=r"00002-of-00003\.gguf: 4 tensors and .* and 400 are read"
+    ):
+        GgufFile.open(files[0])
 
 
 def test_the_name_of_a_split_alone_makes_no_split(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import fuzz_gguf
 def test_a_few_thousand_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fuzz_gguf, "_TRIED", fuzz_gguf.Counter())
-    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 3000)
+    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 1500)
     tried = fuzz_gguf._TRIED
-    assert tried.total() == 3200 and tried["refused"] > 1000 and tried["accepted"] > 300
+    assert tried.total() > 1700 and tried["refused"] > 500 and tried["accepted"] > 200
 
 
 def _believe_places(cursor: Any, tensors: Any) -> None:
@@ -52,5 +52,5 @@ def test_a_reader_that_believes_is_caught(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(where, name, instead)
     with pytest.raises(seen):
-        fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 3000)
+        fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 1500)
     assert list(tmp_path.glob("failed-*.gguf"))

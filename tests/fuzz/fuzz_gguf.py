@@ -54,7 +54,9 @@ def true_file(choose: random.Random) -> bytes:
 
     keys = ["general.architecture", "general.name", "general.file_type", "general.type",
             "split.no", "split.count", "tokenizer.ggml.tokens", "tokenizer.ggml.model",
-            "tokenizer.ggml.bos_token_id", "imatrix.chunk_count", "qtool.version"]  # fmt: skip
+            "tokenizer.ggml.bos_token_id", "imatrix.chunk_count", "imatrix.chunk_size",
+            "imatrix.datasets", "quantize.imatrix.file", "tokenizer.chat_template",
+            "qtool.version"]  # fmt: skip
     kinds = [kind for kind in Kind if kind is not Kind.ARRAY]
     entries = [entry("general.architecture", Kind.STRING, "llama")]
     if choose.random() < 0.2:
@@ -118,7 +120,7 @@ def attempt(path: Path) -> str:
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         with GgufFile.open(path) as file:
-            keep_promises(file, path)
+            keep_promises(file)
         outcome = "accepted"
     except QtoolError as error:
         message = str(error)
@@ -132,7 +134,7 @@ def attempt(path: Path) -> str:
     return outcome
 
 
-def keep_promises(file: "object", path: Path) -> None:
+def keep_promises(file: "object") -> None:
     """What was accepted is as the reader says."""
     from qtool.errors import SourceError
     from qtool.formats.gguf_arrays import StoredArray
@@ -143,11 +145,11 @@ def keep_promises(file: "object", path: Path) -> None:
     from qtool.gguf.inspect_text import detail_lines, summary, tables
 
     assert isinstance(file, GgufFile)
-    size, end = path.stat().st_size, 0
+    ends = dict.fromkeys(file.files, 0)
     for one in sorted(file.tensors.values(), key=lambda tensor: tensor.start):
-        assert end <= one.start and one.nbytes > 0
-        end = one.start + one.nbytes
-        assert end <= size and one.rows * one.row_bytes == one.nbytes
+        assert ends[one.file] <= one.start and one.nbytes > 0
+        ends[one.file] = one.start + one.nbytes
+        assert ends[one.file] <= one.file.stat().st_size and one.rows * one.row_bytes == one.nbytes
         if one.nbytes < 1 << 20:
             rows = file.read_rows(one.name, 0, one.rows)
             assert rows.shape == (one.rows, one.row_bytes)
@@ -181,6 +183,7 @@ def _no_constant(name: str) -> None:
 
 def _try(path: Path, content: bytes, hole: int = 0) -> str:
     """Write and try it; a failure is kept."""
+    path.unlink(missing_ok=True)  # some file systems flush a file that is written over
     with open(path, "wb") as file:
         file.write(content)
         if hole:
@@ -215,6 +218,34 @@ def own(seconds: float, seed: int, path: Path, most: int | None = None) -> None:
         hole = 1 << choose.randrange(20, 37) if choose.random() < 0.02 else 0
         if _try(path, content, hole) == "accepted" and choose.random() < 0.2:
             pool[choose.randrange(len(pool))] = content
+        if choose.random() < 0.05:
+            _try_split(path.parent, choose)
+
+
+def _try_split(folder: Path, choose: random.Random) -> None:
+    """A true model of two parts, and lies about one of them."""
+    from gguf_bytes import Gguf, entry, info
+
+    from qtool.formats.gguf_values import Kind
+
+    paths = [folder / f"s-0000{number}-of-00002.gguf" for number in (1, 2)]
+    whole = []
+    for number in range(2):
+        entries = [
+            entry("split.no", Kind.UINT16, number),
+            entry("split.count", Kind.UINT16, 2),
+            entry("split.tensors.count", Kind.INT32, 2),
+            entry("general.architecture", Kind.STRING, "llama"),
+        ]
+        whole.append(bytes(Gguf(entries, [info(f"t{number}", [2, 4])])))
+    for path, content in zip(paths, whole, strict=True):
+        path.write_bytes(content)
+    one = choose.randrange(2)
+    assert _try(paths[one], whole[one]) == "accepted"
+    for _ in range(20):
+        paths[1 - one].unlink()
+        paths[1 - one].write_bytes(lied(whole[1 - one], choose))
+        _try(paths[one], whole[one])
 
 
 def guided(seconds: float, seed: int, path: Path, folder: Path) -> None:
