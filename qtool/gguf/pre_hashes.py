@@ -27,11 +27,12 @@ from qtool.gguf.pretokenizers import (
 from qtool.gguf.tokenizer_json import Vocabulary
 
 TEXT = (
-    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ "
-    "(multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 333333 3333333 33333333 "
-    "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български "
-    "```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, 'RE you sure? "
-    "'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶"
+    "\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 3333"
+    "33 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天"
+    "～ ------======= нещо на Български ''''''"
+    '```````""""......!!!!!!?????? '
+    "I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
 )
 # The first 16 digits of the SHA-256.
 NAMES = {

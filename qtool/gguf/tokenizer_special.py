@@ -2,8 +2,8 @@
 
 The ids come from the names in tokenizer_config.json, looked up among tokenizer.json's added
 tokens, else from config.json; whether bos, eos and sep are added comes from tokenizer.json's
-post-processor, else from tokenizer_config.json. These are the rules of llama.cpp's converter (gguf-py's
-SpecialVocab), so that both write the same keys.
+post-processor, else from tokenizer_config.json. These are the rules of llama.cpp's converter
+(gguf-py's SpecialVocab), so that both write the same keys.
 """
 
 import re

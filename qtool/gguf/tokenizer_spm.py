@@ -150,7 +150,8 @@ def json_metadata(
     if last >= vocab_size:
         raise FormatError(
             f"{path}: the token {texts[last]!r} has id {last}, but config.json's vocab_size, the "
-            f"rows of the embedding, is {vocab_size}; the tokenizer and the model do not belong together"
+            f"rows of the embedding, is {vocab_size}; the tokenizer and the model do not belong "
+            "together"
         )
     pieces = [
         _json_piece(number, texts.get(number), added.get(number), scores, unknown)
