@@ -20,6 +20,7 @@ from qtool.gguf.pretokenizers import (
     DIGIT_RUNS,
     DIGITS,
     GPT2,
+    GPT2_CUT,
     Step,
     normal_forms,
     read_steps,
@@ -30,9 +31,9 @@ TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶"
     "\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 3333"
     "33 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天"
-    "～ ------======= нещо на Български ''''''"
-    '```````""""......!!!!!!?????? '
-    "I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+    "～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? "
+    "I've been 'told he's there, 'RE you sure? 'M not s"
+    "ure I'll make it, 'D you like some tea? We'Ve a'lL"
 )
 # The first 16 digits of the SHA-256.
 NAMES = {
@@ -104,7 +105,6 @@ NAMES = {
     "1994ffd01900cfb3": "trillion",
     "7fc505bd3104ca10": "viking",
 }
-_GPT2_CUT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CLASS = re.compile(r"\\p\{(\w{1,2})\}")
 
 
@@ -191,7 +191,7 @@ def _cut(text: str, steps: Sequence[Step]) -> list[str] | None:
         if kind == "ByteLevel" and step == BYTE_LEVEL:
             words, spelled = [bytelevel.spell(word) for word in words], True
             continue
-        pattern = {GPT2: _GPT2_CUT, DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+"}.get(step)
+        pattern = {GPT2: GPT2_CUT, DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+"}.get(step)
         if kind == "Split":
             pattern = told
         elif kind == "Punctuation" and told == "Contiguous":

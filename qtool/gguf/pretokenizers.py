@@ -35,6 +35,7 @@ def _cased(ending: str, digits: str) -> str:
     )
 
 
+GPT2_CUT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|\p{{N}}{{1,3}}{_REST}"
 QWEN2 = rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|\p{{N}}{_REST}"
 QWEN35 = (
@@ -86,7 +87,7 @@ TABLE = (
         (*_split(QWEN2), BYTE_LEVEL), normalizer="NFC",
     ),
     PreTokenizer(("stablelm2",), (*_split(QWEN2), BYTE_LEVEL)),
-    PreTokenizer(("qwen35",), (*_split(QWEN35), BYTE_LEVEL), normalizer="NFC"),
+    PreTokenizer(("qwen35",), (*_split(QWEN35), BYTE_LEVEL)),
     PreTokenizer(
         ("smollm", "refact", "starcoder", "codeshell", "exaone", "minerva-7b", "mellum2"),
         (DIGITS, GPT2),
@@ -119,7 +120,8 @@ TABLE = (
     ),
     PreTokenizer(  # what llama.cpp does where a file does not say: none of its converters writes it
         ("default",),
-        (*_split(r"[\p{P}\$\+<=>\^~\|]+"), GPT2, DIGIT_RUNS, *_split("[0-9][0-9][0-9]")),
+        (*_split(r"[\p{P}\$\+<=>\^~\|]+", GPT2_CUT), DIGIT_RUNS, *_split("[0-9][0-9][0-9]"),
+         BYTE_LEVEL),
     ),
     PreTokenizer(("bloom", "poro-chat", "gpt3-finnish"), (*_split(_BLOOM), BYTE_LEVEL)),
     PreTokenizer(("viking",), (*_split(_BLOOM), DIGITS, BYTE_LEVEL)),
