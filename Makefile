@@ -12,7 +12,13 @@ ROOT := $(CURDIR)
 # The tests are small matrices; threads of a BLAS only stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-oracle test-sanitize lint kernels clean
+# Of fuzz-kernels, and of test-aarch64 for each kernel and block type.
+SECONDS ?= 600
+TASKS ?= 16
+KERNEL_TESTS = tests/test_native*.py
+
+.PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel \
+	fuzz-kernels lint kernels wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -40,12 +46,82 @@ kernels:
 	cmake -S . -B build -DQTOOL_WERROR=ON >/dev/null
 	cmake --build build
 
+# What these need beyond a C compiler comes from the system's packages: named where it is missing.
+# $(call need,program,package)
+define need
+@command -v $(1) >/dev/null || { echo "make $@ needs $(1): apt-get install $(2)" >&2; exit 1; }
+endef
+
+# Findings are written past pytest, which would lose them when the process ends.
 test-sanitize: $(VENV)/.installed-test
-	cmake -S . -B build/sanitize -DQTOOL_WERROR=ON -DQTOOL_SANITIZE=ON >/dev/null
+	$(call need,cmake,cmake)
+	$(call need,gcc,gcc)
+	CC=gcc cmake -S . -B build/sanitize -DQTOOL_WERROR=ON -DQTOOL_SANITIZE=ON >/dev/null
 	cmake --build build/sanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 QTOOL_LIBRARY=$(ROOT)/build/sanitize/libqtool_kernels.so \
-		$(BIN)/pytest -q tests/test_native*.py
+		$(BIN)/pytest -q --capture=sys $(KERNEL_TESTS)
+
+# Random tasks for the kernels that unpack and dequantize, on every instruction set of this machine
+# at once; what was interesting is kept in build/fuzz/corpus. QTOOL_FUZZ=all: for every kernel.
+fuzz-kernels:
+	$(call need,cmake,cmake)
+	$(call need,clang,clang)
+	@ls $$(clang -print-resource-dir)/lib/*/libclang_rt.fuzzer* >/dev/null 2>&1 || { \
+		echo "make $@ needs clang's libFuzzer: apt-get install" \
+			"libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev" >&2; exit 1; }
+	CC=clang cmake -S . -B build/fuzz -DQTOOL_WERROR=ON -DQTOOL_SANITIZE=ON -DQTOOL_FUZZ=ON >/dev/null
+	cmake --build build/fuzz
+	mkdir -p build/fuzz/corpus
+	build/fuzz/fuzz_kernels -max_total_time=$(SECONDS) -max_len=4096 -print_final_stats=1 \
+		build/fuzz/corpus
+
+# The same tasks here and, emulated, on aarch64: what the kernels make of them must not differ.
+test-aarch64:
+	$(call need,cmake,cmake)
+	$(call need,aarch64-linux-gnu-gcc,gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+	$(call need,qemu-aarch64,qemu-user)
+	cmake -S . -B build/here -DQTOOL_WERROR=ON -DQTOOL_DIGESTS=ON >/dev/null
+	cmake --build build/here
+	CC=aarch64-linux-gnu-gcc cmake -S . -B build/aarch64 -DQTOOL_WERROR=ON -DQTOOL_DIGESTS=ON \
+		-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 >/dev/null
+	cmake --build build/aarch64
+	build/here/kernel_digests $(TASKS) >build/here/digests
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/kernel_digests $(TASKS) \
+		>build/aarch64/digests
+	diff build/here/digests build/aarch64/digests
+
+# Without warnings, and to the same tests.
+test-clang: $(VENV)/.installed-test
+	$(call need,cmake,cmake)
+	$(call need,clang,clang)
+	CC=clang cmake -S . -B build/clang -DQTOOL_WERROR=ON >/dev/null
+	cmake --build build/clang
+	QTOOL_LIBRARY=$(ROOT)/build/clang/libqtool_kernels.so $(BIN)/pytest -q $(KERNEL_TESTS)
+
+# `make wheel CC=clang`: into dist/, with the compiler that CC names.
+wheel: | $(BIN)/python
+	CC=$(CC) $(PIP) wheel -q --no-deps -w dist .
+
+# Wheels of both compilers, unpacked; each quantizes as well on an emulated processor that has no
+# AVX (numpy's own least is SSE 4.2) as on this one, and the kernels alone on the first x86-64.
+test-wheel: $(VENV)/.installed
+	$(call need,clang,clang)
+	$(call need,qemu-x86_64,qemu-user)
+	for cc in gcc clang; do \
+		rm -rf build/wheel-$$cc && mkdir -p build/wheel-$$cc && \
+		CC=$$cc $(PIP) wheel -q --no-deps -w build/wheel-$$cc . && \
+		$(BIN)/python tests/baseline.py unpack build/wheel-$$cc/*.whl build/wheel-$$cc/site && \
+		$(BIN)/python tests/baseline.py quantize build/wheel-$$cc/site >build/wheel-$$cc/here && \
+		qemu-x86_64 -cpu Nehalem $(BIN)/python tests/baseline.py quantize build/wheel-$$cc/site \
+			--isa scalar >build/wheel-$$cc/baseline && \
+		diff build/wheel-$$cc/here build/wheel-$$cc/baseline && \
+		$(CC) -O1 tests/fuzz/kernel_digests.c -o build/wheel-$$cc/digests \
+			build/wheel-$$cc/site/qtool/libqtool_kernels.so -Wl,-rpath,'$$ORIGIN/site/qtool' && \
+		build/wheel-$$cc/digests 4 >build/wheel-$$cc/here && \
+		qemu-x86_64 -cpu qemu64 build/wheel-$$cc/digests 4 >build/wheel-$$cc/baseline && \
+		diff build/wheel-$$cc/here build/wheel-$$cc/baseline || exit 1; \
+	done
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

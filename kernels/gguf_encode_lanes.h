@@ -116,9 +116,9 @@ ALWAYS I truncated(V a)
 /* Nearest integer, halves away from zero; 0 for what does not fit, and for a NaN. */
 ALWAYS I rounded_away(V a)
 {
+    a = pick(lt(absolute(a), splat(0x1p30f)), a, (V){0});
     I whole = truncated(a), sign = (I)a >> 31 | 1;
-    I nearest_one = whole + (ipick(lt(absolute(a - to_float(whole)), splat(0.5f)), isplat(0), sign));
-    return ipick(lt(absolute(a), splat(0x1p30f)), nearest_one, isplat(0));
+    return whole + ipick(lt(absolute(a - to_float(whole)), splat(0.5f)), isplat(0), sign);
 }
 
 ALWAYS I clamp(I a, int low, int high)

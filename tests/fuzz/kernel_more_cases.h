@@ -1,0 +1,255 @@
+/* The kernels that quantize, convert and sum: tasks like those of kernel_cases.h. */
+#ifndef QTOOL_KERNEL_MORE_CASES_H
+#define QTOOL_KERNEL_MORE_CASES_H
+
+#include "kernel_cases.h"
+
+typedef struct {
+    int32_t from, to;
+    int64_t count;
+    const uint8_t *source;
+} conversion;
+
+static int run_convert(void *task, uint8_t *out[])
+{
+    conversion *t = task;
+    return qt_convert(t->from, t->to, t->count, t->source, out[0]);
+}
+
+static void convert_case(input *in)
+{
+    conversion task = {.from = any_dtype(in), .to = any_dtype(in), .count = below(in, 200)};
+    size_t each = task.from == QT_F32 || task.from == 3 ? 4 : 2;
+    task.source = random_bytes(in, (size_t)task.count * each, 0);
+    output o = floats_out(task.to, task.count, 0);
+    agree(in, run_convert, &task, &o, 1);
+}
+
+static int run_checksum(void *task, uint8_t *out[])
+{
+    conversion *t = task;
+    uint64_t sum = 0;
+    int code = qt_checksum((uint64_t)t->from, t->count, t->source, &sum);
+    memcpy(out[0], &sum, sizeof sum);
+    return code;
+}
+
+static void checksum_case(input *in)
+{
+    conversion task = {.from = (int32_t)word(in), .count = below(in, 1000)};
+    task.source = random_bytes(in, (size_t)task.count, byte(in) % 8);
+    output o = {8, BYTES, 0};
+    agree(in, run_checksum, &task, &o, 1);
+}
+
+typedef struct {
+    int64_t count;
+    const float *x, *y;
+} two_arrays;
+
+static int run_squares(void *task, uint8_t *out[])
+{
+    two_arrays *t = task;
+    double sum[2] = {0, 0};
+    int code = qt_squares(t->count, t->x, t->y, sum);
+    memcpy(out[0], sum, sizeof sum);
+    return code;
+}
+
+static void squares_case(input *in)
+{
+    two_arrays task = {.count = below(in, 1000)};
+    task.x = numbers(in, task.count, 20, 0);
+    task.y = numbers(in, task.count, 20, 0);
+    output o = {16, DOUBLES, 0};
+    agree(in, run_squares, &task, &o, 1);
+}
+
+static int run_plain(void *task, uint8_t *out[])
+{
+    conversion *t = task;
+    int code = qt_plain(t->source, t->count, out[0], t->to, t->from);
+    memset(out[0], 0, (size_t)t->to); /* says nothing; the reads and writes are what is checked */
+    return code;
+}
+
+static void plain_case(input *in)
+{
+    conversion task = {.count = between(in, 60, 2000), .to = (int32_t)between(in, 60, 2000)};
+    task.source = random_bytes(in, (size_t)task.count, byte(in) % 8);
+    output o = {(size_t)task.to, BYTES, byte(in) % 8};
+    agree(in, run_plain, &task, &o, 1);
+}
+
+/* keeps the ratios of a search alive */
+static qt_quantizer any_quantizer(input *in, double ratios[3])
+{
+    qt_quantizer q = {.bits = (int32_t)between(in, 2, 8), .symmetric = byte(in) % 2};
+    q.scale_dtype = (int32_t)below(in, 3);
+    q.ratio_count = (int32_t)below(in, 4);
+    q.reach = (double)(1 << (q.bits - 1)) - 0.5 * (double)below(in, 3);
+    q.norm = byte(in) % 4 ? 2.0 : 2.4;
+    for (int i = 0; i < 3; i++)
+        ratios[i] = 1.0 - (double)below(in, 100) / 128;
+    q.ratios = ratios;
+    return q;
+}
+
+static int run_groups(void *task, uint8_t *out[])
+{
+    qt_groups t = *(qt_groups *)task;
+    size_t scales = (size_t)(t.rows * ((t.cols + t.group_size - 1) / t.group_size));
+    if (t.given) {
+        memcpy(out[0], t.scale, scales * 4);
+        memcpy(out[1], t.zero, scales);
+    }
+    t.scale = (float *)(void *)out[0];
+    t.zero = out[1];
+    t.codes = out[2];
+    t.dequantized = (float *)(void *)out[3];
+    return qt_quantize_groups(&t);
+}
+
+static uint8_t *zeros(input *in, size_t count, int bits)
+{
+    uint8_t *all = random_bytes(in, count, 0);
+    for (size_t i = 0; i < count; i++)
+        all[i] &= (uint8_t)((1 << bits) - 1);
+    return all;
+}
+
+static void quantize_groups_case(input *in)
+{
+    double ratios[3];
+    qt_groups t = {.quantizer = any_quantizer(in, ratios)};
+    t.rows = between(in, 1, 70);
+    t.cols = between(in, 1, 100);
+    t.group_size = between(in, 1, t.cols);
+    int64_t groups = (t.cols + t.group_size - 1) / t.group_size;
+    size_t scales = (size_t)(t.rows * groups), size = (size_t)(t.rows * t.cols);
+    t.weight = numbers(in, t.rows * t.cols, 6, 0);
+    t.given = byte(in) % 4 == 0;
+    if (t.given) {
+        t.scale = numbers(in, (int64_t)scales, 3, 1);
+        for (size_t i = 0; i < scales; i++)
+            t.scale[i] += 0x1p-10f;
+        t.zero = zeros(in, scales, t.quantizer.bits);
+    } else if (byte(in) % 2) {
+        t.importance = numbers(in, t.cols, 3, 1);
+    } else if (byte(in) % 2) {
+        t.quantizer.norm = 2;
+        t.gram = numbers(in, groups * t.group_size * t.group_size, 3, 0);
+    }
+    output o[] = {{scales * 4, FLOATS, 0}, {scales, BYTES, 0}, {size, BYTES, 0},
+                  {size * 4, FLOATS, 0}};
+    agree(in, run_groups, &t, o, 4);
+}
+
+typedef struct {
+    qt_sweep sweep;
+    int doubles;
+} sweeping;
+
+static int run_sweep(void *task, uint8_t *out[])
+{
+    sweeping *s = task;
+    qt_sweep t = s->sweep;
+    size_t scales = (size_t)(t.rows * ((t.cols + t.group_size - 1) / t.group_size));
+    if (t.groups == QT_GROUPS_GIVEN) {
+        memcpy(out[0], t.scale, scales * (s->doubles ? 8 : 4));
+        memcpy(out[1], t.zero, scales);
+    }
+    t.scale = out[0];
+    t.zero = out[1];
+    t.codes = out[2];
+    t.loss = (double *)(void *)out[3];
+    return s->doubles ? qt_gptq_sweep_f64(&t) : qt_gptq_sweep_f32(&t);
+}
+
+/* Floats as they are, or as doubles. */
+static void *reals(input *in, float *from, int64_t count, int doubles)
+{
+    if (!doubles)
+        return from;
+    double *all = (double *)(void *)room(in, (size_t)count * sizeof(double), 0);
+    for (int64_t i = 0; i < count; i++)
+        all[i] = (double)from[i] * (1.0 + 0x1p-30);
+    return all;
+}
+
+static void gptq_sweep_case(input *in)
+{
+    double ratios[3];
+    sweeping s = {.sweep = {.quantizer = any_quantizer(in, ratios)}, .doubles = byte(in) % 2};
+    qt_sweep *t = &s.sweep;
+    t->rows = between(in, 1, 70);
+    t->cols = between(in, 1, byte(in) % 4 ? 60 : 300);
+    t->group_size = between(in, 1, t->cols);
+    t->groups = (int32_t)below(in, 3);
+    int64_t groups = (t->cols + t->group_size - 1) / t->group_size;
+    size_t scales = (size_t)(t->rows * groups), size = (size_t)(t->rows * t->cols);
+    t->weight = reals(in, numbers(in, t->rows * t->cols, 3, 0), t->rows * t->cols, s.doubles);
+    float *factor = numbers(in, t->cols * t->cols, 3, 0);
+    for (int64_t i = 0; i < t->cols; i++) {
+        for (int64_t j = 0; j < t->cols; j++)
+            factor[i * t->cols + j] *= j > i ? 0x1p-6f : 0.0f;
+        factor[i * t->cols + i] = 0.5f + (float)byte(in) / 256;
+    }
+    t->hinv = reals(in, factor, t->cols * t->cols, s.doubles);
+    if (byte(in) % 2) {
+        int32_t *order = (int32_t *)(void *)room(in, (size_t)t->cols * 4, 0);
+        for (int32_t i = 0; i < t->cols; i++) {
+            int64_t other = below(in, i + 1);
+            order[i] = i;
+            order[i] = order[other];
+            order[other] = i;
+        }
+        t->order = order;
+    }
+    if (byte(in) % 2)
+        t->importance = numbers(in, t->cols, 3, 1);
+    if (t->groups == QT_GROUPS_GIVEN) {
+        float *scale = numbers(in, (int64_t)scales, 3, 1);
+        for (size_t i = 0; i < scales; i++)
+            scale[i] += 0x1p-10f;
+        t->scale = reals(in, scale, (int64_t)scales, s.doubles);
+        t->zero = zeros(in, scales, t->quantizer.bits);
+    }
+    output o[] = {{scales * (s.doubles ? 8 : 4), s.doubles ? DOUBLES : FLOATS, 0},
+                  {scales, BYTES, 0}, {size, BYTES, 0}, {(size_t)t->rows * 8, DOUBLES, 0}};
+    agree(in, run_sweep, &s, o, 4);
+}
+
+/* Those that read what others wrote come first. */
+static const struct {
+    const char *name;
+    void (*run)(input *in);
+} cases[] = {
+    {"gguf_dequantize", gguf_dequantize_case},
+    {"unpack", unpack_case},
+    {"dequantize", dequantize_case},
+    {"dequantize_bytes", dequantize_bytes_case},
+    {"dequantize_fp4", dequantize_fp4_case},
+    {"convert", convert_case},
+    {"checksum", checksum_case},
+    {"pack", pack_case},
+    {"plain", plain_case},
+    {"squares", squares_case},
+    {"gguf_encode", gguf_encode_case},
+    {"quantize_groups", quantize_groups_case},
+    {"gptq_sweep", gptq_sweep_case},
+};
+enum { READERS = 6, CASES = sizeof cases / sizeof cases[0] };
+
+/* Runs case `which` on the input and returns a digest of all outputs. */
+static uint64_t run_case(int which, const uint8_t *data, size_t size)
+{
+    input in = {.at = data, .left = size, .state = UINT64_C(0x9e3779b97f4a7c15)};
+    in.name = cases[which].name;
+    cases[which].run(&in);
+    for (int i = 0; i < in.count; i++)
+        free(in.blocks[i]);
+    return in.digest;
+}
+
+#endif
