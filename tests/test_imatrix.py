@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf_from_hf
+import gguf_models
 import numpy as np
 import pytest
 import quantizing
@@ -23,6 +25,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
+from qtool.gguf import from_hf
 from qtool.gguf.imatrix import Importance, read_importance, write_importance
 from qtool.gguf.importance import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
@@ -386,6 +389,46 @@ def inputs_of(model: Path, tokens: NDArray[np.int64]) -> dict[str, list[NDArray[
     with torch.no_grad():
         loaded(input_ids=torch.from_numpy(tokens))
     return rows
+
+
+ARCHITECTURES = {
+    "phi3": {"attn_qkv", "attn_output", "ffn_up", "ffn_down"},
+    "gpt-neox": {"attn_qkv", "attn_output", "ffn_up", "ffn_down"},
+    "gemma3": {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"},
+    "mixtral": {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps",
+                "ffn_up_exps", "ffn_down_exps"},
+    "qwen2-moe": {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps",
+                  "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp",
+                  "ffn_up_shexp", "ffn_down_shexp"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_matrix_of_a_block_is_measured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused, merged and shared ones, by the names that converting has for them."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    gguf_models.build(name, tmp_path / "model")
+    quantizing.add_tokenizer(tmp_path / "model")
+    quantizing.text_file(tmp_path / "text.txt")
+    checkpoint = Checkpoint.open(tmp_path / "model")
+    source = from_hf.hf_source(checkpoint)
+    given = settings(tmp_path, 1, 40)
+    found = measure.measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
+    assert found.unmeasured == ()
+    blocks = range(checkpoint.config["num_hidden_layers"])
+    expected = {f"blk.{i}.{kind}.weight" for i in blocks for kind in ARCHITECTURES[name]}
+    assert found.sums.keys() == expected
+    shapes = {tensor.name: tensor.shape for tensor in source.tensors}
+    for matrix, sums in found.sums.items():
+        matrices = shapes[matrix][0] if "_exps" in matrix else 1
+        assert sums.shape == (matrices, shapes[matrix][-1]) and sums.max() > 0
+        if matrices == 1:
+            assert found.counts[matrix].tolist() == [40]
+        else:
+            routed = found.counts[matrix]
+            assert routed.sum() == 2 * 40 and len(routed) == matrices
 
 
 def test_threads_change_no_byte(tmp_path: Path) -> None:
