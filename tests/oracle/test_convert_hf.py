@@ -1,0 +1,108 @@
+"""Checkpoints as GGUF: tensors and metadata equal to convert_hf_to_gguf.py's, in f16 and bf16.
+
+QTOOL_ORACLE_LLAMA_SOURCE names the folder of llama.cpp's sources; its converter runs in the Python
+of the tests, which needs torch and transformers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf_from_hf
+import gguf_models
+import numpy as np
+import pytest
+
+from qtool.formats.gguf_file import GgufFile
+
+pytestmark = pytest.mark.oracle
+
+# Its generator returns where it should yield, and no norms of heads are written at all.
+_FAILS_THERE = ("stablelm-12b",)
+_NAMES = [name for name in gguf_models.MODELS if name not in _FAILS_THERE]
+# Where dtypes make a difference: norms plus one, routers, biases.
+_DTYPES = ("gemma2", "mixtral", "qwen2-moe", "llama-biases-tied")
+_SOURCES = [(name, "float32") for name in _NAMES] + [
+    (name, dtype) for name in _DTYPES for dtype in ("float16", "bfloat16")
+]
+# Said by us where llama.cpp would assume otherwise and the converter is silent.
+_BEYOND = {"gemma3-windows": {"gemma3.attention.sliding_window_pattern"}}
+_REAL = ("smollm2", "smollm2-768")
+
+Converted = Callable[[str, str, str], tuple[Path, GgufFile]]
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    named = os.environ.get("QTOOL_ORACLE_LLAMA_SOURCE")
+    if not named:
+        pytest.skip("QTOOL_ORACLE_LLAMA_SOURCE is not set: it names llama.cpp's source folder")
+    return named
+
+
+def convert(source: str, jobs: list[list[str]], *, vocabulary: bool) -> None:
+    request = {"source": source, "jobs": jobs, "vocabulary": vocabulary}
+    script = Path(__file__).parent / "readers" / "convert_hf.py"
+    command = [sys.executable, str(script), json.dumps(request)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def random_models(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NAME-DTYPE folders, and NAME-DTYPE.KIND.gguf of the converter."""
+    root = tmp_path_factory.mktemp("random")
+    jobs = []
+    # Gemma 3's rows are cut to the tokenizer's size.
+    tokens = {str(i): i for i in range(gguf_models.VOCABULARY)}
+    for name, dtype in _SOURCES:
+        folder = gguf_models.build(name, root / f"{name}-{dtype}", dtype=dtype)
+        tokenizer = {"model": {"vocab": tokens}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        jobs += [[str(folder), kind, f"{folder}.{kind}.gguf"] for kind in ("f16", "bf16")]
+    convert(source, jobs, vocabulary=False)
+    return root
+
+
+def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
+    """The same tensors in types and bytes, and the same keys beside our own."""
+    assert set(ours.tensors) == set(theirs.tensors)
+    for name, info in theirs.tensors.items():
+        assert (ours.tensors[name].shape, ours.tensors[name].type) == (info.shape, info.type), name
+        mine, other = gguf_from_hf.raw(ours, name), gguf_from_hf.raw(theirs, name)
+        assert np.array_equal(mine, other), name
+    kept = {k: v for k, v in ours.metadata.items() if not k.startswith("qtool.")}
+    assert set(kept) - set(theirs.metadata) == beyond
+    for key, value in theirs.metadata.items():
+        assert gguf_from_hf.stated(kept[key]) == gguf_from_hf.stated(value), key
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize(("name", "dtype"), _SOURCES)
+def test_random_models(
+    name: str,
+    dtype: str,
+    kind: str,
+    random_models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    ours = gguf_from_hf.write(random_models / f"{name}-{dtype}", tmp_path / "ours.gguf", kind)
+    theirs = GgufFile.open(random_models / f"{name}-{dtype}.{kind}.gguf")
+    # The converter forgets the file type of GPT-NeoX.
+    beyond = {"general.file_type"} - set(theirs.metadata)
+    compare(ours, theirs, beyond | _BEYOND.get(name, set()))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", _REAL)
+def test_smollm2(name: str, kind: str, source: str, models: Path, tmp_path: Path) -> None:
+    """All keys, the tokenizer's too."""
+    theirs = tmp_path / "theirs.gguf"
+    convert(source, [[str(models / name), kind, str(theirs)]], vocabulary=True)
+    ours = gguf_from_hf.write(models / name, tmp_path / "ours.gguf", kind)
+    compare(ours, GgufFile.open(theirs), set())
