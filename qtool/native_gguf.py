@@ -1,5 +1,6 @@
 """The GGUF kernels (kernels/gguf_*): blocks to floats and back, bit for bit as ggml has them."""
 
+import ctypes
 from ctypes import c_int64 as _i64
 from ctypes import c_void_p as _pointer
 from typing import Any
@@ -80,3 +81,67 @@ def encode(
 
     native.over_rows(rows, threads, run)
     return blocks
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (
+        ("from_type", ctypes.c_int32),
+        ("to_type", ctypes.c_int32),
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("step", ctypes.c_int64),
+        ("from_", ctypes.c_void_p),
+        ("to", ctypes.c_void_p),
+        ("importance", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("back", ctypes.c_void_p),
+        ("size", ctypes.c_double),
+        ("lost", ctypes.c_double),
+    )
+
+
+def convert(
+    raw: NDArray[np.uint8],
+    have: BlockType,
+    want: BlockType | None,
+    in_features: int,
+    importance: NDArray[np.float32] | None,
+    out: NDArray[np.uint8] | None,
+    scratch: NDArray[np.float32],
+) -> tuple[float, float]:
+    """Rows of one type to another, on this thread: sums of squared weights and of squared losses.
+
+    raw: [rows, bytes of a row]. want: None only sums, else `out` is written: [rows, its bytes of a
+    row]. importance: [in], as for `encode`. scratch: room for two rows at least. Rows are taken a
+    few at a time, as many as `scratch` holds. Where the first sum is not finite a weight is not,
+    and `out` is not complete; where the second is not, a weight does not fit `want`.
+    """
+    native.check("raw", raw, np.uint8, (None, have.row_bytes(in_features)))
+    native.check("scratch", scratch, np.float32, (None,))
+    if want is not None:
+        assert out is not None
+        native.check("out", out, np.uint8, (len(raw), want.row_bytes(in_features)))
+        if importance is not None:
+            native.check("importance", importance, np.float32, (in_features,))
+        elif want.needs_importance:
+            raise ValueError(f"{want.name} needs importance weights")
+    step = scratch.size // (2 * in_features)
+    values = native.address(scratch) or 0
+    piece = _Piece(
+        have.number,
+        (want or have).number,
+        len(raw),
+        in_features,
+        step,
+        native.address(raw),
+        native.address(out) if want is not None else None,
+        native.address(importance),
+        values,
+        values + 4 * step * in_features,
+    )
+    code = int(native.library().qt_gguf_convert(ctypes.byref(piece)))
+    if code == 2:
+        raise MemoryError("the kernel library could not allocate its buffers")
+    if code != 0:
+        raise ValueError("the kernel library refused an argument")
+    return piece.size, piece.lost

@@ -18,9 +18,9 @@ def gguf_source(file: GgufFile) -> GgufSource:
         raise SourceError(
             f"{file.path}: has no general.architecture, so it is no model that could be quantized"
         )
-    tensors = tuple(
-        SourceTensor(info.name, info.shape, info.type, partial(file.read_rows, info.name))
-        for info in file.tensors.values()
-    )
+    tensors = []
+    for info in file.tensors.values():
+        read = partial(file.read_rows, info.name)
+        tensors.append(SourceTensor(info.name, info.shape, info.type, read, fill=read))
     metadata = {key: value for key, value in file.metadata.items() if key not in _OF_THE_FILE}
-    return GgufSource(file.path, metadata, tensors)
+    return GgufSource(file.path, metadata, tuple(tensors))

@@ -14,14 +14,17 @@ from math import isfinite, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import native, native_gguf
+from qtool import native_gguf
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.plan import PlannedTensor
-from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
-from qtool.native.sums import checksum, squares
+from qtool.gguf.source import SourceTensor
+from qtool.gguf_types import BF16, BY_NAME, F16, F32
+from qtool.native.sums import checksum
 
-PIECE_WEIGHTS = 1 << 17
+PIECE_WEIGHTS = 1 << 18
+CACHED_WEIGHTS = 1 << 14  # as float32, twice, in the second cache of a core
+FLOATS = (F32, F16, BF16)
 
 Floats = NDArray[np.float32]
 
@@ -74,71 +77,63 @@ class Encoder:
         self._tensors, self._importance, self._writer = tensors, importance, writer
         widest = max((t.source.in_features for t in tensors), default=0)
         weights = max(PIECE_WEIGHTS, widest)
-        self._values = np.empty(weights, np.float32)
-        self._back = np.empty(weights, np.float32)
-        self._blocks = np.empty(4 * weights, np.uint8)
+        self._raw = np.empty(4 * weights, np.uint8)
+        self._out = np.empty(4 * weights, np.uint8)
+        self._scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
 
     def piece(self, piece: Piece) -> Done:
         """Reads, encodes and writes it; SourceError, FormatError name the tensor."""
         tensor = self._tensors[piece.tensor]
-        raw = tensor.source.read(piece.first, piece.last)
-        values = self._floats(raw, tensor.source.type, self._values, tensor)
-        size = lost = 0.0
-        stored = raw
-        if values is not None:
-            size = squares(values)
-            if not isfinite(size):
-                raise SourceError(_not_finite(tensor, values, piece.first))
-            if not tensor.copied:
-                stored = self._encoded(tensor, piece, values)
-                back = self._floats(stored, tensor.type, self._back, tensor)
-                assert back is not None
-                lost = squares(values, back)
-                if not isfinite(lost):
-                    raise FormatError(
-                        f"{tensor.name}: weights up to {float(np.abs(values).max()):.4g} do not "
-                        f"fit {tensor.type.name}; give the tensor another type with an override"
-                    )
-        position, nbytes = self._writer.rows(piece.tensor, piece.first, stored)
-        return Done(piece, checksum(raw), checksum(stored), position, nbytes, size, lost)
-
-    def _encoded(self, tensor: PlannedTensor, piece: Piece, values: Floats) -> NDArray[np.uint8]:
-        rows, block = len(values), tensor.type
-        if block == F32:
-            return values.view(np.uint8)
-        row_bytes = block.row_bytes(tensor.source.in_features)
-        out = self._blocks[: rows * row_bytes].reshape(rows, row_bytes)
-        if block == F16:
-            native.to_float16(values, 1, out=out.view(np.float16))
-        elif block == BF16:
-            native.to_bfloat16(values, 1, out=out.view(np.uint16))
-        else:
+        source, block = tensor.source, tensor.source.type
+        raw = self._read(source, piece)
+        stored, size, lost = raw, 0.0, 0.0
+        if block in FLOATS or block.name in BY_NAME:  # the rest are whole numbers
+            want = None if tensor.copied else tensor.type
+            if want is not None:
+                stored = _rows(self._out, len(raw), want.row_bytes(source.in_features))
             factors = self._importance[piece.tensor]
             chosen = None if factors is None else factors[piece.matrix]
-            native_gguf.encode(values, block, chosen, out=out, threads=1)
-        return out
+            size, lost = native_gguf.convert(
+                raw, block, want, source.in_features, chosen, stored, self._scratch
+            )
+            if not isfinite(size):
+                raise SourceError(_not_finite(tensor, raw, piece.first))
+            if not isfinite(lost):
+                raise FormatError(
+                    f"{tensor.name}: weights in rows {piece.first} to {piece.last - 1} are too "
+                    f"large for {tensor.type.name}; give the tensor another type with an override"
+                )
+        position, nbytes = self._writer.rows(piece.tensor, piece.first, stored)
+        before = checksum(raw)
+        after = before if stored is raw else checksum(stored)
+        return Done(piece, before, after, position, nbytes, size, lost)
 
-    def _floats(
-        self, raw: NDArray[np.uint8], block: BlockType, buffer: Floats, tensor: PlannedTensor
-    ) -> Floats | None:
-        """float32 [rows, in] of stored rows; None where they are whole numbers."""
-        rows, in_features = len(raw), tensor.source.in_features
-        out = buffer[: rows * in_features].reshape(rows, in_features)
-        if block == F32:
-            return raw.view(np.float32)
-        if block == F16:
-            return native.from_float16(raw.view(np.float16), 1, out=out)
-        if block == BF16:
-            return native.from_bfloat16(raw.view(np.uint16), 1, out=out)
-        if block.name in BY_NAME:
-            return native_gguf.dequantize(raw, block, in_features, out=out, threads=1)
-        return None
+    def _read(self, source: SourceTensor, piece: Piece) -> NDArray[np.uint8]:
+        if source.fill is None:
+            return np.ascontiguousarray(source.read(piece.first, piece.last))
+        row_bytes = source.type.row_bytes(source.in_features)
+        out = _rows(self._raw, piece.last - piece.first, row_bytes)
+        return source.fill(piece.first, piece.last, out)
 
 
-def _not_finite(tensor: PlannedTensor, values: Floats, first: int) -> str:
-    row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
-    origin = f" (from {', '.join(tensor.source.origin)})" if tensor.source.origin else ""
+def _rows(buffer: NDArray[np.uint8], rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    return buffer[: rows * row_bytes].reshape(rows, row_bytes)
+
+
+def _not_finite(tensor: PlannedTensor, raw: NDArray[np.uint8], first: int) -> str:
+    """The sentence on the first row with a weight that is not finite."""
+    source = tensor.source
+    scratch = np.empty(2 * source.in_features, np.float32)
+
+    def good(row: NDArray[np.uint8]) -> bool:
+        size, _ = native_gguf.convert(
+            row, source.type, None, source.in_features, None, None, scratch
+        )
+        return isfinite(size)
+
+    row = next(number for number in range(len(raw)) if not good(raw[number : number + 1]))
+    origin = f" (from {', '.join(source.origin)})" if source.origin else ""
     return (
-        f"{tensor.name}{origin}: the weight in row {first + row}, column {column} is "
-        f"{float(values[row, column])}; the source is damaged, and nothing good can be made of it"
+        f"{tensor.name}{origin}: row {first + row} has a weight that is not finite; the source is "
+        "damaged, and nothing good can be made of it"
     )

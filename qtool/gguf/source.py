@@ -16,6 +16,7 @@ from qtool.formats.gguf_values import Value
 from qtool.gguf_types import BlockType
 
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
+FillRows = Callable[[int, int, NDArray[np.uint8]], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class SourceTensor:
     shape: as numpy has it, [out, in], [experts, out, in] or [n]: the reverse of ggml's `ne`.
     read: rows first to last -> uint8 [last - first, bytes of a row], where the rows of all leading
     axes are counted through; it may be called from several threads at once.
+    fill: the same into an array of the caller, where the source can do that.
     """
 
     name: str  # blk.0.attn_q.weight
@@ -32,6 +34,7 @@ class SourceTensor:
     type: BlockType  # F32, F16, BF16, or a quantized type of a GGUF source
     read: ReadRows
     origin: tuple[str, ...] = ()  # the checkpoint tensors that it is made of
+    fill: FillRows | None = None
 
     @property
     def in_features(self) -> int:
