@@ -172,7 +172,7 @@ class GgufWriter:
         self._descriptor = descriptor
         self._ranges: list[tuple[int, int]] = []  # appended to from every thread
         self._put(0, memoryview(layout.header))
-        ends = (*layout.starts[1:], layout.size)
+        ends = (*layout.starts, layout.size)[1:]
         for tensor, start, end in zip(layout.tensors, layout.starts, ends, strict=True):
             padding = end - start - tensor.nbytes
             if padding:
