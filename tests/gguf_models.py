@@ -70,6 +70,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
              "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     ),
+    "gemma3-windows": (
+        "Gemma3Text",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 3,
+         "layer_types": [*_SLIDING, "sliding_attention"]},
+    ),
     "phi3": ("Phi3", {"original_max_position_embeddings": 256}),
     "phi3-long": (
         "Phi3",
@@ -83,15 +88,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                             "residual_multiplier": 0.5, "logits_scaling": 2.0,
                             "tie_word_embeddings": True}),
     "granite-plain": ("Granite", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}),
-    "stablelm": ("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 3e3, "partial_rotary_factor": 0.5}}),
     "stablelm-12b": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True,
                                   "layer_norm_eps": 1e-6}),
     "gpt-neox": ("GPTNeoX", {"use_parallel_residual": True}),
     "gpt-neox-rotary": ("GPTNeoX", {"use_parallel_residual": False, "layer_norm_eps": 1e-6,
-                                    "rotary_pct": 0.5, "hidden_act": "gelu_new"}),
+                                    "rotary_pct": 0.5, "rotary_emb_base": 2e3,
+                                    "hidden_act": "gelu_new"}),
 }  # fmt: skip
-# What convert_hf_to_gguf.py does not say, and llama.cpp would assume to be otherwise.
-SAID_BEYOND: dict[str, frozenset[str]] = {}
+# Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
+SAID_BEYOND = {
+    "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
+    "stablelm": {"stablelm.rope.freq_base"},
+    "gpt-neox-rotary": {"gptneox.rope.freq_base"},
+}
 
 
 def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:

@@ -244,6 +244,14 @@ def gemma(dtype: str) -> Arrays:
     return made
 
 
+def gemma2(dtype: str) -> Arrays:
+    made = gemma(dtype)
+    for b in range(2):
+        for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            made[f"model.layers.{b}.{norm}.weight"] = numbers(16, dtype=dtype)
+    return made
+
+
 _GEMMA = {**_LLAMA, "architectures": ["GemmaForCausalLM"], "head_dim": 4, "hidden_act": "gelu"}
 
 
@@ -323,9 +331,14 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"num_hidden_layers": 1}, llama(), FormatError, r"no place .*'model\.layers\.1\.self_attn"),
     ({"num_hidden_layers": 1 << 30}, llama(), SourceError, "1073741824 blocks.* only 21 tensors"),
     ({"num_hidden_layers": "two"}, llama(), SourceError, "num_hidden_layers is 'two'"),
-    ({"hidden_size": None}, llama(), SourceError, "hidden_size is None"),
+    ({"hidden_size": None}, llama(), SourceError, "hidden_size is 'None'"),
     ({"rms_norm_eps": "small"}, llama(), SourceError, "rms_norm_eps is 'small', expected a number"),
     ({"rope_parameters": [1]}, llama(), SourceError, r"rope_parameters is \[1\]"),
+    ({"rope_theta": 1e300}, llama(), SourceError, r"rope_theta is '1e\+300', expected a number"),
+    ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1}}, llama(), SourceError,
+     "makes no sense"),
+    ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention"], "head_dim": 4,
+      "hidden_act": "gelu"}, gemma2("float16"), SourceError, "layer_types is not a list of 2"),
     ({"num_attention_heads": 3}, llama(), FormatError, r"q_proj.*\[16, 16\].* 3 \(num_attention"),
     ({"vocab_size": 11}, llama(), SourceError, "embedding has 10 rows.* vocab_size 11"),
     ({}, _without("lm_head.weight"), FormatError, r"lacks lm_head\.weight"),
@@ -396,6 +409,10 @@ def test_llama3_divisors() -> None:
     assert np.allclose(found, 1 / ((1 - share) / 8 + share), rtol=1e-5)
     assert found[:28].tolist() == [1.0] * 28
     assert found[-20:].tolist() == [8.0] * 20
+    # Those of Llama 3.2 1B as torch computes them, to the bit.
+    small = llama3_divisors({**rope, "factor": 32.0}, 64)
+    between = [1.6513292789459229, 3.2922627925872803, 9.666730880737305]
+    assert small.tolist() == [1.0] * 15 + between + [32.0] * 14
 
 
 def test_spellings_of_rope_settings() -> None:

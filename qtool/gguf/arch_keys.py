@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, string, u32
-from qtool.gguf.hf_config import Config, count, head_width, number, plain_head_width
+from qtool.gguf.hf_config import (
+    Config,
+    count,
+    head_width,
+    layer_types,
+    number,
+    plain_head_width,
+)
 from qtool.gguf.rope_tensors import longrope_attention_factor
 
 Make = Callable[[Config], Value | None]
@@ -71,11 +78,13 @@ def _scaling(key: str, types: tuple[str, ...], *names: str, whole: bool = False)
     """The first of these rope settings that is there, for these types of scaling."""
 
     def make(config: Config) -> Value | None:
-        if _rope(config)["rope_type"] not in types or _rope(config).get("factor") is None:
+        rope = _rope(config)
+        if rope["rope_type"] not in types or rope.get("factor") is None:
             return None
-        values = [_rope_number(config, name) for name in names]
-        value = next((v for v in values if v is not None), None)
-        return None if value is None else u32(int(value)) if whole else f32(value)
+        name = next((name for name in names if rope.get(name) is not None), None)
+        if name is None:
+            return None
+        return u32(count(rope, name)) if whole else f32(number(rope, name))
 
     return Key(f"rope.scaling.{key}", "rope_parameters", make)
 
@@ -93,9 +102,8 @@ def window_pattern(period: int) -> Key:
     """Which blocks look through a window, unless it is all but each `period`-th."""
 
     def make(config: Config) -> Value | None:
-        layers = config.get("layer_types") or []
-        windows = [kind == "sliding_attention" for kind in layers]
-        usual = [(i + 1) % period != 0 for i in range(len(layers))]
+        windows = [kind == "sliding_attention" for kind in layer_types(config)]
+        usual = [(i + 1) % period != 0 for i in range(len(windows))]
         return None if windows == usual else array(Kind.BOOL, windows)
 
     return Key("attention.sliding_window_pattern", "layer_types", make)

@@ -19,7 +19,7 @@ from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.arch_modules import HEADS, Module
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.general import general_metadata
-from qtool.gguf.hf_config import complete, count, head_width
+from qtool.gguf.hf_config import complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows
 from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import GgufSource, SourceTensor
@@ -197,9 +197,9 @@ def _head(tensors: list[SourceTensor], gguf_name: str) -> SourceTensor:
 
 def _computed(config: Mapping[str, Any]) -> list[SourceTensor]:
     rotated = head_width(config)
-    share = config["rope_parameters"]["full_attention"].get("partial_rotary_factor")
-    if share is not None:
-        rotated = int(rotated * share)
+    rope = config["rope_parameters"]["full_attention"]
+    if rope.get("partial_rotary_factor") is not None:
+        rotated = int(rotated * number(rope, "partial_rotary_factor"))
     return [
         SourceTensor(name, values.shape, F32, partial(_whole, values))
         for name, values in rope_tensors(config, rotated).items()

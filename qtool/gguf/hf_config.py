@@ -98,16 +98,29 @@ def count(config: Config, name: str) -> int:
     """A setting that counts something, at least one; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SourceError(f"config.json: {name} is {value!r}, expected a positive whole number")
+        raise SourceError(
+            f"config.json: {name} is {str(value)[:80]!r}, expected a positive whole number"
+        )
     return value
 
 
 def number(config: Config, name: str) -> float:
     """A setting that is a number; SourceError for anything else."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SourceError(f"config.json: {name} is {value!r}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise SourceError(f"config.json: {name} is {str(value)[:80]!r}, expected a number")
     return float(value)
+
+
+def layer_types(config: Config) -> list[str]:
+    """What each block's attention sees, [] where config.json does not say."""
+    given = config.get("layer_types")
+    if given is None:
+        return []
+    blocks = count(config, "num_hidden_layers")
+    if not isinstance(given, list) or len(given) != blocks:
+        raise SourceError(f"config.json: layer_types is not a list of {blocks} names")
+    return [str(kind) for kind in given]
 
 
 def plain_head_width(config: Config) -> int:

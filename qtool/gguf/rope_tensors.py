@@ -32,26 +32,33 @@ def rope_tensors(config: Config, rotated: int) -> dict[str, NDArray[np.float32]]
 
 
 def llama3_divisors(rope: Mapping[str, Any], rotated: int) -> NDArray[np.float32]:
-    """float32 [rotated / 2]; steps in float32 as convert_hf_to_gguf.py takes them."""
-    one = np.float32(1.0)
+    """float32 [rotated / 2], in the steps of convert_hf_to_gguf.py.
+
+    Equal to its own but for the last bit of one divisor in some unusual widths, where torch does
+    not round the power correctly.
+    """
     given = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     named = {**given, "original_max_position_embeddings": 8192, **rope}
-    factor, low, high = (np.float32(number(named, name)) for name in given)
-    original = np.float32(number(named, "original_max_position_embeddings"))
+    factor, low, high = (number(named, name) for name in given)
+    original = number(named, "original_max_position_embeddings")
+    if not 0 < low < high or factor <= 0 or original <= 0:
+        raise SourceError(
+            f"config.json: rope scaling of the type llama3 with low_freq_factor {low}, "
+            f"high_freq_factor {high} and factor {factor} over {original} makes no sense"
+        )
+    one = np.float32(1.0)
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    base = number(named, "rope_theta")
-    # Powers in float64: rounded once they are the same on every machine.
-    powers = np.power(base, exponents.astype(np.float64)).astype(np.float32)
-    wavelengths = np.float32(2 * math.pi) / (one / powers)
+    # Powers in float64, rounded once: the same on every machine.
+    powers = np.power(number(named, "rope_theta"), exponents.astype(np.float64))
+    wavelengths = one / (one / powers.astype(np.float32)) * np.float32(2 * math.pi)
     found = np.ones(len(wavelengths), np.float32)
     for i, length in enumerate(wavelengths):
-        if length < original / high:
-            continue
-        if length > original / low:
+        if length > np.float32(original / low):
             found[i] = factor
-            continue
-        share = (original / length - low) / (high - low)
-        found[i] = one / ((one - share) / factor + share)
+        elif length >= np.float32(original / high):
+            # torch divides a number by a tensor as number * (1 / tensor).
+            share = (one / length * np.float32(original) - np.float32(low)) / np.float32(high - low)
+            found[i] = one / ((one - share) / np.float32(factor) + share)
     return found
 
 

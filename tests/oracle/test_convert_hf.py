@@ -28,8 +28,6 @@ _DTYPES = ("gemma2", "mixtral", "qwen2-moe", "llama-biases-tied")
 _SOURCES = [(name, "float32") for name in _NAMES] + [
     (name, dtype) for name in _DTYPES for dtype in ("float16", "bfloat16")
 ]
-# Said by us where llama.cpp would assume otherwise and the converter is silent.
-_BEYOND = {"gemma3-windows": {"gemma3.attention.sliding_window_pattern"}}
 _REAL = ("smollm2", "smollm2-768")
 
 Converted = Callable[[str, str, str], tuple[Path, GgufFile]]
@@ -95,7 +93,7 @@ def test_random_models(
     theirs = GgufFile.open(random_models / f"{name}-{dtype}.{kind}.gguf")
     # The converter forgets the file type of GPT-NeoX.
     beyond = {"general.file_type"} - set(theirs.metadata)
-    compare(ours, theirs, beyond | _BEYOND.get(name, set()))
+    compare(ours, theirs, beyond | gguf_models.SAID_BEYOND.get(name, set()))
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
