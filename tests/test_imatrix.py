@@ -5,6 +5,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,14 @@ def test_experts_without_tokens_are_told() -> None:
     counts = {name: np.zeros(12, np.int64) for name in many}
     (note,) = Importance(many, counts).notes()
     assert "0, 1, 2, 3, 4, 5, 6, 7 and 4 more" in note and "in 2 more tensors" in note
+
+
+def test_tensors_without_an_entry_are_told() -> None:
+    """What llama-quantize says among its thousand lines, if at all."""
+    assert len(replace(example(), file="a.gguf").notes()) == 1
+    *_, note = replace(example(), file="a.gguf").notes([f"blk.{i}.attn_k.weight" for i in range(5)])
+    assert note.startswith("a.gguf has nothing of blk.0.attn_k.weight, blk.1.attn_k.weight, ")
+    assert "and 2 more; without it all columns" in note
 
 
 def test_counts_are_rounded_as_lround_does(tmp_path: Path) -> None:
@@ -454,7 +463,9 @@ def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
     given = settings(tmp_path, 1, 16)
     found = measure.measure_importance(checkpoint, more, given, 1, Progress(quiet=True))
     assert found.unmeasured == ("blk.9.attn_q.weight", "blk.8.ffn_up_exps.weight")
-    assert any("no importance was measured of 2 matrices" in note for note in found.notes())
+    assert found.notes()[-1].startswith(
+        "importance could not be measured for blk.9.attn_q.weight, blk.8.ffn_up_exps.weight; "
+    )
     assert not found.sums.keys() & {*found.unmeasured, "blk.0.attn_norm.weight"}
 
 
@@ -553,6 +564,18 @@ def test_a_gguf_file_measures_as_its_checkpoint_does(tmp_path: Path, call: Call)
     said = call("calibrate", whole, "-o", tmp_path / "stats")
     assert said.status == 1 and "--imatrix OUT.gguf alone" in said.err
     assert not (tmp_path / "stats").exists()
+
+
+def test_what_a_file_lacks_is_told_by_quantize(tmp_path: Path, call: Call) -> None:
+    width = Checkpoint.open(Path(qtool.tiny.__file__).parent).config["hidden_size"]
+    known = Importance({Q: np.ones((1, width), np.float32)}, {Q: np.ones(1, np.int64)})
+    write_importance(tmp_path / "some.gguf", known)
+    given = ["--recipe", "q4_0", "--imatrix", tmp_path / "some.gguf", "--json"]
+    said = call("quantize", "tiny", *given, "-o", tmp_path / "tiny.gguf")
+    assert said.status == 0, said.err
+    (note,) = json.loads(said.out)["notes"]
+    assert note.startswith("some.gguf has nothing of blk.0.attn_k.weight, ") and "more" in note
+    assert Q not in note
 
 
 def test_something_has_to_be_written(tmp_path: Path, call: Call) -> None:

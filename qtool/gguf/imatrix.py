@@ -94,8 +94,8 @@ class Importance:
             if (counts <= 0).any()
         }
 
-    def notes(self) -> list[str]:
-        """Sentences on what it does not know."""
+    def notes(self, lacking: Sequence[str] = ()) -> list[str]:
+        """Sentences on what it does not know; lacking: tensors that had to be encoded without."""
         said = []
         if unreached := self.unreached:
             shown = "; ".join(
@@ -103,11 +103,11 @@ class Importance:
             )
             more = f"; and in {len(unreached) - 3} more tensors" if len(unreached) > 3 else ""
             said.append(f"experts that no token reached ({shown}{more}): {POLICY}")
-        if self.unmeasured:
-            names = ", ".join(self.unmeasured[:3]) + (" ..." if len(self.unmeasured) > 3 else "")
+        if names := (*self.unmeasured, *(name for name in lacking if name not in self.unmeasured)):
+            what = "has nothing of" if self.file else "could not be measured for"
             said.append(
-                f"no importance was measured of {len(self.unmeasured)} matrices, which no call of "
-                f"the forward pass was seen to use: {names}"
+                f"{self.file or 'importance'} {what} {_named(names)}; without it all columns of "
+                "a matrix count alike"
             )
         return said
 
@@ -122,6 +122,11 @@ class Importance:
             "unreached": {name: list(experts) for name, experts in self.unreached.items()},
             "unmeasured": list(self.unmeasured),
         }
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 def _listed(experts: Sequence[int]) -> str:

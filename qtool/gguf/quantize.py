@@ -83,7 +83,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
             request.recipe, source, importance, requantize=request.requantize, origin=origin
         )
     if importance is not None:
-        notes += importance.notes()
+        notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
     plan = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(_UNKNOWN)})
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.type) for tensor in plan.tensors]
     layout = lay_out(plan.metadata, specs)
@@ -157,6 +157,12 @@ def _factors(tensor: PlannedTensor, importance: Importance | None) -> NDArray[np
     matrices = prod(tensor.source.shape[:-2])
     found = importance.entries[tensor.name].reshape(matrices, tensor.source.in_features)
     return np.ascontiguousarray(found, np.float32)
+
+
+def _lacks(tensor: PlannedTensor) -> bool:
+    """Whether a matrix of a block is encoded without importance, though there is some."""
+    made = not tensor.copied and tensor.type.name in BY_NAME
+    return made and not tensor.importance and tensor.name.startswith("blk.")
 
 
 def source_checksum(plan: GgufPlan, done: Sequence[Done]) -> str:
