@@ -9,7 +9,6 @@ again.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +19,10 @@ from qtool.gguf import bytelevel
 from qtool.gguf.pretokenizers import find_row, write_steps
 from qtool.gguf.sentencepiece import BPE, UNIGRAM, Piece, SentencePieceModel, build
 from qtool.gguf.spm_json import bpe_model, bpe_normalizer, unigram_tokenizer
+from qtool.gguf.stored_vocab import Vocab, list_of, read_vocab
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType
-from qtool.gguf.tokenizer_json import CONFIG, NAMED, TOKENIZER, check_text
-from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, TEMPLATE, TEMPLATES
+from qtool.gguf.tokenizer_json import CONFIG, NAMED, TOKENIZER
+from qtool.gguf.tokenizer_special import ADD_KEYS, TEMPLATE, TEMPLATES
 from qtool.gguf.tokenizer_spm import ADDED_SCORE, MODEL
 from qtool.gguf.tokenizers import MODEL_KEY, OVERRIDES, tokenizer_metadata
 
@@ -30,24 +30,11 @@ from qtool.gguf.tokenizers import MODEL_KEY, OVERRIDES, tokenizer_metadata
 _LONG = {
     PREFIX + name for name in ("tokens", "scores", "token_type", "merges", "precompiled_charsmap")
 }
-# llama.cpp's own defaults where a file does not say.
-_SPM_IDS = {"bos": 1, "eos": 2, "unk": 0}
+# llama.cpp's own default where a file does not say.
 _BOS_BY_DEFAULT = ("llama-bpe", "tekken")  # the rows of these names
+# Phi-3's special tokens take the blanks after them, but for these; llama.cpp knows it by the name.
+_PHI3_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 _ATOMS = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-
-
-@dataclass(frozen=True)
-class Vocab:
-    """The tokens of a GGUF file."""
-
-    texts: tuple[str, ...]
-    types: tuple[int, ...]
-    scores: tuple[float, ...]
-    ids: Mapping[str, int]  # bos, eos ... of those that the file names
-
-    def padding(self, number: int) -> bool:
-        """Whether a token stands for an id that the tokenizer does not have."""
-        return self.types[number] == TokenType.UNUSED and self.texts[number] == f"[PAD{number}]"
 
 
 def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, bytes]:
@@ -59,7 +46,7 @@ def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, bytes]:
     kind = "none" if given is None else given.value
     if kind in ("none", "no_vocab"):
         return {}
-    vocab = _vocab(metadata, kind)
+    vocab = read_vocab(metadata, kind)
     config = _config(metadata, vocab)
     if kind == "gpt2":
         files = {TOKENIZER: _json(_bpe(metadata, vocab))}
@@ -81,43 +68,6 @@ def _json(value: Any, indent: int | None = None) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=indent) + "\n").encode()
 
 
-def _list(metadata: Mapping[str, Value], name: str, element: Kind) -> list[Any] | None:
-    value = metadata.get(PREFIX + name)
-    if value is None:
-        return None
-    if value.kind is not Kind.ARRAY or value.element is not element:
-        raise FormatError(
-            f"{PREFIX}{name} is not an array of {element.name}; this GGUF file is damaged"
-        )
-    return list(value.value)
-
-
-def _vocab(metadata: Mapping[str, Value], kind: str) -> Vocab:
-    texts = _list(metadata, "tokens", Kind.STRING)
-    if not texts:
-        raise FormatError(f"{PREFIX}tokens is missing, but {MODEL_KEY} is {kind!r}")
-    if len(set(texts)) != len(texts):
-        raise FormatError(f"{PREFIX}tokens has a token twice; this GGUF file is damaged")
-    for text in texts:
-        check_text(text, f"{PREFIX}tokens")
-    types = _list(metadata, "token_type", Kind.INT32) or [TokenType.NORMAL] * len(texts)
-    scores = _list(metadata, "scores", Kind.FLOAT32) or [0.0] * len(texts)
-    for name, values in (("token_type", types), ("scores", scores)):
-        if len(values) != len(texts):
-            raise FormatError(
-                f"{PREFIX}{name} has {len(values)} values for {len(texts)} tokens; "
-                "this GGUF file is damaged"
-            )
-    ids = dict(_SPM_IDS) if kind == "llama" else {}
-    for name, key in ID_KEYS.items():
-        if key in metadata:
-            ids[name] = int(metadata[key].value)
-    return Vocab(
-        tuple(texts), tuple(map(int, types)), tuple(map(float, scores)),
-        {name: number for name, number in ids.items() if 0 <= number < len(texts)},
-    )  # fmt: skip
-
-
 def _config(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
     """tokenizer_config.json."""
     config: dict[str, Any] = {
@@ -137,7 +87,7 @@ def _config(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
     named = metadata.get(TEMPLATES)
     templates = [
         {"name": name, "template": str(metadata[f"{TEMPLATE}.{name}"].value)}
-        for name in (named.value if named is not None else ())
+        for name in (named.value if named is not None and named.element is Kind.STRING else ())
         if f"{TEMPLATE}.{name}" in metadata
     ]
     if TEMPLATE in metadata:
@@ -150,9 +100,11 @@ def _config(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
     return config
 
 
-def _added(number: int, text: str, special: bool, normalized: bool = False) -> dict[str, Any]:
+def _added(
+    number: int, text: str, special: bool, normalized: bool = False, rstrip: bool = False
+) -> dict[str, Any]:
     return {
-        "id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+        "id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": rstrip,
         "normalized": normalized, "special": special,
     }  # fmt: skip
 
@@ -229,7 +181,7 @@ def _bpe(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
 def _merges(metadata: Mapping[str, Value], vocab: Vocab) -> list[list[str]]:
     merges = []
     known = set(vocab.texts)
-    for rank, text in enumerate(_list(metadata, "merges", Kind.STRING) or ()):
+    for rank, text in enumerate(list_of(metadata, "merges", Kind.STRING) or ()):
         at = text.find(" ", 1)
         pair = [text[:at], text[at + 1 :]]
         if at < 0 or not known.issuperset([*pair, "".join(pair)]):
@@ -249,8 +201,14 @@ def _sentencepiece(
     prefix = kind == "llama" if flag is None else bool(flag.value)
     numbers = range(len(vocab.texts))
     atoms = [number for number in numbers if vocab.types[number] in _ATOMS]
+    phi3 = metadata["general.architecture"].value == "phi3"
     later = {
-        number: _added(number, vocab.texts[number], vocab.types[number] == TokenType.CONTROL)
+        number: _added(
+            number,
+            vocab.texts[number],
+            vocab.types[number] == TokenType.CONTROL,
+            rstrip=phi3 and vocab.texts[number] not in _PHI3_KEEPING,
+        )
         for number in atoms
         if vocab.scores[number] == ADDED_SCORE and vocab.types[number] != TokenType.UNKNOWN
     }
@@ -259,9 +217,10 @@ def _sentencepiece(
             str(number): {key: value for key, value in entry.items() if key != "id"}
             for number, entry in later.items()
         }
-    phi3 = metadata["general.architecture"].value == "phi3"
+    # Phi-3's converter gives every token that tokenizer.json adds the score of an added one.
     added = [
-        _added(number, vocab.texts[number], vocab.types[number] != TokenType.USER_DEFINED)
+        later.get(number)
+        or _added(number, vocab.texts[number], vocab.types[number] != TokenType.USER_DEFINED)
         for number in atoms
         if not phi3 or number in later
     ]
@@ -270,7 +229,7 @@ def _sentencepiece(
         tuple(map(Piece, vocab.texts, vocab.scores, vocab.types)),
         BPE if kind == "llama" else UNIGRAM,
         TokenType.BYTE in vocab.types,
-        bytes(_list(metadata, "precompiled_charsmap", Kind.UINT8) or ()),
+        bytes(list_of(metadata, "precompiled_charsmap", Kind.UINT8) or ()),
         prefix,
         squeeze is not None and bool(squeeze.value),
     )
