@@ -238,3 +238,31 @@ def test_refusals(root: Path, call: Call, tmp_path: Path) -> None:
     config["quantization_config"] = {"quant_method": "compressed-tensors"}
     (broken / "config.json").write_text(json.dumps(config))
     assert "cannot run" in refused(broken, "--text", text)
+
+
+def test_compare(root: Path, call: Call, tmp_path: Path) -> None:
+    """The same figures as eval; the front is what nothing else beats; the plot is well-formed."""
+    from xml.etree import ElementTree
+
+    plot = tmp_path / "plot.svg"
+    names = ("awq", "gptq", "q4.gguf")
+    common = ("--against", "tiny", "--text", root / "text.txt", "--windows", 2, "--length", 32)
+    said = call("compare", *(root / n for n in names), *common, "--plot", plot, "--json")
+    assert said.status == 0, said.err
+    rows = {Path(row["artifact"]).name: row for row in json.loads(said.out)["artifacts"]}
+    assert rows.keys() == set(names)
+    alone = call("eval", root / "gptq", *common, "--json")
+    assert rows["gptq"]["kld"] == json.loads(alone.out)["kld"]
+    for name, row in rows.items():
+        beaten = [
+            other for other in names
+            if other != name and rows[other]["size_bytes"] <= row["size_bytes"]
+            and rows[other]["kld"]["mean"] <= row["kld"]["mean"]
+        ]  # fmt: skip
+        assert row["front"] is not bool(beaten), name
+    drawn = ElementTree.fromstring(plot.read_text())
+    assert len(drawn.findall("{http://www.w3.org/2000/svg}circle")) == 3
+    again = call("compare", root / "awq", *common, "--plot", plot)
+    assert again.status == 1 and "exists" in again.err
+    said = call("compare", *(root / n for n in names), *common)
+    assert said.status == 0 and "same top" in said.out

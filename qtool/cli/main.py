@@ -19,6 +19,7 @@ import typer
 from qtool import __version__
 from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
+from qtool.cli.compare import compare
 from qtool.cli.convert import convert
 from qtool.cli.eval import evaluate
 from qtool.cli.inspect import inspect
@@ -56,6 +57,7 @@ def _options(
 for _command in (quantize, calibrate, plan, inspect, convert, recipes, bench):
     app.command()(_command)
 app.command("eval")(evaluate)
+app.command()(compare)
 
 
 def _sentence(error: QtoolError | OSError | MemoryError) -> str:

@@ -1,0 +1,97 @@
+"""`qtool compare`: several artifacts of one model, by size and quality."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qtool.quality.evaluate import Evaluation
+
+
+def compare(
+    artifacts: Annotated[list[str], typer.Argument(help="folders or .gguf files of one model")],
+    against: Annotated[
+        str, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
+    ],
+    text: Annotated[Path, typer.Option(help="plain text, or JSONL with a `text` field")],
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
+    ] = None,
+    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
+    protocol: Annotated[str, typer.Option(help="plain or llama.cpp")] = "plain",
+    plot: Annotated[Path | None, typer.Option(help="SVG to write")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="keep what the reference computed")
+    ] = True,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
+    from qtool.allocator import share_heap
+
+    share_heap()
+    from qtool.errors import SourceError
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.progress import Progress
+    from qtool.quality.evaluate import Protocol, check_protocol, evaluate
+    from qtool.quality.pareto import front, svg
+
+    chosen = Protocol(protocol, text, windows, length)
+    check_protocol(chosen)
+    if plot is not None and plot.exists():
+        raise SourceError(f"{plot}: exists; remove it or choose another --plot")
+    progress = Progress(quiet=json_)
+    found = evaluate(
+        [resolve(artifact) for artifact in artifacts],
+        resolve(against),
+        chosen,
+        threads or default_threads(),
+        progress,
+        cache=cache,
+    )
+    best = front(found)
+    if plot is not None:
+        plot.write_text(svg(found), encoding="utf-8")
+    if json_:
+        rows = [one.json() | {"front": one.artifact in best} for one in found]
+        typer.echo(json.dumps({"against": against, "artifacts": rows}))
+    else:
+        _print(found, best)
+
+
+def _print(found: list["Evaluation"], best: set[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width, and cut names are of no use
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("artifact", overflow="fold")
+    for title in ("bytes", "perplexity", "KLD", "+-", "p99", "same top", "front"):
+        table.add_column(title, justify="right")
+    for one in sorted(found, key=lambda one: one.size_bytes):
+        row = one.found
+        low, high = row["kld"]["interval"]
+        table.add_row(
+            one.artifact,
+            f"{one.size_bytes:,}",
+            f"{row['perplexity']:.3f}",
+            f"{row['kld']['mean']:.5f}",
+            f"{(high - low) / 2:.5f}",
+            f"{row['kld']['p99']:.4f}",
+            f"{row['top1_agreement']:.2%}",
+            "*" if one.artifact in best else "",
+        )
+    console.print(table, markup=False)
+    row = found[0].found
+    protocol = row["protocol"]
+    typer.echo(
+        f"reference perplexity {row['reference_perplexity']:.3f}; {row['tokens']} positions: "
+        f"{protocol['windows']} windows of {protocol['length']} of {protocol['text']}, protocol "
+        f"{protocol['name']}; *: nothing here is both smaller and nearer"
+    )
