@@ -300,6 +300,30 @@ def test_parts_that_see_images_are_dropped(tmp_path: Path) -> None:
     assert source.metadata["gemma3.attention.sliding_window"].value == 8
 
 
+@pytest.mark.parametrize(
+    ("settings", "windows"),
+    [
+        ({}, None),
+        ({"sliding_window_pattern": 6}, None),
+        ({"sliding_window_pattern": 2}, [True, False, True]),
+        ({"sliding_window_pattern": 1}, [False] * 3),
+        ({"layer_types": ["sliding_attention"] * 3}, None),
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+         [True, False, False]),
+    ],
+)  # fmt: skip
+def test_which_blocks_look_through_a_window(
+    settings: dict[str, Any], windows: list[bool] | None
+) -> None:
+    """Said to llama.cpp where it is not all but each sixth of Gemma 3."""
+    row = TABLE["Gemma3ForCausalLM"]
+    config = complete({"num_hidden_layers": 3, **settings}, row.defaults)
+    said = {key.name: key.value(config) for key in row.keys if "sliding_window" in key.name}
+    window, pattern = said["attention.sliding_window"], said["attention.sliding_window_pattern"]
+    assert (pattern.value if pattern else None) == windows
+    assert (window is None) is (windows == [False] * 3)
+
+
 def test_tied_heads(tmp_path: Path) -> None:
     tied = {**_LLAMA, "tie_word_embeddings": True}
     source = hf_source(write(tmp_path / "tied", tied, llama()))

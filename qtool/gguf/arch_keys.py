@@ -109,6 +109,12 @@ def window_pattern(period: int) -> Key:
     return Key("attention.sliding_window_pattern", "layer_types", make)
 
 
+def _window(config: Config) -> Value | None:
+    if "sliding_attention" not in (layer_types(config) or ["sliding_attention"]):
+        return None
+    return u32(count(config, "sliding_window"))
+
+
 def _rotated(config: Config) -> Value:
     share = _rope_number(config, "partial_rotary_factor")
     return u32(int((1.0 if share is None else share) * plain_head_width(config)))
@@ -164,7 +170,7 @@ GEMMA2 = (
 GEMMA3 = (
     *USUAL,
     nonzero("final_logit_softcapping", "final_logit_softcapping"),
-    Key("attention.sliding_window", "sliding_window"),
+    Key("attention.sliding_window", "sliding_window", _window),
     window_pattern(6),
 )
 ROTATED = Key("rope.dimension_count", "rope_parameters", _rotated)

@@ -115,9 +115,12 @@ def number(config: Config, name: str) -> float:
 def layer_types(config: Config) -> list[str]:
     """What each block's attention sees, [] where config.json does not say."""
     given = config.get("layer_types")
-    if given is None:
-        return []
     blocks = count(config, "num_hidden_layers")
+    if given is None:
+        if config.get("sliding_window_pattern") is None:
+            return []
+        period = count(config, "sliding_window_pattern")
+        return [f"{'sliding' if (i + 1) % period else 'full'}_attention" for i in range(blocks)]
     if not isinstance(given, list) or len(given) != blocks:
         raise SourceError(f"config.json: layer_types is not a list of {blocks} names")
     return [str(kind) for kind in given]
