@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import TensorSpec
-from qtool.gguf.architectures import TABLE, Architecture, Module
+from qtool.gguf.arch_modules import Module
+from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.source import GgufSource, SourceTensor

@@ -58,7 +58,8 @@ class GgufWeights:
         if number is None:
             return put_back(tensor.source, tensor.module, tensor.groups)
         if len(tensor.source.shape) < 3:
-            return put_back(tensor.source, tensor.module, tensor.groups)[number]
+            row: NDArray[np.float32] = put_back(tensor.source, tensor.module, tensor.groups)[number]
+            return row
         rows = prod(tensor.source.shape[1:-1])
         values = floats_of(tensor.source, number * rows, (number + 1) * rows)
         return values.reshape(tensor.source.shape[1:])
