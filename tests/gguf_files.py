@@ -17,6 +17,8 @@ from qtool.gguf.imatrix import Importance
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
 LAYERS, WIDTH, FEED, HEADS, KV_HEADS, VOCABULARY = 8, 256, 512, 8, 2, 64
+SMALL = {"dense": 0, "experts": 4}  # experts of the models in gguf_files.json
+SMALL_LAYERS = 2
 
 
 def hashed(shape: tuple[int, ...], seed: int) -> NDArray[np.uint64]:

@@ -72,7 +72,7 @@ def quantized(source: Path, type_: str, imatrix: Path | None, folder: Path) -> F
     for path in (source, imatrix):
         if path is not None:
             key.update(hashlib.file_digest(path.open("rb"), "sha256").digest())
-    remembered = _cache(folder) / f"{key.hexdigest()}.json"
+    remembered = _kept_in(folder) / f"{key.hexdigest()}.json"
     if remembered.exists():
         known = json.loads(remembered.read_text())
         return None if known is None else File(**known)
@@ -92,7 +92,7 @@ def quantized(source: Path, type_: str, imatrix: Path | None, folder: Path) -> F
 def imatrix(model: Path, text: Path, folder: Path, chunks: int = 4) -> Path:
     """An importance matrix that llama-imatrix measured."""
     digest = hashlib.file_digest(model.open("rb"), "sha256").hexdigest()
-    out = _cache(folder) / f"imatrix-{digest}.gguf"
+    out = _kept_in(folder) / f"imatrix-{digest}.gguf"
     if not out.exists():
         partial = out.with_suffix(".part.gguf")
         words = ("-m", model, "-f", text, "-o", partial, "--chunks", chunks, "-c", 256)
@@ -101,7 +101,7 @@ def imatrix(model: Path, text: Path, folder: Path, chunks: int = 4) -> Path:
     return out
 
 
-def _cache(folder: Path) -> Path:
+def _kept_in(folder: Path) -> Path:
     named = os.environ.get("QTOOL_ORACLE_CACHE")
     found = Path(named) if named else folder
     found.mkdir(parents=True, exist_ok=True)

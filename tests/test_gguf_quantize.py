@@ -1,0 +1,329 @@
+"""Quantizing into GGUF: bytes by llama-quantize's digests, sources of all kinds, and failures."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import gguf_files
+import numpy as np
+import pytest
+
+from qtool import native_gguf
+from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_writer import GgufWriter
+from qtool.gguf import pieces
+from qtool.gguf.imatrix import write_importance
+from qtool.gguf.mixture_table import FILE_TYPES
+from qtool.gguf.open import open_source
+from qtool.gguf.quantize import CHECKSUM_KEY, GgufRequest, artifact_path, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.workers import in_order
+from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
+from qtool.native.sums import checksum, squares
+from qtool.progress import Progress
+from qtool.recipe import load
+from qtool.summary import Summary
+
+DIGESTS = json.loads((Path(__file__).parent / "gguf_files.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dense.gguf and experts.gguf, each with importance."""
+    folder = tmp_path_factory.mktemp("gguf")
+    for name, experts in gguf_files.SMALL.items():
+        path = gguf_files.model(folder / f"{name}.gguf", experts, gguf_files.SMALL_LAYERS)
+        write_importance(folder / f"{name}-imatrix.gguf", gguf_files.importance(path))
+    return folder
+
+
+def quantize(
+    source: Path,
+    recipe: str,
+    out: Path,
+    *sets: str,
+    imatrix: Path | None = None,
+    requantize: bool = False,
+    threads: int = 2,
+) -> Summary:
+    loaded = load(recipe, sets)
+    assert isinstance(loaded, GgufRecipe)
+    request = GgufRequest(str(source), source, loaded, out, threads, imatrix, requantize)
+    return run_gguf(request, Progress(quiet=True))
+
+
+@pytest.mark.parametrize("recipe", [name.lower() for name in FILE_TYPES])
+@pytest.mark.parametrize("name", gguf_files.SMALL)
+def test_bytes_of_llama_quantize(name: str, recipe: str, models: Path, tmp_path: Path) -> None:
+    plain, weighed = DIGESTS[name][recipe]
+    factors = models / f"{name}-imatrix.gguf"
+    for digest, imatrix in ((plain, None), (weighed, factors)):
+        out = tmp_path / f"{imatrix is None}.gguf"
+        if digest is None:
+            with pytest.raises(UnsupportedError, match="importance matrix"):
+                quantize(models / f"{name}.gguf", recipe, out, "importance=false")
+            assert not any(tmp_path.iterdir())
+        else:
+            quantize(models / f"{name}.gguf", recipe, out, "importance=false", imatrix=imatrix)
+            assert sha256(gguf_files.data(out)).hexdigest() == digest
+
+
+def test_threads_and_pieces_change_no_byte(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = models / "experts.gguf"
+    one = quantize(source, "q4_k_m", tmp_path / "1.gguf", threads=1)
+    five = quantize(source, "q4_k_m", tmp_path / "5.gguf", threads=5)
+    assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "5.gguf").read_bytes()
+    assert one.layers == five.layers
+    monkeypatch.setattr(pieces, "CACHED_WEIGHTS", 256)
+    quantize(source, "q4_k_m", tmp_path / "rows.gguf")
+    assert (tmp_path / "rows.gguf").read_bytes() == (tmp_path / "5.gguf").read_bytes()
+    monkeypatch.setattr(pieces, "PIECE_WEIGHTS", 1000)
+    quantize(source, "q4_k_m", tmp_path / "small.gguf")
+    assert gguf_files.data(tmp_path / "small.gguf") == gguf_files.data(tmp_path / "5.gguf")
+
+
+@pytest.mark.parametrize("type_", [F32, BF16], ids=lambda type_: type_.name)
+@pytest.mark.parametrize("recipe", ["q4_k_m", "q8_0", "f16", "bf16", "f32"])
+def test_other_floats_as_a_source(type_: BlockType, recipe: str, tmp_path: Path) -> None:
+    source = gguf_files.model(tmp_path / "x.gguf", layers=1, type_=type_)
+    quantize(source, recipe, tmp_path / "y.gguf")
+    with GgufFile.open(source) as before, GgufFile.open(tmp_path / "y.gguf") as after:
+        for name, info in after.tensors.items():
+            stored = before.tensors[name]
+            raw = before.read_rows(name, 0, info.rows)
+            found = after.read_rows(name, 0, info.rows)
+            if stored.type == info.type:
+                assert (raw == found).all()
+                continue
+            if stored.type == BF16:
+                values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            else:
+                values = raw.view(np.float32)
+            if info.type == F16:
+                assert (values.astype(np.float16).view(np.uint8) == found).all()
+            elif info.type == F32:
+                assert (values.view(np.uint8) == found).all()
+            elif info.type == BF16:
+                cut = values.view(np.uint32)
+                rounded = (cut + 0x7FFF + ((cut >> 16) & 1)) >> 16
+                assert (rounded.astype(np.uint16).view(np.uint8) == found).all()
+            else:
+                assert (native_gguf.encode(values, info.type) == found).all()
+
+
+def test_requantizing_is_asked_for_and_said(models: Path, tmp_path: Path) -> None:
+    first, out = tmp_path / "q8_0.gguf", tmp_path / "q4_0.gguf"
+    quantize(models / "dense.gguf", "q8_0", first)
+    with pytest.raises(UnsupportedError, match="--requantize"):
+        quantize(first, "q4_0", out)
+    assert not out.exists()
+    summary = quantize(first, "q4_0", out, requantize=True)
+    assert any("quantized already (Q8_0)" in warning for warning in summary.warnings)
+    header = gguf_files.header(out)
+    assert header.metadata["qtool.requantized_from"].value == "Q8_0"
+    with GgufFile.open(first) as before, GgufFile.open(out) as after:
+        name = "blk.1.ffn_up.weight"
+        info = after.tensors[name]
+        middle = native_gguf.dequantize(
+            before.read_rows(name, 0, info.rows), BY_NAME["Q8_0"], info.in_features
+        )
+        found = after.read_rows(name, 0, info.rows)
+        assert (native_gguf.encode(middle, BY_NAME["Q4_0"]) == found).all()
+    # The same types again: copied, and nothing is lost.
+    quantize(first, "q8_0", tmp_path / "again.gguf")
+    assert gguf_files.data(tmp_path / "again.gguf") == gguf_files.data(first)
+
+
+def test_errors_of_tensors_are_reported(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.gguf"
+    summary = quantize(models / "experts.gguf", "q3_k_m", out)
+    found = {layer.name: layer for layer in summary.layers}
+    with GgufFile.open(models / "experts.gguf") as before, GgufFile.open(out) as after:
+        expected = [i for i in after.tensors.values() if i.type != before.tensors[i.name].type]
+        assert list(found) == [info.name for info in expected]
+        for info in expected:
+            raw = before.read_rows(info.name, 0, info.rows)
+            values = raw.view(np.float16).astype(np.float64)
+            blocks = after.read_rows(info.name, 0, info.rows)
+            back = native_gguf.dequantize(blocks, info.type, info.in_features)
+            error = np.linalg.norm(values - back) / np.linalg.norm(values)
+            assert found[info.name].scheme == info.type.name
+            assert math.isclose(found[info.name].relative_error, error, rel_tol=1e-9)
+    assert summary.size_bytes == out.stat().st_size and summary.format == "gguf"
+    assert json.loads(json.dumps(summary.json()))["tensors"]["quantized"] == len(expected)
+
+
+def test_source_checksum(models: Path, tmp_path: Path) -> None:
+    def of(source: Path, recipe: str) -> str:
+        out = tmp_path / f"{source.stem}-{recipe}.gguf"
+        quantize(source, recipe, out)
+        return str(gguf_files.header(out).metadata[CHECKSUM_KEY].value)
+
+    known = of(models / "dense.gguf", "q4_0")
+    assert len(known) == 16 and int(known, 16) and known == of(models / "dense.gguf", "f16")
+    changed = tmp_path / "changed.gguf"
+    changed.write_bytes((models / "dense.gguf").read_bytes())
+    with changed.open("r+b") as file:
+        file.seek(gguf_files.header(changed).tensors[-1].start)
+        file.write(b"\x01")
+    assert known != of(changed, "q4_0")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("recipe", ["q4_k_m", "f16", "f32"])
+def test_weights_that_are_not_finite(value: float, recipe: str, tmp_path: Path) -> None:
+    source = gguf_files.model(tmp_path / "x.gguf", layers=1)
+    info = next(i for i in gguf_files.header(source).tensors if i.name == "blk.0.ffn_up.weight")
+    with source.open("r+b") as file:
+        file.seek(info.start + 2 * (300 * info.in_features + 7))
+        file.write(np.float16(value).tobytes())
+    with pytest.raises(SourceError, match=r"blk\.0\.ffn_up\.weight: row 300 has a weight that is"):
+        quantize(source, recipe, tmp_path / "new" / "y.gguf")
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    tensors = {
+        "token_embd.weight": (np.full((8, 256), 1e30, np.float32), F32),
+        "output_norm.weight": (np.ones(256, np.float32), F32),
+    }
+    source = gguf_files.write(tmp_path / "x.gguf", gguf_files.llama(1), tensors)
+    for recipe in ("f16", "q8_0"):
+        with pytest.raises(FormatError, match=r"token_embd\.weight: .* too large for"):
+            quantize(source, recipe, tmp_path / "y.gguf")
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_what_reads_back_otherwise_is_not_kept(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = GgufWriter.finish
+
+    def spoil(writer: GgufWriter) -> None:
+        put(writer)
+        position = writer.layout.starts[5] + 3
+        byte = os.pread(writer._descriptor, 1, position)
+        os.pwrite(writer._descriptor, bytes([byte[0] ^ 16]), position)
+
+    monkeypatch.setattr(GgufWriter, "finish", spoil)
+    with pytest.raises(FormatError, match="reads back with other bytes"):
+        quantize(models / "dense.gguf", "q4_0", tmp_path / "x.gguf")
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_error_of_the_first_piece_is_told() -> None:
+    def work(number: int) -> int:
+        if number in (40, 41, 700):
+            time.sleep(0.02 * (700 - number > 659))
+            raise QtoolError(str(number))
+        return number
+
+    for _ in range(5):
+        with pytest.raises(QtoolError, match=r"^40$"):
+            in_order(1000, 4, lambda: work, range)
+    assert in_order(1000, 4, lambda: lambda number: number * 2, range) == list(range(0, 2000, 2))
+    assert in_order(0, 4, lambda: work, range) == []
+
+
+def test_names(models: Path) -> None:
+    recipe = load("q4_0")
+    assert isinstance(recipe, GgufRecipe)
+    assert artifact_path("a/m-f16.gguf", recipe, None) == Path("m-f16-q4_0.gguf")
+    assert artifact_path("owner/name", recipe, None) == Path("name-q4_0.gguf")
+    assert artifact_path("a", recipe, Path("x")) == Path("x")
+    with pytest.raises(SourceError, match="holds 4 GGUF models"):
+        open_source(models)
+
+
+def test_checksum_sees_every_byte() -> None:
+    data = np.arange(1000, dtype=np.uint8)
+    known = checksum(data)
+    assert known == checksum(data.copy()) != checksum(data, seed=1)
+    seen = {known} | {checksum(data[:length]) for length in range(1000)}
+    for position in range(1000):
+        data[position] ^= 1
+        seen.add(checksum(data))
+        data[position] ^= 1
+    assert len(seen) == 2001
+    assert checksum(np.zeros(64, np.uint8)) != checksum(np.zeros(128, np.uint8))
+
+
+def test_squares() -> None:
+    draw = np.random.default_rng(0)
+    for count in (0, 1, 15, 16, 17, 1000):
+        x, y = draw.standard_normal((2, count), np.float32)
+        assert math.isclose(squares(x), float((x.astype(float) ** 2).sum()), rel_tol=1e-12)
+        apart = x.astype(float) - y
+        assert math.isclose(squares(x, y), float((apart**2).sum()), rel_tol=1e-12)
+        for value in (math.nan, math.inf):
+            for position in {0, count // 2, count - 1} if count else ():
+                wrong = x.copy()
+                wrong[position] = value
+                assert not math.isfinite(squares(wrong))
+    assert math.isfinite(squares(np.full(1000, 3e38, np.float32)))
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-X", "importtime", "-m", "qtool", "quantize", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.gguf"
+    done = command(models / "dense.gguf", "--recipe", "q4_k_m", "-o", out, "--json",
+                   "--imatrix", models / "dense-imatrix.gguf")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["artifact"] == str(out) and said["recipe"] == "q4_k_m" and said["layers"]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    roots = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+    assert "qtool" in roots and not roots & {"torch", "transformers", "gguf", "safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "said"),
+    [
+        ("q4_0", ["--stats", "x"], "--stats would change nothing"),
+        ("q4_0", ["--max-shard-size", "1GB"], "--max-shard-size would change nothing"),
+        ("q4_0", ["--samples", "3"], "--samples would change nothing"),
+        ("w4g128-rtn", ["--requantize"], "--requantize would change nothing"),
+        ("w4g128-rtn", ["--imatrix", "x"], "--imatrix would change nothing"),
+        ("q4_0", ["--imatrix", "no-such-file"], "no-such-file: cannot be read"),
+        ("iq2_xs", ["--set", "importance=false"], "useless without an importance matrix"),
+    ],
+)
+def test_one_sentence(
+    recipe: str, options: list[str], said: str, models: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x"
+    done = command(models / "dense.gguf", "--recipe", recipe, "-o", out, *options)
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == 1 and len(errors) == 1 and said in errors[0], errors
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_leaves_nothing(number: signal.Signals, models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    words = [models / "experts.gguf", "--recipe", "iq2_xs", "-o", folder / "x.gguf", "--threads",
+             1, "--imatrix", models / "experts-imatrix.gguf"]  # fmt: skip
+    line = [sys.executable, "-m", "qtool", "quantize", *map(str, words)]
+    process = subprocess.Popen(
+        line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}
+    )
+    until = time.monotonic() + 30
+    while not (folder.exists() and any(folder.iterdir())) and time.monotonic() < until:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert not any(tmp_path.iterdir())
