@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"original_max_position_embeddings": 256}),
     "phi3-long": (
         "Phi3",
-        {"original_max_position_embeddings": 64,
+        {"original_max_position_embeddings": 256, "max_position_embeddings": 1024,
          "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": _LONG,
                              "long_factor": [2 * f for f in _LONG]}},
     ),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.oracle
 HERE = Path(__file__).parent
 PROMPTS = 5
 LENGTH = 24  # beyond the windows of 8 tokens
-LIMIT = 1e-2  # mean |difference| by the range of the logits
+LIMIT = 1e-3  # mean |difference| by the range of the logits; 2e-4 at most was seen
 
 
 def run(command: list[str]) -> None:
@@ -84,7 +84,7 @@ def test_random_models(
     print(f"LOGITS {name} {found:.2e}")
     assert found < LIMIT
     # Tokens in another order are told apart: the bound is no empty one.
-    assert difference(mine[::-1], of_transformers(folder, prompts)) > 5 * LIMIT
+    assert difference(mine[::-1], of_transformers(folder, prompts)) > 50 * LIMIT
 
 
 def test_smollm2(program: Path, models: Path, tmp_path: Path) -> None:
