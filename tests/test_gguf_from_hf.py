@@ -169,6 +169,24 @@ def test_experts_stacked_or_fused_are_the_same(tmp_path: Path) -> None:
     assert one.metadata["llama.expert_count"].value == 3
 
 
+def test_experts_in_several_files(tmp_path: Path) -> None:
+    tensors = mixtral(fused=False)
+    whole = hf_source(write(tmp_path / "whole", _MIXTRAL, tensors))
+    names = list(tensors)
+    index = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        write(tmp_path / "parts", _MIXTRAL, {name: tensors[name] for name in part})
+        file = tmp_path / "parts" / f"model-{number}.safetensors"
+        (tmp_path / "parts" / "model.safetensors").rename(file)
+        index |= dict.fromkeys(part, file.name)
+    path = tmp_path / "parts" / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": index}))
+    source = hf_source(Checkpoint.open(tmp_path / "parts"))
+    assert {t.name for t in source.tensors} == {t.name for t in whole.tensors}
+    for tensor in whole.tensors:
+        assert np.array_equal(values(source, tensor.name), values(whole, tensor.name)), tensor.name
+
+
 def neox() -> Arrays:
     shapes: dict[str, tuple[int, ...]] = {
         "gpt_neox.embed_in.weight": (10, 16), "gpt_neox.final_layer_norm.weight": (16,),

@@ -154,7 +154,11 @@ def gguf_names(architecture: Architecture, blocks: int) -> dict[tuple[str, int],
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import TensorNameMap
 
-    number = next(n for n, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
+    number = {name: number for number, name in MODEL_ARCH_NAMES.items()}.get(architecture.name)
+    if number is None:
+        raise UnsupportedError(
+            f"the gguf package that is installed does not know {architecture.name!r}; update it"
+        )
     mapping = TensorNameMap(number, blocks)
     return {
         (module.name, block): mapping[module.name.replace("{b}", str(block))]
