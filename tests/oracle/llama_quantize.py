@@ -66,9 +66,11 @@ def run(tool: str, *words: object) -> None:
     )
 
 
-def quantized(source: Path, type_: str, imatrix: Path | None, folder: Path) -> File | None:
-    """What llama-quantize makes of `source`; None where it refuses."""
-    key = hashlib.sha256(type_.encode())
+def quantized(
+    source: Path, type_: str, imatrix: Path | None, folder: Path, *more: str
+) -> File | None:
+    """What llama-quantize makes of `source`, with `more` options; None where it refuses."""
+    key = hashlib.sha256(" ".join((type_, *more)).encode())
     for path in (source, imatrix):
         if path is not None:
             key.update(hashlib.file_digest(path.open("rb"), "sha256").digest())
@@ -77,7 +79,7 @@ def quantized(source: Path, type_: str, imatrix: Path | None, folder: Path) -> F
         known = json.loads(remembered.read_text())
         return None if known is None else File(**known)
     out = folder / "theirs.gguf"
-    options = [] if imatrix is None else ["--imatrix", imatrix]
+    options = [*more] if imatrix is None else [*more, "--imatrix", imatrix]
     try:
         run("llama-quantize", *options, source, out, type_, default_threads())
         found = described(out)

@@ -94,6 +94,51 @@ def test_same_file(
     check_metadata(ours.metadata, theirs.metadata)
 
 
+@pytest.mark.parametrize("again", ["q8_0", "q3_k_m", "f16", "bf16", "iq4_xs"])
+@pytest.mark.parametrize("first", ["q4_k_m", "q8_0", "iq3_s", "mxfp4_moe", "f32", "bf16", "tq2_0"])
+def test_requantizing(
+    first: str, again: str, sources: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    middle, out = tmp_path / "middle.gguf", tmp_path / "ours.gguf"
+    quantize(sources("experts")[0], first, middle, "--set", "importance=false")
+    said = quantize(middle, again, out, "--set", "importance=false", "--requantize")
+    assert said.returncode == 0, said.stderr
+    theirs = llama_quantize.quantized(middle, again, None, tmp_path, "--allow-requantize")
+    assert theirs is not None
+    ours = llama_quantize.described(out)
+    assert ours.tensors == theirs.tensors and ours.padding == theirs.padding
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "options"),
+    [
+        ("q4_k_m", ["pure=true"], ["--pure"]),
+        ("q4_k_m", ["leave_output=true"], ["--leave-output-tensor"]),
+        ("q3_k_s", ["output_type=q8_0"], ["--output-tensor-type", "q8_0"]),
+        ("q4_0", ["embedding_type=f16"], ["--token-embedding-type", "f16"]),
+        (
+            "q4_k_m",
+            ["overrides=[{match: attn_v, type: q8_0}, {match: 'blk[.]0[.]', type: q5_1}]"],
+            ["--tensor-type", "attn_v=q8_0", "--tensor-type", "blk[.]0[.]=q5_1"],
+        ),
+    ],
+)
+def test_options(
+    recipe: str,
+    sets: list[str],
+    options: list[str],
+    sources: Callable[[str], Pair],
+    tmp_path: Path,
+) -> None:
+    source, out = sources("dense")[0], tmp_path / "ours.gguf"
+    said = quantize(source, recipe, out, *(word for item in sets for word in ("--set", item)))
+    assert said.returncode == 0, said.stderr
+    theirs = llama_quantize.quantized(source, recipe, None, tmp_path, *options)
+    assert theirs is not None
+    ours = llama_quantize.described(out)
+    assert ours.tensors == theirs.tensors and ours.padding == theirs.padding
+
+
 def check_metadata(ours: dict[str, list[object]], theirs: dict[str, list[object]]) -> None:
     """llama.cpp's keys in its order, with its values, then ours."""
     file = "quantize.imatrix.file"
