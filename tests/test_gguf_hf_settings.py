@@ -1,0 +1,212 @@
+"""Checkpoints as sources of GGUF: settings, their defaults and spellings, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hf_arrays import (
+    LLAMA,
+    Arrays,
+    gemma2,
+    llama,
+    mixtral,
+    numbers,
+    write,
+)
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
+from qtool.gguf import from_hf
+from qtool.gguf.architectures import TABLE
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.general import general_metadata
+from qtool.gguf.hf_config import complete
+from qtool.gguf.rope_tensors import llama3_divisors
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+
+
+def _without(name: str) -> Arrays:
+    return {key: value for key, value in llama().items() if key != name}
+
+
+def _with(**more: NDArray[Any]) -> Arrays:
+    return llama() | {name.replace("__", "."): value for name, value in more.items()}
+
+
+_REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
+    ({"architectures": ["RwkvForCausalLM"]}, llama(), UnsupportedError,
+     r"RwkvForCausalLM, which is not in the table .*LlamaForCausalLM.*architectures\.py"),
+    ({"architectures": []}, llama(), UnsupportedError, "names no architecture"),
+    ({"quantization_config": {"quant_method": "awq"}}, llama(), UnsupportedError, "is quantized"),
+    ({"hidden_act": "relu"}, llama(), UnsupportedError, "activation is 'relu'.*computes silu"),
+    ({"rope_scaling": {"type": "longrope"}}, llama(), UnsupportedError, "of the type 'longrope'"),
+    ({"num_hidden_layers": 3}, llama(), FormatError, r"lacks model\.layers\.2\.self_attn\.q_proj"),
+    ({"num_hidden_layers": 1}, llama(), FormatError, r"no place .*'model\.layers\.1\.self_attn"),
+    ({"num_hidden_layers": 1 << 30}, llama(), SourceError, "1073741824 blocks.* only 21 tensors"),
+    ({"num_hidden_layers": "two"}, llama(), SourceError, "num_hidden_layers is 'two'"),
+    ({"hidden_size": None}, llama(), SourceError, "hidden_size is 'None'"),
+    ({"rms_norm_eps": "small"}, llama(), SourceError, "rms_norm_eps is 'small', expected a number"),
+    ({"rope_parameters": [1]}, llama(), SourceError, r"rope_parameters is \[1\]"),
+    ({"rope_theta": 1e300}, llama(), SourceError, r"rope_theta is '1e\+300', expected a number"),
+    ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1}}, llama(), SourceError,
+     "makes no sense"),
+    ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention"], "head_dim": 4,
+      "hidden_act": "gelu"}, gemma2("float16"), SourceError, "layer_types is not a list of 2"),
+    ({"num_attention_heads": 3}, llama(), FormatError, r"q_proj.*\[16, 16\].* 3 \(num_attention"),
+    ({"vocab_size": 11}, llama(), SourceError, "embedding has 10 rows.* vocab_size 11"),
+    ({}, _without("lm_head.weight"), FormatError, r"lacks lm_head\.weight"),
+    ({}, _without("model.layers.1.input_layernorm.weight"), FormatError,
+     r"lacks model\.layers\.1\.input_layernorm\.weight"),
+    ({}, _with(model__layers__0__sinks=numbers(4)), FormatError, r"'model\.layers\.0\.sinks'"),
+    ({}, _with(language_model__lm_head__weight=numbers(10, 16)), FormatError, "are lm_head.weight"),
+    ({}, llama() | {"model.norm.weight": np.ones(16, np.uint8)}, UnsupportedError,
+     r"model\.norm\.weight is U8"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}, mixtral(fused=False),
+     FormatError, r"lacks model\.layers\.0\.block_sparse_moe\.experts\.3\.w1"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}, mixtral(fused=True),
+     FormatError, r"gate_up_proj has the shape \[3, 48, 16\].*4 \(num_experts\)"),
+    ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [1]}, llama(),
+     UnsupportedError, "some blocks have no experts.*norm_topk_prob is False"),
+    ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 99, "head_dim": 4,
+      "hidden_act": "gelu"}, llama(), UnsupportedError, "query_pre_attn_scalar is 99"),
+    ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [0, 1]}, llama(),
+     UnsupportedError, "no_rope_layers is not each fourth"),
+    ({"architectures": ["Qwen2ForCausalLM"], "head_dim": 8}, llama(), UnsupportedError,
+     "head_dim is 8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "tensors", "error", "message"), _REFUSED)
+def test_refused(
+    change: dict[str, Any], tensors: Arrays, error: type[QtoolError], message: str, tmp_path: Path
+) -> None:
+    checkpoint = write(tmp_path / "model", {**LLAMA, **change}, tensors)
+    with pytest.raises(error, match=message):
+        hf_source(checkpoint)
+
+
+def test_warnings(tmp_path: Path) -> None:
+    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 32}
+    (warning,) = hf_source(write(tmp_path / "model", config, llama())).warnings
+    assert warning.startswith("attention looks back 32 tokens")
+
+
+@pytest.mark.parametrize(
+    ("settings", "windows"),
+    [
+        ({}, None),
+        ({"sliding_window_pattern": 6}, None),
+        ({"sliding_window_pattern": 2}, [True, False, True]),
+        ({"sliding_window_pattern": 1}, [False] * 3),
+        ({"layer_types": ["sliding_attention"] * 3}, None),
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+         [True, False, False]),
+    ],
+)  # fmt: skip
+def test_which_blocks_look_through_a_window(
+    settings: dict[str, Any], windows: list[bool] | None
+) -> None:
+    """Said to llama.cpp where it is not all but each sixth of Gemma 3."""
+    row = TABLE["Gemma3ForCausalLM"]
+    config = complete({"num_hidden_layers": 3, **settings}, row.defaults)
+    said = {key.name: key.value(config) for key in row.keys if "sliding_window" in key.name}
+    window, pattern = said["attention.sliding_window"], said["attention.sliding_window_pattern"]
+    assert (pattern.value if pattern else None) == windows
+    assert (window is None) is (windows == [False] * 3)
+
+
+def test_llama3_divisors() -> None:
+    """1 for high frequencies, the factor for low ones, and a formula in between."""
+    rope = {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192}  # fmt: skip
+    found = llama3_divisors(rope, 128)
+    frequencies = 500000.0 ** -(np.arange(0, 128, 2) / 128)
+    share = np.clip((8192 * frequencies / (2 * np.pi) - 1) / 3, 0, 1)
+    assert found.dtype == np.float32
+    assert np.allclose(found, 1 / ((1 - share) / 8 + share), rtol=1e-5)
+    assert found[:28].tolist() == [1.0] * 28
+    assert found[-20:].tolist() == [8.0] * 20
+    # Those of Llama 3.2 1B as torch computes them, to the bit.
+    small = llama3_divisors({**rope, "factor": 32.0}, 64)
+    between = [1.6513292789459229, 3.2922627925872803, 9.666730880737305]
+    assert small.tolist() == [1.0] * 15 + between + [32.0] * 14
+
+
+def test_spellings_of_rope_settings() -> None:
+    """The same settings in the ways that transformers 4 and 5 write them."""
+    now = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
+    then = {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5}
+    defaults = TABLE["Qwen3ForCausalLM"].defaults
+    one = complete(now, defaults)["rope_parameters"]["full_attention"]
+    two = complete(then, defaults)["rope_parameters"]["full_attention"]
+    assert {k: two[k] for k in one} == one
+    old = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_local_base_freq": 5e3}
+    rope = complete(old, TABLE["Gemma3ForCausalLM"].defaults)["rope_parameters"]
+    assert (rope["full_attention"]["rope_theta"], rope["full_attention"]["factor"]) == (1e6, 8.0)
+    assert rope["sliding_attention"] == {"rope_theta": 5e3, "rope_type": "default"}
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    import transformers
+
+    kinds = {"Gemma3ForCausalLM": "Gemma3Text", "Gemma3ForConditionalGeneration": "Gemma3Text"}
+    kind = kinds.get(name, name.removesuffix("ForCausalLM"))
+    theirs = getattr(transformers, f"{kind}Config")().to_dict()
+    needed = {"hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"}
+    ours = complete({key: theirs[key] for key in needed}, TABLE[name].defaults)
+    old = {"num_experts": "num_local_experts"}
+    for key in TABLE[name].defaults:
+        if not key.startswith("rope_"):
+            theirs_too = theirs[key] if key in theirs else theirs[old[key]]
+            assert ours[key] == theirs_too, key
+    rope = theirs["rope_parameters"]
+    full = ours["rope_parameters"]["full_attention"]
+    for key, value in rope.get("full_attention", rope).items():
+        assert full[key] == value, key
+    assert ours["rope_parameters"].get("sliding_attention") == rope.get("sliding_attention")
+
+
+def test_general_metadata(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: mit\nlanguage:\n- en\n- no\nbase_model: them/Base-1B\ntags: {a: [1]}\n---\n"
+    )
+    settings = {"temperature": 0.6, "top_k": 20, "top_p": "much", "min_p": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    found = {key: value.value for key, value in general_metadata(tmp_path, []).items()}
+    assert found["general.license"] == "mit"
+    assert found["general.languages"] == ["en", "no"]
+    assert found["general.base_model.0.repo_url"] == "https://huggingface.co/them/Base-1B"
+    assert (found["general.sampling.temp"], found["general.sampling.top_k"]) == (0.6, 20)
+    assert not any("top_p" in key or "min_p" in key for key in found)
+
+
+@pytest.mark.parametrize(
+    "card", ["---\n{]\n---\n", "---\n- a\n---\n", "no front matter", "---\nlicense: [", "\xff"]
+)
+def test_model_cards_that_say_nothing(card: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(card, encoding="latin-1")
+    (tmp_path / "generation_config.json").write_text("[]")
+    assert set(general_metadata(tmp_path, [])) == {
+        *("general.type", "general.name", "general.size_label"),
+        *({"general.basename", "general.version", "general.finetune"} & _heuristics(tmp_path)),
+    }
+
+
+def _heuristics(folder: Path) -> set[str]:
+    (folder / "README.md").unlink()
+    return set(general_metadata(folder, []))
+
+
+def test_name_in_a_download_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "models--them--Thing-1B-Instruct" / "snapshots" / ("0a" * 20)
+    folder.mkdir(parents=True)
+    found = general_metadata(folder, [])
+    assert found["general.name"].value == "Thing 1B Instruct"
+    assert found["general.finetune"].value == "Instruct"
