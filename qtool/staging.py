@@ -57,18 +57,25 @@ def check_out_file(out: Path) -> None:
         raise UnsupportedError(f"{out}: exists; remove it or choose another -o")
 
 
+def check_space(out: Path, nbytes: int) -> None:
+    """UnsupportedError where the disk of `out` has less than `nbytes` left."""
+    above = (path for path in Path(os.path.realpath(out)).parents if path.exists())
+    with _explained(out):
+        free = shutil.disk_usage(next(above)).free
+    if free < nbytes:
+        raise UnsupportedError(
+            f"{out}: needs {nbytes / 1e6:,.0f} MB, and its disk has {free / 1e6:,.0f} MB left; "
+            "free some space or choose another -o"
+        )
+
+
 @contextmanager
 def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
     """A file of `nbytes` to fill, by name and by descriptor; becomes `out` when the body ends."""
     check_out_file(out)
     target = Path(os.path.realpath(out))
+    check_space(out, nbytes)
     with _parents(target, out):
-        free = shutil.disk_usage(target.parent).free
-        if free < nbytes:
-            raise UnsupportedError(
-                f"{out}: needs {nbytes / 1e6:,.0f} MB, and its disk has {free / 1e6:,.0f} MB left; "
-                "free some space or choose another -o"
-            )
         with _explained(out):
             descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         path = Path(name)

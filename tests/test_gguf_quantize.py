@@ -26,6 +26,7 @@ from qtool.gguf.quantize import CHECKSUM_KEY, GgufRequest, artifact_path, run_gg
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
+from qtool.hub import tiny_folder
 from qtool.native.sums import checksum, squares
 from qtool.progress import Progress
 from qtool.recipe import load
@@ -178,6 +179,17 @@ def test_source_checksum(models: Path, tmp_path: Path) -> None:
     assert known != of(changed, "q4_0")
 
 
+def test_a_checkpoint_gives_what_its_gguf_file_gives(tmp_path: Path) -> None:
+    quantize(tiny_folder(), "q4_k_m", tmp_path / "direct.gguf")
+    quantize(tiny_folder(), "bf16", tmp_path / "same.gguf")  # its own dtype
+    quantize(tmp_path / "same.gguf", "q4_k_m", tmp_path / "again.gguf")
+    assert gguf_files.data(tmp_path / "direct.gguf") == gguf_files.data(tmp_path / "again.gguf")
+    headers = [gguf_files.header(tmp_path / f"{name}.gguf") for name in ("direct", "again")]
+    for key, value in headers[0].metadata.items():
+        # What a model is called by; and the same weights have the same checksum.
+        assert key == "qtool.source" or headers[1].metadata[key] == value, key
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("recipe", ["q4_k_m", "f16", "f32"])
 def test_weights_that_are_not_finite(value: float, recipe: str, tmp_path: Path) -> None:
@@ -277,16 +289,18 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
-def test_the_command(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["dense.gguf", "tiny"])
+def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.gguf"
-    done = command(models / "dense.gguf", "--recipe", "q4_k_m", "-o", out, "--json",
-                   "--imatrix", models / "dense-imatrix.gguf")  # fmt: skip
+    words = ["tiny"] if model == "tiny" else [models / model, "--imatrix",
+                                             models / "dense-imatrix.gguf"]  # fmt: skip
+    done = command(*words, "--recipe", "q4_k_m", "-o", out, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["artifact"] == str(out) and said["recipe"] == "q4_k_m" and said["layers"]
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     roots = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
-    assert "qtool" in roots and not roots & {"torch", "transformers", "gguf", "safetensors"}
+    assert "qtool" in roots and not roots & {"torch", "transformers", "safetensors"}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from qtool.gguf_types import BY_NAME
 from qtool.hub import public_name
 from qtool.native.sums import checksum
 from qtool.progress import Progress
-from qtool.staging import check_out_file, staged_file
+from qtool.staging import check_out_file, check_space, staged_file
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 
 CHECKSUM_KEY = "qtool.source_checksum"
@@ -71,6 +71,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     plan = make_gguf_plan(
         request.recipe, source, importance, requantize=request.requantize, origin=origin
     )
+    check_space(out, plan.size_bytes)
     notes: list[str] = []
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
