@@ -43,15 +43,11 @@ def plan(
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
         made = _plan(model, loaded, max_shard_size or "5GB")
-        if not json_:
-            _print(made, all_)
+        typer.echo(json.dumps(made.json())) if json_ else _print(made, all_)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
-        made = _plan_gguf(model, loaded, imatrix, requantize)
-        if not json_:
-            _print_gguf(made, all_)
-    if json_:
-        typer.echo(json.dumps(made.json()))
+        file = _plan_gguf(model, loaded, imatrix, requantize)
+        typer.echo(json.dumps(file.json())) if json_ else _print_gguf(file, all_)
 
 
 def _plan(model: str, recipe: "Recipe", max_shard_size: str) -> "Plan":
