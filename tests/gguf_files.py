@@ -42,6 +42,8 @@ def weights(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
 def stored(values: NDArray[np.float32], type_: BlockType) -> NDArray[np.uint8]:
     """Rows of bytes; bfloat16 by cutting off, which these tests need no better."""
     values = values.reshape(-1, values.shape[-1])
+    if type_.name in ("I64", "F64"):
+        return values.astype(np.int64 if type_.name == "I64" else np.float64).view(np.uint8)
     if type_ == BF16:
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     return values.astype(np.float16 if type_ == F16 else np.float32).view(np.uint8)

@@ -25,7 +25,7 @@ from qtool.gguf.open import open_source
 from qtool.gguf.quantize import CHECKSUM_KEY, GgufRequest, artifact_path, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.workers import in_order
-from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
+from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
 from qtool.native.sums import checksum, squares
 from qtool.progress import Progress
@@ -119,6 +119,23 @@ def test_other_floats_as_a_source(type_: BlockType, recipe: str, tmp_path: Path)
                 assert (rounded.astype(np.uint16).view(np.uint8) == found).all()
             else:
                 assert (native_gguf.encode(values, info.type) == found).all()
+
+
+def test_numbers_that_are_no_weights_are_copied(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    tensors = {
+        "token_embd.weight": (gguf_files.weights((8, 256), 1), F32),
+        "ids": (draw.integers(0, 1000, (600, 1024)).astype(np.float32), TENSOR_TYPES[27]),
+        "table": (draw.standard_normal((3, 5)).astype(np.float32), TENSOR_TYPES[28]),
+        "output_norm.weight": (np.ones(256, np.float32), F32),
+    }
+    source = gguf_files.write(tmp_path / "x.gguf", gguf_files.llama(1), tensors)
+    quantize(source, "q4_k_m", tmp_path / "y.gguf")
+    with GgufFile.open(source) as before, GgufFile.open(tmp_path / "y.gguf") as after:
+        for name, type_ in (("ids", "I64"), ("table", "F64")):
+            assert after.tensors[name].type.name == type_
+            rows = after.tensors[name].rows
+            assert (before.read_rows(name, 0, rows) == after.read_rows(name, 0, rows)).all()
 
 
 def test_requantizing_is_asked_for_and_said(models: Path, tmp_path: Path) -> None:

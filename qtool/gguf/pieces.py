@@ -19,7 +19,7 @@ from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.plan import PlannedTensor
 from qtool.gguf.source import SourceTensor
-from qtool.gguf_types import BF16, BY_NAME, F16, F32
+from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
 from qtool.native.sums import checksum
 
 PIECE_WEIGHTS = 1 << 18
@@ -57,7 +57,7 @@ def cut(tensors: Sequence[PlannedTensor]) -> Iterator[Piece]:
     for number, tensor in enumerate(tensors):
         shape = tensor.source.shape
         rows = shape[-2] if len(shape) > 1 else 1
-        step = max(1, PIECE_WEIGHTS // tensor.source.in_features)
+        step = _step(tensor)
         for matrix in range(prod(shape[:-2])):
             for first in range(0, rows, step):
                 start = matrix * rows + first
@@ -76,9 +76,8 @@ class Encoder:
         """importance: [matrices, in] of each tensor that has some."""
         self._tensors, self._importance, self._writer = tensors, importance, writer
         widest = max((t.source.in_features for t in tensors), default=0)
-        weights = max(PIECE_WEIGHTS, widest)
-        self._raw = np.empty(4 * weights, np.uint8)
-        self._out = np.empty(4 * weights, np.uint8)
+        self._raw = np.empty(max((_most(t, t.source.type) for t in tensors), default=0), np.uint8)
+        self._out = np.empty(max((_most(t, t.type) for t in tensors), default=0), np.uint8)
         self._scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
 
     def piece(self, piece: Piece) -> Done:
@@ -114,6 +113,17 @@ class Encoder:
         row_bytes = source.type.row_bytes(source.in_features)
         out = _rows(self._raw, piece.last - piece.first, row_bytes)
         return source.fill(piece.first, piece.last, out)
+
+
+def _step(tensor: PlannedTensor) -> int:
+    """Rows of a piece."""
+    return max(1, PIECE_WEIGHTS // tensor.source.in_features)
+
+
+def _most(tensor: PlannedTensor, type_: BlockType) -> int:
+    """Bytes of the largest piece of a tensor, stored as this type."""
+    rows = min(_step(tensor), tensor.source.rows)
+    return rows * type_.row_bytes(tensor.source.in_features)
 
 
 def _rows(buffer: NDArray[np.uint8], rows: int, row_bytes: int) -> NDArray[np.uint8]:
