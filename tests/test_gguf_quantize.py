@@ -27,7 +27,6 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
-from qtool.native.sums import checksum, squares
 from qtool.progress import Progress
 from qtool.recipe import load
 from qtool.summary import Summary
@@ -271,34 +270,6 @@ def test_names(models: Path) -> None:
     assert artifact_path("a", recipe, Path("x")) == Path("x")
     with pytest.raises(SourceError, match="holds 4 GGUF models"):
         open_source(models)
-
-
-def test_checksum_sees_every_byte() -> None:
-    data = np.arange(1000, dtype=np.uint8)
-    known = checksum(data)
-    assert known == checksum(data.copy()) != checksum(data, seed=1)
-    seen = {known} | {checksum(data[:length]) for length in range(1000)}
-    for position in range(1000):
-        data[position] ^= 1
-        seen.add(checksum(data))
-        data[position] ^= 1
-    assert len(seen) == 2001
-    assert checksum(np.zeros(64, np.uint8)) != checksum(np.zeros(128, np.uint8))
-
-
-def test_squares() -> None:
-    draw = np.random.default_rng(0)
-    for count in (0, 1, 15, 16, 17, 1000):
-        x, y = draw.standard_normal((2, count), np.float32)
-        assert math.isclose(squares(x), float((x.astype(float) ** 2).sum()), rel_tol=1e-12)
-        apart = x.astype(float) - y
-        assert math.isclose(squares(x, y), float((apart**2).sum()), rel_tol=1e-12)
-        for value in (math.nan, math.inf):
-            for position in {0, count // 2, count - 1} if count else ():
-                wrong = x.copy()
-                wrong[position] = value
-                assert not math.isfinite(squares(wrong))
-    assert math.isfinite(squares(np.full(1000, 3e38, np.float32)))
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
