@@ -14,6 +14,7 @@ sentencepiece_model.proto and the protocol buffer encoding.
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from qtool.errors import FormatError
 
@@ -96,6 +97,8 @@ def _piece(data: memoryview, where: str) -> Piece:
             score = struct.unpack("<f", content)[0]
         elif number == 3 and wire == _VARINT:
             kind = value
+    if not isfinite(score):
+        raise FormatError(f"{where}: the piece {text!r} has the score {score}; get the file again")
     if not 1 <= kind <= 6:
         raise FormatError(f"{where}: the piece {text!r} has the type {kind}, expected 1 to 6")
     return Piece(text, score, kind)

@@ -11,7 +11,10 @@ from qtool.gguf.tokenizer_json import check_text
 from qtool.gguf.tokenizer_special import ID_KEYS
 
 # llama.cpp's own defaults where a file does not say.
-_SPM_IDS = {"bos": 1, "eos": 2, "unk": 0}
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def read_vocab(metadata: Mapping[str, Value], kind: str) -> Vocab:
             )
     if not set(types) <= set(TokenType):
         raise FormatError(f"{PREFIX}token_type has values beyond 1 to 6; this GGUF file is damaged")
-    ids = dict(_SPM_IDS) if kind == "llama" else {}
+    ids = dict(_DEFAULT_IDS.get(kind, {}))
     for name, key in ID_KEYS.items():
         if key in metadata and isinstance(metadata[key].value, int):
             ids[name] = metadata[key].value

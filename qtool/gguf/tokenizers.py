@@ -14,9 +14,9 @@ from typing import Any
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Value, boolean, string, u32
-from qtool.gguf.tokenizer_bpe import PREFIX, bpe_metadata
-from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object
-from qtool.gguf.tokenizer_special import special_metadata
+from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
+from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
+from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, special_metadata
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
@@ -83,9 +83,7 @@ def tokenizer_metadata(
         # SmolLM and Granite: their post-processors may say otherwise, and the models want none.
         keys[PREFIX + "add_bos_token"] = boolean(False)
     if keys[MODEL_KEY].value == "t5":
-        # llama.cpp ends a text with eos if a file of this kind does not say.
-        keys.setdefault(PREFIX + "add_bos_token", boolean(False))
-        keys.setdefault(PREFIX + "add_eos_token", boolean(False))
+        keys |= {k: v for k, v in _t5_defaults(keys, tokenizer_config).items() if k not in keys}
     _check(folder, keys)
     return _override(keys, tokenizer_config, pre)
 
@@ -120,6 +118,19 @@ def _body(
         f"{folder / TOKENIZER}: its model is {kind!r}; qtool writes BPE and Unigram tokenizers "
         "into GGUF files"
     )
+
+
+def _t5_defaults(
+    keys: Mapping[str, Value], tokenizer_config: Mapping[str, Any]
+) -> dict[str, Value]:
+    """Said outright, since llama.cpp takes T5's ids, and an eos after each text, if nothing is."""
+    tokens, types = keys[PREFIX + "tokens"].value, keys[PREFIX + "token_type"].value
+    names = special_names(tokenizer_config)
+    ids = {name: tokens.index(text) for name, text in names.items() if text in tokens}
+    if TokenType.UNKNOWN in types:
+        ids["unk"] = types.index(TokenType.UNKNOWN)
+    said = {key: u32(ids[name]) for name, key in ID_KEYS.items() if name in ids}
+    return said | {ADD_KEYS[name]: boolean(False) for name in ("bos", "eos")}
 
 
 def _check(folder: Path, keys: Mapping[str, Value]) -> None:
