@@ -2,28 +2,44 @@
 #include "ops.h"
 #include "tiles.h"
 
-static void unpack(const qt_packing *p, qt_tile *tile)
+static uint8_t *codes_at(const qt_packing *p, const qt_tile *tile, int64_t row)
 {
-    qt_unpack_tile(p, tile);
-    for (int64_t r = 0; r < tile->rows; r++)
-        memcpy(p->codes + (tile->row - p->origin + r) * p->cols + tile->col,
-               tile->codes + r * tile->stride, (size_t)tile->cols);
+    return p->codes + (tile->row - p->origin + row) * p->cols + tile->col;
 }
 
-/* Returns the union of the codes' bits. */
+static void unpack(const qt_packing *p, qt_tile *tile)
+{
+    qt_transpose_tile(p, tile, 0);
+    for (int64_t row = 0; row < tile->rows; row += tile->together) {
+        qt_expect_words(p, tile, row);
+#define QT_UNPACK(bits) qt_unpack_rows(p, tile, row, bits)
+        QT_FOR_BITS(p->bits, QT_UNPACK)
+#undef QT_UNPACK
+        for (int64_t r = 0; r < tile->together; r++)
+            memcpy(codes_at(p, tile, row + r), tile->codes + r * tile->stride,
+                   (size_t)tile->cols);
+    }
+}
+
+/* Returns the union of the codes' bits; writes nothing where a code does not fit. */
 static uint8_t pack(const qt_packing *p, qt_tile *tile)
 {
     uint8_t seen = 0;
-    for (int64_t r = 0; r < tile->rows; r++) {
-        uint8_t *codes = tile->codes + r * tile->stride;
-        memcpy(codes, p->codes + (tile->row - p->origin + r) * p->cols + tile->col,
-               (size_t)tile->cols);
-        memset(codes + tile->cols, 0, (size_t)(tile->stride - tile->cols));
-        for (int64_t k = 0; k < tile->stride; k++)
-            seen |= codes[k];
+    for (int64_t row = 0; row < tile->rows; row += tile->together) {
+        for (int64_t r = 0; r < tile->together; r++) {
+            uint8_t *codes = tile->codes + r * tile->stride;
+            memcpy(codes, codes_at(p, tile, row + r), (size_t)tile->cols);
+            memset(codes + tile->cols, 0, (size_t)(tile->stride - tile->cols));
+            for (int64_t k = 0; k < tile->stride; k++)
+                seen |= codes[k];
+        }
+        if (seen >> p->bits)
+            return seen;
+#define QT_PACK(bits) qt_pack_rows(p, tile, row, bits)
+        QT_FOR_BITS(p->bits, QT_PACK)
+#undef QT_PACK
     }
-    if (seen >> p->bits == 0)
-        qt_pack_tile(p, tile);
+    qt_transpose_tile(p, tile, 1);
     return seen;
 }
 
@@ -36,7 +52,7 @@ int QT_NAME(unpack)(const qt_packing *p)
     return QT_OK;
 }
 
-/* QT_E_ARGUMENT where a code does not fit; words of earlier tiles are written by then. */
+/* QT_E_ARGUMENT where a code does not fit; words before it are written by then. */
 int QT_NAME(pack)(const qt_packing *p)
 {
     qt_tile tile;

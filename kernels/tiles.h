@@ -6,25 +6,27 @@
 #include "streams.h"
 #include "transpose.h"
 
-/* A tile has rows of `stride` codes; what a layout keeps together decides how many (qt_shape).
+/* A tile has `max_rows` rows of `stride` codes. Of those, `together` are decoded at a time: few
+ * enough that what is computed from them is still on its way to memory when the next are decoded.
  * Vectors may be read and written past the last code by less than the slack. */
-enum { TILE_CODES = 16384, TILE_WORDS = 4096, TILE_SLACK = 64 };
+enum { TILE_CODES = 1024, TILE_WORDS = 4096, TILE_SLACK = 64 };
 
 typedef struct {
     int64_t row, rows, col, cols; /* where the tile lies and what of it is used */
-    int64_t max_rows, stride;
-    uint8_t codes[TILE_CODES + TILE_SLACK];
+    int64_t max_rows, stride, together;
+    uint8_t codes[TILE_CODES + TILE_SLACK]; /* [together, stride] */
     uint32_t words[TILE_WORDS + TILE_SLACK / 4];
 } qt_tile;
 
-/* Words of a tile lie in a row when their rows are read one by one, in a square when they are
- * transposed: a cache line of neighbours by as many columns as fill the tile. 960 is a multiple of
- * the codes in a padded word for every width. */
+/* A cache line of neighbours where words must be transposed. 960 is a multiple of the codes in a
+ * padded word for every width. */
 static inline void qt_shape(const qt_packing *p, qt_tile *tile)
 {
-    static const int16_t shapes[][2] = {{1, 1024}, {64, 256}, {128, 128}, {1, 960}, {4, 1024}};
+    static const int16_t shapes[][3] = {
+        {1, 1024, 1}, {16, 1024, 1}, {128, 128, 8}, {1, 960, 1}, {4, 256, 4}};
     tile->max_rows = shapes[p->layout][0];
     tile->stride = shapes[p->layout][1];
+    tile->together = shapes[p->layout][2];
 }
 
 /* Words in a row, or for QT_COLUMNS in a column. */
@@ -77,44 +79,32 @@ static inline uint8_t *qt_tile_words(const qt_packing *p, const qt_tile *tile, i
     return (uint8_t *)p->words + 4 * (row * total + begin);
 }
 
-/* Nibble i of the words [cols, rows / 8] is row 8c + order[i]. */
-static inline void qt_unpack_across(const qt_packing *p, qt_tile *tile)
+/* Nibble i of the words [cols, rows / 8] is row 8c + order[i]. Eight rows. */
+static inline void qt_unpack_across(const qt_packing *p, qt_tile *tile, int64_t row)
 {
-    int64_t width = p->rows / 8, count = tile->rows / 8, room = tile->stride;
-    const uint8_t *from = (const uint8_t *)p->words + 4 * (tile->col * width + tile->row / 8);
-    qt_transpose(tile->words, room, from, width, tile->cols, count);
-    for (int64_t c = 0; c < count; c++) {
-        const uint32_t *words = tile->words + c * room;
-        uint8_t *codes = tile->codes + 8 * c * room;
-        for (int64_t k = 0; k < tile->cols; k += QT_F32_LANES) {
-            qt_vu32 w;
-            memcpy(&w, words + k, sizeof w);
-            for (int i = 0; i < 8; i++) {
-                qt_vu8x4 some = __builtin_convertvector(w >> 4 * i & 15, qt_vu8x4);
-                memcpy(codes + p->order[i] * room + k, &some, sizeof some);
-            }
+    const uint32_t *words = tile->words + row / 8 * tile->stride;
+    for (int64_t k = 0; k < tile->cols; k += QT_F32_LANES) {
+        qt_vu32 w;
+        memcpy(&w, words + k, sizeof w);
+        for (int i = 0; i < 8; i++) {
+            qt_vu8x4 some = __builtin_convertvector(w >> 4 * i & 15, qt_vu8x4);
+            memcpy(tile->codes + p->order[i] * tile->stride + k, &some, sizeof some);
         }
     }
 }
 
-static inline void qt_pack_across(const qt_packing *p, qt_tile *tile)
+static inline void qt_pack_across(const qt_packing *p, qt_tile *tile, int64_t row)
 {
-    int64_t width = p->rows / 8, count = tile->rows / 8, room = tile->stride;
-    for (int64_t c = 0; c < count; c++) {
-        uint32_t *words = tile->words + c * room;
-        const uint8_t *codes = tile->codes + 8 * c * room;
-        for (int64_t k = 0; k < tile->cols; k += QT_F32_LANES) {
-            qt_vu32 w = {0};
-            for (int i = 0; i < 8; i++) {
-                qt_vu8x4 some;
-                memcpy(&some, codes + p->order[i] * room + k, sizeof some);
-                w |= __builtin_convertvector(some, qt_vu32) << 4 * i;
-            }
-            memcpy(words + k, &w, sizeof w);
+    uint32_t *words = tile->words + row / 8 * tile->stride;
+    for (int64_t k = 0; k < tile->cols; k += QT_F32_LANES) {
+        qt_vu32 w = {0};
+        for (int i = 0; i < 8; i++) {
+            qt_vu8x4 some;
+            memcpy(&some, tile->codes + p->order[i] * tile->stride + k, sizeof some);
+            w |= __builtin_convertvector(some, qt_vu32) << 4 * i;
         }
+        memcpy(words + k, &w, sizeof w);
     }
-    uint8_t *to = (uint8_t *)p->words + 4 * (tile->col * width + tile->row / 8);
-    qt_transpose_back(to, width, tile->words, room, tile->cols, count);
 }
 
 /* A run of 32 codes in eight words of sixteen bits: nibble j of word m is code 8j + m. */
@@ -154,86 +144,100 @@ static inline void qt_strips(const qt_packing *p, qt_tile *tile, int writing)
             }
 }
 
-static inline void qt_unpack_streams(const qt_packing *p, qt_tile *tile, int bits)
+/* One row of codes, or the few that share their words. */
+static inline void qt_unpack_rows(const qt_packing *p, qt_tile *tile, int64_t row, int bits)
 {
     int64_t count;
-    const uint8_t *all = (const uint8_t *)p->words, *room_end = (const uint8_t *)(&tile->words + 1);
-    for (int64_t r = 0; p->layout == QT_PADDED && r < tile->rows; r++) {
-        const uint8_t *words = qt_tile_words(p, tile, tile->row + r, &count);
-        qt_squeeze((uint8_t *)tile->words, words, count, bits);
-        qt_decode(tile->codes + r * tile->stride, (uint8_t *)tile->words, room_end, tile->cols,
-                  bits);
-    }
-    for (int64_t r = 0; p->layout == QT_ROWS && r < tile->rows; r++) {
-        const uint8_t *stream = qt_tile_words(p, tile, tile->row + r, &count);
-        const uint8_t *end = all + 4 * qt_row_words(p) * p->rows;
-        qt_decode(tile->codes + r * tile->stride, stream, end, tile->cols, bits);
-    }
-    if (p->layout != QT_COLUMNS)
+    const uint8_t *stream = qt_tile_words(p, tile, tile->row + row, &count);
+    const uint8_t *end = (const uint8_t *)(&tile->words + 1);
+    switch (p->layout) {
+    case QT_ACROSS:
+        qt_unpack_across(p, tile, row);
         return;
-    int64_t width = tile->stride * bits / 32;
-    (void)qt_tile_words(p, tile, 0, &count);
-    const uint8_t *from = all + 4 * (tile->col * bits / 32 * p->rows + tile->row);
-    qt_transpose(tile->words, width, from, p->rows, count, tile->rows);
-    for (int64_t r = 0; r < tile->rows; r++)
-        qt_decode(tile->codes + r * tile->stride, (uint8_t *)(tile->words + r * width), room_end,
-                  tile->cols, bits);
-}
-
-static inline void qt_pack_streams(const qt_packing *p, qt_tile *tile, int bits)
-{
-    int64_t count, width = tile->stride * bits / 32;
-    uint8_t *room = (uint8_t *)tile->words;
-    for (int64_t r = 0; p->layout != QT_COLUMNS && r < tile->rows; r++) {
-        uint8_t *words = qt_tile_words(p, tile, tile->row + r, &count);
-        qt_encode(room, tile->codes + r * tile->stride, tile->cols, bits);
-        if (p->layout == QT_PADDED) {
-            int64_t vectors = (tile->cols + STREAM_CODES - 1) / STREAM_CODES;
-            memset(room + vectors * STREAM_CODES / 8 * bits, 0, 8);
-            qt_stretch(words, room, count, bits);
-        } else {
-            memcpy(words, room, 4 * (size_t)count);
-        }
-    }
-    if (p->layout != QT_COLUMNS)
-        return;
-    (void)qt_tile_words(p, tile, 0, &count);
-    for (int64_t r = 0; r < tile->rows; r++)
-        qt_encode(room + 4 * r * width, tile->codes + r * tile->stride, tile->cols, bits);
-    uint8_t *to = (uint8_t *)p->words + 4 * (tile->col * bits / 32 * p->rows + tile->row);
-    qt_transpose_back(to, p->rows, tile->words, width, count, tile->rows);
-}
-
-/* Codes past the tile's columns come out as anything. */
-static inline void qt_unpack_tile(const qt_packing *p, qt_tile *tile)
-{
-    if (p->layout == QT_ACROSS) {
-        qt_unpack_across(p, tile);
-        return;
-    }
-    if (p->layout == QT_STRIPS) {
+    case QT_STRIPS:
         qt_strips(p, tile, 0);
         return;
+    case QT_ROWS:
+        end = (const uint8_t *)p->words + 4 * qt_row_words(p) * p->rows;
+        break;
+    case QT_PADDED:
+        qt_squeeze((uint8_t *)tile->words, stream, count, bits);
+        stream = (const uint8_t *)tile->words;
+        break;
+    default:
+        stream = (const uint8_t *)(tile->words + row * (tile->stride * bits / 32));
     }
-#define QT_UNPACK(bits) qt_unpack_streams(p, tile, bits)
-    QT_FOR_BITS(p->bits, QT_UNPACK)
-#undef QT_UNPACK
+    qt_decode(tile->codes, stream, end, tile->cols, bits);
 }
 
-/* Codes past the tile's columns must be zero. */
-static inline void qt_pack_tile(const qt_packing *p, qt_tile *tile)
+/* The inverse. Codes past the tile's columns must be zero. */
+static inline void qt_pack_rows(const qt_packing *p, qt_tile *tile, int64_t row, int bits)
 {
-    if (p->layout == QT_ACROSS) {
-        qt_pack_across(p, tile);
+    int64_t count, vectors = (tile->cols + STREAM_CODES - 1) / STREAM_CODES;
+    uint8_t *words = qt_tile_words(p, tile, tile->row + row, &count), *room;
+    switch (p->layout) {
+    case QT_ACROSS:
+        qt_pack_across(p, tile, row);
         return;
-    }
-    if (p->layout == QT_STRIPS) {
+    case QT_STRIPS:
         qt_strips(p, tile, 1);
         return;
+    case QT_COLUMNS:
+        room = (uint8_t *)(tile->words + row * (tile->stride * bits / 32));
+        qt_encode(room, tile->codes, tile->cols, bits);
+        return;
+    default:
+        room = (uint8_t *)tile->words;
+        qt_encode(room, tile->codes, tile->cols, bits);
+        memset(room + vectors * STREAM_CODES / 8 * bits, 0, 8);
+        if (p->layout == QT_PADDED)
+            qt_stretch(words, room, count, bits);
+        else
+            memcpy(words, room, 4 * (size_t)count);
     }
-#define QT_PACK(bits) qt_pack_streams(p, tile, bits)
-    QT_FOR_BITS(p->bits, QT_PACK)
-#undef QT_PACK
+}
+
+/* Between the file and a tile's words, for the layouts that are transposed. */
+static inline void qt_transpose_tile(const qt_packing *p, qt_tile *tile, int writing)
+{
+    int64_t count = tile->cols, across = tile->rows / 8, width = p->rows / 8, room = tile->stride;
+    uint8_t *file = (uint8_t *)p->words + 4 * (tile->col * width + tile->row / 8);
+    if (p->layout == QT_COLUMNS) {
+        width = p->rows;
+        across = tile->rows;
+        room = tile->stride * p->bits / 32;
+        (void)qt_tile_words(p, tile, 0, &count);
+        file = (uint8_t *)p->words + 4 * (tile->col * p->bits / 32 * width + tile->row);
+    } else if (p->layout != QT_ACROSS) {
+        return;
+    }
+    if (writing)
+        qt_transpose_back(file, width, tile->words, room, count, across);
+    else
+        qt_transpose(tile->words, room, file, width, count, across);
+}
+
+/* While rows of a tile are decoded, a share of the next tile's words is fetched: they lie so far
+ * apart that the processor does not see it coming. Nothing is read, so it does no harm where there
+ * is no next tile. */
+static inline void qt_expect_words(const qt_packing *p, const qt_tile *tile, int64_t row)
+{
+    int64_t count = tile->stride, stride = p->rows / 8;
+    int64_t at = (tile->col + count) * stride + tile->row / 8;
+    if (p->layout == QT_COLUMNS) {
+        count = tile->stride * p->bits / 32;
+        stride = p->rows;
+        at = (tile->col + tile->stride) * p->bits / 32 * stride + tile->row;
+    } else if (p->layout != QT_ACROSS) {
+        return;
+    }
+    if (tile->col + tile->stride >= p->cols) /* then the next rows', from the left */
+        at = p->layout == QT_COLUMNS ? tile->row + tile->max_rows
+                                     : (tile->row + tile->max_rows) / 8;
+    uintptr_t begin = (uintptr_t)p->words + (uintptr_t)(4 * at);
+    int64_t end = (row + tile->together) * count / tile->max_rows;
+    for (int64_t w = row * count / tile->max_rows; w < end; w++)
+        __builtin_prefetch((const void *)(begin + (uintptr_t)(4 * w * stride)));
 }
 
 /* Whether the layout cannot be read with these sizes. */
