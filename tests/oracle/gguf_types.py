@@ -32,6 +32,8 @@ from qtool.formats.gguf_values import Kind  # noqa: E402
 from qtool.gguf.mixture_table import FILE_TYPES  # noqa: E402
 from qtool.gguf.source import GgufSource  # noqa: E402
 
+Goldens = dict[str, dict[str, list[object] | None]]  # options -> file type -> golden
+
 GOLDEN = Path(__file__).parents[1] / "gguf_types.json"
 # Options that go beyond the file type; with what file types each is tried.
 SOME = ("Q4_K_M", "Q2_K", "IQ3_XXS", "Q8_0", "IQ1_S", "MXFP4_MOE", "F16")
@@ -116,34 +118,40 @@ def ask(program: str, file: Path, file_type: str, options: str) -> tuple[dict[st
     return types, int(count[1]) if count else 0
 
 
+def collect(program: str, folder: Path, model: GgufSource) -> Goldens:
+    """The goldens of a model, for every option and file type."""
+    file = folder / "model.gguf"
+    write_header(file, model)
+    write_importance(folder / "importance.gguf")
+    found: Goldens = {}
+    for options, file_types in {"": tuple(FILE_TYPES), **OPTIONS}.items():
+        found[options] = {}
+        for file_type in file_types:
+            types, fallbacks = ask(program, file, file_type, options)
+            made = golden(types, fallbacks)
+            if made is not None and not options:
+                made.append(counts(types))
+            found[options][file_type] = made
+    return found
+
+
 def main() -> None:
     """Ask for every model, file type and option."""
     program = str(Path(sys.argv[1]).resolve())
-    cases = {"": tuple(FILE_TYPES), **OPTIONS}
-    found: dict[str, dict[str, dict[str, list[object] | None]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_importance(Path(folder) / "importance.gguf")
-        for name, make in gguf_shapes.MODELS.items():
-            file = Path(folder) / "model.gguf"
-            write_header(file, make())
-            found[name] = {options: {} for options in cases}
-            for options, file_types in cases.items():
-                for file_type in file_types:
-                    types, fallbacks = ask(program, file, file_type, options)
-                    made = golden(types, fallbacks)
-                    if made is not None and not options:
-                        made.append(counts(types))
-                    found[name][options][file_type] = made
+        found = {
+            name: collect(program, Path(folder), make())
+            for name, make in gguf_shapes.MODELS.items()
+        }
     for name in ("smollm2", "smollm2-768") if len(sys.argv) > 2 else ():
         for file_type in FILE_TYPES:
             file = Path(sys.argv[2]) / f"{name}-f16.gguf"
             made = golden(*ask(program, file.resolve(), file_type, ""))
             assert (made and made[:2]) == ((other := found[name][""][file_type]) and other[:2])
     GOLDEN.write_text(_lines(found))
-    print(f"{sum(len(types) for types in cases.values())} cases of {len(found)} models")
 
 
-def _lines(found: dict[str, dict[str, dict[str, list[object] | None]]]) -> str:
+def _lines(found: dict[str, Goldens]) -> str:
     """The goldens as JSON, a line for each model and each of its options."""
     models = (
         f"{json.dumps(name)}: {{\n"
