@@ -1,6 +1,8 @@
 """Plans of GGUF files: layout, metadata, what is refused before any work, and what users see."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -305,6 +307,17 @@ def test_the_command_on_a_gguf_file(
     assert {t["name"]: t["type"] for t in found["tensors"]} == {
         name: info.type.name for name, info in GgufFile.open(out).tensors.items()
     }
+
+
+def test_the_command_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    path = gguf_files.model(tmp_path / "m.gguf", 0, gguf_files.SMALL_LAYERS)
+    command = [sys.executable, "-X", "importtime", "-m", "qtool", "plan", str(path)]
+    result = subprocess.run(
+        [*command, "--recipe", "iq2_xs"], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
+    roots = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+    assert "qtool" in roots and not roots & {"torch", "transformers", "gguf"}
 
 
 @pytest.mark.parametrize(
