@@ -18,6 +18,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,9 @@ class GgufWriter:
         """Writes the header and the padding behind each tensor."""
         self.layout = layout
         self._descriptor = descriptor
-        self._ranges: list[tuple[int, int]] = []  # appended to from every thread
+        self._end_of: dict[int, int] = {}  # of each run that was written, by its start
+        self._start_of: dict[int, int] = {}
+        self._lock = Lock()
         self._put(0, memoryview(layout.header))
         ends = (*layout.starts, layout.size)[1:]
         for tensor, start, end in zip(layout.tensors, layout.starts, ends, strict=True):
@@ -208,7 +211,7 @@ class GgufWriter:
     def finish(self) -> None:
         """FormatError unless every byte of the file was written, and none twice."""
         position = 0
-        for start, end in sorted(self._ranges):
+        for start, end in sorted(self._end_of.items()):
             if start != position:
                 what = "twice" if start < position else "never"
                 low, high = sorted((start, position))
@@ -231,8 +234,19 @@ class GgufWriter:
         return found
 
     def _put(self, position: int, view: memoryview) -> None:
-        self._ranges.append((position, position + len(view)))
+        if not view:
+            return
         self._write(position, view)
+        start, end = position, position + len(view)
+        with self._lock:
+            if start in self._end_of or end in self._start_of:
+                raise FormatError(
+                    f"bytes {start} to {end} {self._owner(start)} were written twice; this is an "
+                    "error of qtool"
+                )
+            # Runs that touch become one, so that few are kept however many pieces there are.
+            start, end = self._start_of.pop(start, start), self._end_of.pop(end, end)
+            self._start_of[end], self._end_of[start] = start, end
 
     def _write(self, position: int, view: memoryview) -> None:
         done = 0

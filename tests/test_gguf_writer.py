@@ -128,9 +128,9 @@ def test_every_byte_once(descriptor: int) -> None:
 
     fill().finish()
     for number, spec in enumerate(SPECS):
-        with pytest.raises(FormatError, match=f"{spec.name}.*written never"):
+        with pytest.raises(FormatError, match=rf"{spec.name}.* written never"):
             fill(skip=number).finish()
-        with pytest.raises(FormatError, match=f"{spec.name}.*written twice"):
+        with pytest.raises(FormatError, match=rf"{spec.name}.* written twice"):
             fill(twice=number).finish()
 
 

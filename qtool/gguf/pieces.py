@@ -7,9 +7,11 @@ A piece stays in the caches from its first step to its last, so memory does not 
 of the model. Where the cuts are depends on shapes alone: no byte and no sum depends on the threads.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,29 +41,59 @@ class Piece:
     last: int
 
 
-@dataclass(frozen=True)
+class Pieces(Sequence[Piece]):
+    """All pieces of a file in its order; each is made when it is asked for."""
+
+    def __init__(self, tensors: Sequence[PlannedTensor]) -> None:
+        self._tensors = tensors
+        self._edges = [0]
+        for tensor in tensors:
+            matrices, rows = _matrices(tensor)
+            self._edges.append(self._edges[-1] + matrices * -(-rows // _step(tensor)))
+
+    def __len__(self) -> int:
+        return self._edges[-1]
+
+    def of(self, tensor: int) -> slice:
+        """The numbers of the pieces of a tensor."""
+        return slice(self._edges[tensor], self._edges[tensor + 1])
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
+    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._edges, index) - 1
+        tensor = self._tensors[number]
+        step, (_, rows) = _step(tensor), _matrices(tensor)
+        matrix, part = divmod(index - self._edges[number], -(-rows // step))
+        first, last = part * step, min(rows, (part + 1) * step)
+        return Piece(number, matrix, matrix * rows + first, matrix * rows + last)
+
+
+def _matrices(tensor: PlannedTensor) -> tuple[int, int]:
+    """How many there are, and the rows of one."""
+    shape = tensor.source.shape
+    return prod(shape[:-2]), shape[-2] if len(shape) > 1 else 1
+
+
+def _step(tensor: PlannedTensor) -> int:
+    """Rows of a piece."""
+    return max(1, PIECE_WEIGHTS // tensor.source.in_features)
+
+
 class Done:
-    """What is known of a finished piece."""
+    """What is known of each finished piece, by its number."""
 
-    piece: Piece
-    source_checksum: int
-    checksum: int
-    position: int
-    nbytes: int
-    size: float  # sum of the squared weights
-    lost: float  # sum of the squared differences that quantizing made
-
-
-def cut(tensors: Sequence[PlannedTensor]) -> Iterator[Piece]:
-    """All pieces in the order of the file."""
-    for number, tensor in enumerate(tensors):
-        shape = tensor.source.shape
-        rows = shape[-2] if len(shape) > 1 else 1
-        step = _step(tensor)
-        for matrix in range(prod(shape[:-2])):
-            for first in range(0, rows, step):
-                start = matrix * rows + first
-                yield Piece(number, matrix, start, matrix * rows + min(rows, first + step))
+    def __init__(self, count: int) -> None:
+        self.read = np.zeros(count, np.uint64)  # checksum of the source's bytes
+        self.written = np.zeros(count, np.uint64)  # checksum of the file's bytes
+        self.size = np.zeros(count)  # sum of the squared weights
+        self.lost = np.zeros(count)  # sum of the squared differences that quantizing made
 
 
 class Encoder:
@@ -70,18 +102,22 @@ class Encoder:
     def __init__(
         self,
         tensors: Sequence[PlannedTensor],
+        pieces: Pieces,
         importance: Sequence[Floats | None],
         writer: GgufWriter,
+        done: Done,
     ) -> None:
-        """importance: [matrices, in] of each tensor that has some."""
-        self._tensors, self._importance, self._writer = tensors, importance, writer
+        """importance: [matrices, in] of each tensor that has some. done: is filled."""
+        self._tensors, self._pieces, self._importance = tensors, pieces, importance
+        self._writer, self._done = writer, done
         widest = max((t.source.in_features for t in tensors), default=0)
         self._raw = np.empty(max((_most(t, t.source.type) for t in tensors), default=0), np.uint8)
         self._out = np.empty(max((_most(t, t.type) for t in tensors), default=0), np.uint8)
         self._scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
 
-    def piece(self, piece: Piece) -> Done:
-        """Reads, encodes and writes it; SourceError, FormatError name the tensor."""
+    def __call__(self, number: int) -> None:
+        """Reads, encodes and writes a piece; SourceError, FormatError name the tensor."""
+        piece = self._pieces[number]
         tensor = self._tensors[piece.tensor]
         source, block = tensor.source, tensor.source.type
         raw = self._read(source, piece)
@@ -102,10 +138,11 @@ class Encoder:
                     f"{tensor.name}: weights in rows {piece.first} to {piece.last - 1} are too "
                     f"large for {tensor.type.name}; give the tensor another type with an override"
                 )
-        position, nbytes = self._writer.rows(piece.tensor, piece.first, stored)
-        before = checksum(raw)
-        after = before if stored is raw else checksum(stored)
-        return Done(piece, before, after, position, nbytes, size, lost)
+        self._writer.rows(piece.tensor, piece.first, stored)
+        done = self._done
+        done.read[number] = checksum(raw)
+        done.written[number] = done.read[number] if stored is raw else checksum(stored)
+        done.size[number], done.lost[number] = size, lost
 
     def _read(self, source: SourceTensor, piece: Piece) -> NDArray[np.uint8]:
         if source.fill is None:
@@ -113,11 +150,6 @@ class Encoder:
         row_bytes = source.type.row_bytes(source.in_features)
         out = _rows(self._raw, piece.last - piece.first, row_bytes)
         return source.fill(piece.first, piece.last, out)
-
-
-def _step(tensor: PlannedTensor) -> int:
-    """Rows of a piece."""
-    return max(1, PIECE_WEIGHTS // tensor.source.in_features)
 
 
 def _most(tensor: PlannedTensor, type_: BlockType) -> int:

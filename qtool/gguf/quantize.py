@@ -5,7 +5,7 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.open import is_gguf, open_source
-from qtool.gguf.pieces import Done, Encoder, cut
+from qtool.gguf.pieces import Done, Encoder, Pieces
 from qtool.gguf.plan import GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
@@ -88,16 +88,18 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     plan = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(_UNKNOWN)})
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.type) for tensor in plan.tensors]
     layout = lay_out(plan.metadata, specs)
+    pieces = Pieces(plan.tensors)
+    done = Done(len(pieces))
     with staged_file(out, layout.size) as (path, descriptor):
         writer = GgufWriter(descriptor, layout)
         with progress.stage("quantize"):
-            done = _encode(plan, importance, writer, request.threads, progress)
+            _encode(plan, pieces, importance, writer, done, request.threads, progress)
         with progress.stage("verify"):
-            digest = source_checksum(plan, done)
+            digest = source_checksum(plan, pieces, done)
             writer.text(CHECKSUM_KEY, digest)
             writer.finish()
             written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
-            verify(path, written, layout, done, request.threads, range)
+            verify(path, written, layout, pieces, done, request.threads, range)
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),
@@ -109,7 +111,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
         bits_per_weight=plan.bits_per_weight,
         unquantized_share=_dense_share(plan),
         tensors=_counts(plan),
-        layers=_reports(plan, done),
+        layers=_reports(plan, pieces, done),
         warnings=warnings,
         notes=notes,
     )
@@ -132,23 +134,23 @@ def _measure(request: GgufRequest, source: GgufSource, progress: Progress) -> Im
 
 def _encode(
     plan: GgufPlan,
+    pieces: Pieces,
     importance: Importance | None,
     writer: GgufWriter,
+    done: Done,
     threads: int,
     progress: Progress,
-) -> list[Done]:
+) -> None:
     """Every piece of every tensor, read, encoded and written."""
-    pieces = list(cut(plan.tensors))
     factors = [_factors(tensor, importance) for tensor in plan.tensors]
 
-    def worker() -> Callable[[int], Done]:
-        encoder = Encoder(plan.tensors, factors, writer)
-        return lambda number: encoder.piece(pieces[number])
+    def worker() -> Encoder:
+        return Encoder(plan.tensors, pieces, factors, writer, done)
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")
 
-    return in_order(len(pieces), threads, worker, steps)
+    in_order(len(pieces), threads, worker, steps)
 
 
 def _factors(tensor: PlannedTensor, importance: Importance | None) -> NDArray[np.float32] | None:
@@ -166,36 +168,27 @@ def _lacks(tensor: PlannedTensor) -> bool:
     return made and not tensor.importance and tensor.name.startswith("blk.")
 
 
-def source_checksum(plan: GgufPlan, done: Sequence[Done]) -> str:
+def source_checksum(plan: GgufPlan, pieces: Pieces, done: Done) -> str:
     """16 hexadecimal digits that tell sources of other weights apart; not cryptographic.
 
     The checksum of every tensor's name, type, shape and pieces' checksums, in the order of
     writing: the same for a checkpoint and for the GGUF file with the same weights.
     """
     parts: list[bytes] = []
-    last = -1
-    for one in done:
-        if one.piece.tensor != last:
-            last = one.piece.tensor
-            tensor = plan.tensors[last]
-            shape = ",".join(map(str, tensor.shape))
-            parts.append(f"{tensor.name}\0{tensor.source.type.name}\0{shape}\0".encode())
-        parts.append(one.source_checksum.to_bytes(8, "little"))
+    for number, tensor in enumerate(plan.tensors):
+        shape = ",".join(map(str, tensor.shape))
+        parts.append(f"{tensor.name}\0{tensor.source.type.name}\0{shape}\0".encode())
+        parts.append(done.read[pieces.of(number)].astype("<u8").tobytes())
     return f"{checksum(np.frombuffer(b''.join(parts), np.uint8)):016x}"
 
 
-def _reports(plan: GgufPlan, done: Sequence[Done]) -> list[LayerReport]:
+def _reports(plan: GgufPlan, pieces: Pieces, done: Done) -> list[LayerReport]:
     """The relative error of every tensor that was encoded, in the order of the file."""
-    sums: dict[int, tuple[list[float], list[float]]] = {}
-    for one in done:
-        size, lost = sums.setdefault(one.piece.tensor, ([], []))
-        size.append(one.size)
-        lost.append(one.lost)
     found = []
-    for number, (sizes, losses) in sums.items():
-        tensor = plan.tensors[number]
+    for number, tensor in enumerate(plan.tensors):
         if not tensor.copied:
-            size, lost = math.fsum(sizes), math.fsum(losses)
+            numbers = pieces.of(number)
+            size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
             error = math.sqrt(lost / size) if size else 0.0
             found.append(LayerReport(tensor.name, tensor.type.name, error))
     return found

@@ -7,7 +7,6 @@ when each piece was dequantized.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,49 +14,59 @@ import numpy as np
 from qtool.errors import FormatError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import VERSION, Layout
-from qtool.gguf.pieces import Done
+from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.plan import GgufPlan
 from qtool.gguf.workers import Steps, in_order
 from qtool.native.sums import checksum
 
 
 def verify(
-    path: Path, plan: GgufPlan, layout: Layout, done: Sequence[Done], threads: int, steps: Steps
+    path: Path,
+    plan: GgufPlan,
+    layout: Layout,
+    pieces: Pieces,
+    done: Done,
+    threads: int,
+    steps: Steps,
 ) -> None:
     """FormatError names the first thing that is not as planned."""
     with GgufFile.open(path) as file:
         _compare(file, plan, layout)
         descriptor = file.descriptors[path]
-        longest = max((one.nbytes for one in done), default=0)
 
         def worker() -> "_Reader":
-            return _Reader(descriptor, done, layout, longest)
+            return _Reader(descriptor, layout, pieces, done)
 
-        in_order(len(done), threads, worker, steps)
+        in_order(len(pieces), threads, worker, steps)
 
 
 class _Reader:
     """One thread's buffer."""
 
-    def __init__(self, descriptor: int, done: Sequence[Done], layout: Layout, longest: int) -> None:
-        self._descriptor, self._done, self._layout = descriptor, done, layout
-        self._buffer = np.empty(longest, np.uint8)
+    def __init__(self, descriptor: int, layout: Layout, pieces: Pieces, done: Done) -> None:
+        self._descriptor, self._layout = descriptor, layout
+        self._pieces, self._done = pieces, done
+        self._buffer = np.empty(0, np.uint8)
 
     def __call__(self, number: int) -> None:
         """Compare one piece."""
-        one = self._done[number]
-        data = self._buffer[: one.nbytes]
+        piece = self._pieces[number]
+        spec = self._layout.tensors[piece.tensor]
+        position = self._layout.starts[piece.tensor] + piece.first * spec.row_bytes
+        nbytes = (piece.last - piece.first) * spec.row_bytes
+        if self._buffer.size < nbytes:
+            self._buffer = np.empty(nbytes, np.uint8)
+        data = self._buffer[:nbytes]
         have = 0
-        while have < one.nbytes:
-            got = os.preadv(self._descriptor, [memoryview(data)[have:]], one.position + have)
+        while have < nbytes:
+            got = os.preadv(self._descriptor, [memoryview(data)[have:]], position + have)
             if not got:
                 break
             have += got
-        if have < one.nbytes or checksum(data) != one.checksum:
-            name = self._layout.tensors[one.piece.tensor].name
+        if have < nbytes or checksum(data) != self._done.written[number]:
             raise FormatError(
-                f"tensor {name!r} reads back with other bytes than were written; the disk or the "
-                "memory is faulty"
+                f"tensor {spec.name!r} reads back with other bytes than were written; the disk or "
+                "the memory is faulty"
             )
 
 
