@@ -140,7 +140,7 @@ def added_tokens(
         special = bool(entry.get("special"))
         add(entry["content"], None, special, bool(entry.get("normalized", not special)), where)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    texts = list(special_names(config).values())
+    texts: list[Any] = list(special_names(config).values())
     if isinstance(extra, list | dict):  # by name, since transformers 5
         named = extra.values() if isinstance(extra, dict) else extra
         texts += [e.get("content") if isinstance(e, dict) else e for e in named]

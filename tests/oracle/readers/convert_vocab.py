@@ -42,10 +42,11 @@ class Pieces:
 def main() -> None:
     request = json.loads(sys.argv[1])
     sys.path[:0] = [request["source"], str(Path(request["source"]) / "gguf-py")]
-    sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=Pieces)
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
+    # Only now: transformers looks on import whether the real one is installed.
+    sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=Pieces)
     for folder, output in request["jobs"]:
         settings = ModelBase.load_hparams(Path(folder), False)
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
