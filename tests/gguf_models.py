@@ -84,6 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {"rms_norm_eps": 1e-6}),
+    "olmo2-tied": ("Olmo2", {"tie_word_embeddings": True}),
     "granite": ("Granite", {"attention_multiplier": 0.2, "embedding_multiplier": 3.0,
                             "residual_multiplier": 0.5, "logits_scaling": 2.0,
                             "tie_word_embeddings": True}),
