@@ -113,7 +113,12 @@ def zoo() -> GgufSource:
         "blk.0.time_mix_key.weight", "blk.0.attn_rel_b.weight", "blk.2.attn_q.bias",
         "blk.2.ffn_gate_tid2eid.weight", "blk.2.cross_attn_v.weight", "blk.2.attn_kv_b.weight",
         "v.patch_embd.weight", "v.blk.0.attn_v.weight", "blk.11.attn_q_norm.weight",
+        "blk.1.indexer.q_proj.weight", "v.position_embd.weight", "v.sam.pos_embd.weight",
+        "v.sam.neck.0.weight", "v.sam.net_2.weight", "v.blk.0.attn.rel_pos_h.weight",
+        "mm.patch_merger.weight", "a.rvq.codebook.weight", "mm.a.code_embd.weight",
     )  # fmt: skip
+    mixed = "first w0 w2 v0 v1 v2 a0 a1 a2 g1 g2 decay_w1 lerp_fused"
+    odd += tuple(f"blk.5.time_mix_{part}.weight" for part in mixed.split())
     more = [tensor(name, 8, 256) for name in odd]
     more += [tensor("blk.3.attn_v_b.weight", 4, 32, 128), tensor("blk.10.odd.weight", 8, 100)]
     more += [tensor("blk.9.one_row.weight", 1, 256), tensor("blk.9.three.weight", 1, 8, 256)]
@@ -130,6 +135,35 @@ def heads_by_layer() -> GgufSource:
     return with_metadata(dense("llama", 8, 256, 256, 8, 2), more)
 
 
+def _latent(architecture: str, odd: str) -> GgufSource:
+    """An architecture whose attention has matrices of three axes, and names that are kept."""
+    made = experts(architecture, 6, 16, 4, 4)
+    numbers = (
+        "attention.key_length_mla", "attention.value_length_mla", "attention.q_lora_rank",
+        "attention.kv_lora_rank", "ssm.conv_kernel", "kda.head_dim", "expert_shared_count",
+        "leading_dense_block_count", "attention.indexer.head_count",
+        "attention.indexer.key_length", "attention.indexer.top_k", "attention.indexer.kpool",
+        "hyper_connection.count", "hyper_connection.sinkhorn_iterations",
+    )  # fmt: skip
+    more = {f"{architecture}.{key}": u32(4) for key in numbers}
+    more[f"{architecture}.expert_gating_func"] = u32(1)
+    for key, value in (("hyper_connection.epsilon", 1e-5), ("kda.gate_lower_bound", -5.0)):
+        more[f"{architecture}.{key}"] = f32(value)
+    found = [tensor(f"blk.2.{name}.weight", 8, 256) for name in odd.split()]
+    found += [tensor(f"blk.3.attn_{part}_b.weight", 4, 32, 256) for part in "kv"]
+    return with_metadata(replace(made, tensors=(*made.tensors, *found)), more)
+
+
+def glm5() -> GgufSource:
+    """GLM 5, of which much is kept, and a little never gets less than eight bits."""
+    return _latent(
+        "glm5-next",
+        "hc_attn_fn indexer.attn_q_b indexer.attn_k indexer.proj indexer_compressor_gate "
+        "indexer_compressor_ape ssm_f_a ssm_f_b ssm_g_a ssm_g_b ssm_beta attn_kv_a_mqa attn_q_a "
+        "attn_q_b nextn.eh_proj ssm_out",
+    )
+
+
 MODELS: dict[str, Callable[[], GgufSource]] = {
     "smollm2": lambda: dense("llama", 30, 576, 1536, 9, 3, tied=True),
     "smollm2-768": lambda: dense("llama", 30, 768, 1536, 12, 4),
@@ -143,4 +177,6 @@ MODELS: dict[str, Callable[[], GgufSource]] = {
     "narrow": lambda: dense("llama", 9, 96, 80, 3, 3),
     "heads by layer": heads_by_layer,
     "zoo": zoo,
+    "GLM 5": glm5,
+    "Bailing 3": lambda: _latent("bailingmoe3", "attn_kv_a_mqa ssm_f_a"),
 }

@@ -6,6 +6,7 @@ tests/gguf_types.json was measured with llama-quantize --dry-run by tests/oracle
 import json
 import shlex
 from collections import Counter
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from qtool.errors import UnsupportedError
 from qtool.gguf.kinds import ModelFacts, layer_of, model_facts, output_order, stored_shape
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES
 from qtool.gguf.mixtures import Choice, Options, Override, choose, fallback, needs_importance
+from qtool.gguf.source import GgufSource
 
 GOLDEN = json.loads(Path(__file__).with_name("gguf_types.json").read_text())
 CASES = [(model, options) for model, cases in GOLDEN.items() for options in cases]
@@ -47,8 +49,13 @@ def options_of(file_type: str, command: str) -> tuple[Options, bool]:
     return options, "--imatrix" in command
 
 
+@cache
+def source_of(model: str) -> GgufSource:
+    return gguf_shapes.MODELS[model]()
+
+
 def chosen(model: str, file_type: str, command: str = "") -> dict[str, Choice]:
-    source = gguf_shapes.MODELS[model]()
+    source = source_of(model)
     options, imatrix = options_of(file_type, command)
     return choose(model_facts(source.metadata), source.tensors, options, imatrix)
 
@@ -172,4 +179,5 @@ def test_70b_is_told_by_the_layers() -> None:
     assert is_70b("llama", 80, 64, 8) and not is_70b("llama", 80, 64, 64)
     assert not is_70b("llama", 80, 64, 8, experts=8) and not is_70b("llama", 81, 64, 8)
     assert is_70b("qwen2", 80, 64, 64) and is_70b("jais2", 68, 8, 8)
+    assert all(is_70b(name, 80, 64, 8) for name in ("llama-embed", "deci", "olmo"))
     assert is_70b("llama", 81, 64, 8, prediction_layers=1) and not is_70b("qwen3", 80, 64, 8)

@@ -61,7 +61,7 @@ def plan_of(model: GgufSource, name: str, *sets: str, **more: object) -> GgufPla
 def test_order_sizes_and_places() -> None:
     plan = plan_of(gguf_shapes.zoo(), "q4_k_m")
     names = [t.name for t in plan.tensors]
-    assert names[:2] == ["output.weight", "output_norm.weight"]
+    assert names[:2] == ["a.rvq.codebook.weight", "mm.a.code_embd.weight"]
     assert sorted(names) == sorted(t.name for t in gguf_shapes.zoo().tensors)
     by_name = {t.name: t for t in plan.tensors}
     # As ggml counts axes; what has one is a vector.
