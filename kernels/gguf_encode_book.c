@@ -82,13 +82,10 @@ ALWAYS void weigh_iq4(V *w, const panel *p, int from, V sigma2)
 /* 32 codes as nibbles: i and i + `half` share byte i of each run of `half`. */
 ALWAYS void put_nibbles(const panel *p, int offset, const I *code)
 {
-    I word[4];
-    for (int k = 0; k < 4; k++) {
-        const I *q = code + 4 * k;
-        word[k] = word_of(q[0] | q[16] << 4, q[1] | q[17] << 4, q[2] | q[18] << 4,
-                          q[3] | q[19] << 4);
-    }
-    put_words(p, offset, word, 4);
+    I byte[16];
+    for (int i = 0; i < 16; i++)
+        byte[i] = code[i] | code[i + 16] << 4;
+    put_bytes(p, offset, byte, 16);
 }
 
 static void encode_iq4_nl(panel *p)
@@ -223,7 +220,7 @@ static uint8_t ue4m3_of(float x)
 
 static void encode_nvfp4(panel *p)
 {
-    I word[2];
+    I byte[8];
     for (int j = 0; j < 4; j++) {
         const V *x = p->x + 16 * j;
         V magnitude, d;
@@ -236,12 +233,9 @@ static void encode_nvfp4(panel *p)
         }
         for (int i = 0; i < 16; i++)
             code[i] = fp4_code(x[i], d);
-        for (int k = 0; k < 2; k++) {
-            const I *q = code + 4 * k;
-            word[k] = word_of(q[0] | q[8] << 4, q[1] | q[9] << 4, q[2] | q[10] << 4,
-                              q[3] | q[11] << 4);
-        }
-        put_words(p, 4 + 8 * j, word, 2);
+        for (int i = 0; i < 8; i++)
+            byte[i] = code[i] | code[i + 8] << 4;
+        put_bytes(p, 4 + 8 * j, byte, 8);
     }
 }
 
@@ -269,7 +263,7 @@ ALWAYS I trit_byte(I q)
 static void encode_tq1_0(panel *p)
 {
     V inverse, d = largest(p, 256, &inverse);
-    I byte[52], word[13];
+    I byte[52];
     for (int i = 0; i < 48; i++) {
         int stride = i < 32 ? 32 : 16, from = i < 32 ? i : 160 + i - 32;
         I q = isplat(0);
@@ -283,27 +277,21 @@ static void encode_tq1_0(panel *p)
             q = q * 3 + trit_of(p->x[240 + i + 4 * n], inverse);
         byte[48 + i] = trit_byte(q * 3);
     }
-    for (int k = 0; k < 13; k++)
-        word[k] = word_of(byte[4 * k], byte[4 * k + 1], byte[4 * k + 2], byte[4 * k + 3]);
-    put_words(p, 0, word, 13);
+    put_bytes(p, 0, byte, 52);
     put_half(p, 52, to_half(d));
 }
 
 static void encode_tq2_0(panel *p)
 {
     V inverse, d = largest(p, 256, &inverse);
-    I word[16];
-    for (int k = 0; k < 16; k++) {
-        I byte[4];
-        for (int i = 0; i < 4; i++) {
-            const V *x = p->x + k / 8 * 128 + k % 8 * 4 + i;
-            byte[i] = isplat(0);
-            for (int n = 0; n < 4; n++)
-                byte[i] |= (trit_of(x[32 * n], inverse) & 3) << 2 * n;
-        }
-        word[k] = word_of(byte[0], byte[1], byte[2], byte[3]);
+    I byte[64];
+    for (int i = 0; i < 64; i++) {
+        const V *x = p->x + i / 32 * 128 + i % 32;
+        byte[i] = isplat(0);
+        for (int n = 0; n < 4; n++)
+            byte[i] |= (trit_of(x[32 * n], inverse) & 3) << 2 * n;
     }
-    put_words(p, 0, word, 16);
+    put_bytes(p, 0, byte, 64);
     put_half(p, 64, to_half(d));
 }
 

@@ -51,8 +51,7 @@ ALWAYS void pack_scales(I *scale, I *minimum, I *word)
         byte[j + 4] = (minimum[j] | minimum[j + 4] >> 4 << 6) & 255;
         byte[j + 8] = (scale[j + 4] & 15) | (minimum[j + 4] & 15) << 4;
     }
-    for (int k = 0; k < 3; k++)
-        word[k] = word_of(byte[4 * k], byte[4 * k + 1], byte[4 * k + 2], byte[4 * k + 3]);
+    words_of(word, byte, 12);
     for (int j = 0; j < 4; j++) {
         scale[j] = byte[j] & 63;
         minimum[j] = byte[j + 4] & 63;
@@ -66,7 +65,7 @@ ALWAYS void encode_k45(panel *p, int top)
 {
     affine grid[8];
     V scale[8], minimum[8], sum_w[8], d, dmin;
-    I scale_code[8], minimum_code[8], word[40], code[64], fifth[32];
+    I scale_code[8], minimum_code[8], word[4], code[64], fifth[32];
     V sigma2 = {0};
     if (p->weighted)
         sigma2 = 2.0f * square_sum(p->x, 256) / 256.0f;
@@ -121,15 +120,10 @@ ALWAYS void encode_k45(panel *p, int top)
             fifth[i] |= (code[i] >> 4 | code[i + 32] >> 4 << 1) << j;
             code[i] = (code[i] & 15) | (code[i + 32] & 15) << 4;
         }
-        for (int i = 0; i < 8; i++)
-            word[i] = word_of(code[4 * i], code[4 * i + 1], code[4 * i + 2], code[4 * i + 3]);
-        put_words(p, (top == 31 ? 48 : 16) + 16 * j, word, 8);
+        put_bytes(p, (top == 31 ? 48 : 16) + 16 * j, code, 32);
     }
-    if (top == 31) {
-        for (int i = 0; i < 8; i++)
-            word[i] = word_of(fifth[4 * i], fifth[4 * i + 1], fifth[4 * i + 2], fifth[4 * i + 3]);
-        put_words(p, 16, word, 8);
-    }
+    if (top == 31)
+        put_bytes(p, 16, fifth, 32);
 }
 
 static void encode_q4_k(panel *p)
@@ -146,7 +140,7 @@ static void encode_q2_k(panel *p)
 {
     affine grid[16];
     V scale[16], minimum[16], sum_w[16], d, dmin;
-    I scale_code[16], minimum_code[16], word[16], code[128];
+    I scale_code[16], minimum_code[16], code[128];
     V sigma2 = {0};
     if (p->weighted)
         sigma2 = square_sum(p->x, 256) / 256.0f;
@@ -182,10 +176,7 @@ static void encode_q2_k(panel *p)
     }
     for (int j = 0; j < 16; j++)
         scale_code[j] = (scale_code[j] | minimum_code[j] << 4) & 255;
-    for (int k = 0; k < 4; k++)
-        word[k] = word_of(scale_code[4 * k], scale_code[4 * k + 1], scale_code[4 * k + 2],
-                          scale_code[4 * k + 3]);
-    put_words(p, 0, word, 4);
+    put_bytes(p, 0, scale_code, 16);
     I halves = to_half(d) | to_half(dmin) << 16;
     put_words(p, 80, &halves, 1);
     d = from_half(halves & 0xffff);
@@ -198,9 +189,7 @@ static void encode_q2_k(panel *p)
         }
         for (int i = 0; i < 32; i++)
             code[i] |= code[i + 32] << 2 | code[i + 64] << 4 | code[i + 96] << 6;
-        for (int i = 0; i < 8; i++)
-            word[i] = word_of(code[4 * i], code[4 * i + 1], code[4 * i + 2], code[4 * i + 3]);
-        put_words(p, 16 + 32 * half, word, 8);
+        put_bytes(p, 16 + 32 * half, code, 32);
     }
 }
 

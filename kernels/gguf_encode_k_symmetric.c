@@ -55,29 +55,35 @@ ALWAYS M refine_one(refinement *r, const V *x, int i, int skip)
 
 /* The first codes of a sub-block, and the sums of their fit. */
 typedef struct {
-    V inverse, sum_xl, sum_l2;
+    V inverse, sum_xl, sum_l2; /* inverse: zero where empty, and then so are the codes */
+    V least_xl;                /* of the terms of sum_xl */
     M empty;
 } q3_start;
 
 ALWAYS V q3_first_code(const q3_start *s, V x)
 {
-    V code = most(least(nearest_float(s->inverse * x), splat(3)), splat(-4));
-    return pick(s->empty, (V){0}, code);
+    return most(least(nearest_float(s->inverse * x), splat(3)), splat(-4));
 }
 
-ALWAYS void start_q3(q3_start *s, const V *x, V *w, V *wx, V *l)
+/* `r`: where to leave the terms of sub-block u, or NULL. */
+ALWAYS void start_q3(q3_start *s, const V *x, refinement *r, int u)
 {
-    V magnitude, top = extreme(x, 16, &magnitude);
-    s->inverse = -4.0f / top;
+    V zero = {0}, magnitude, top = extreme(x, 16, &magnitude);
     s->empty = lt(magnitude, splat(TINY));
-    s->sum_xl = s->sum_l2 = (V){0};
+    s->inverse = pick(s->empty, zero, -4.0f / top);
+    s->sum_xl = s->sum_l2 = zero;
+    s->least_xl = splat(INFINITY);
     UNROLL_SOME
     for (int i = 0; i < 16; i++) {
-        w[i] = x[i] * x[i];
-        wx[i] = w[i] * x[i];
-        l[i] = q3_first_code(s, x[i]);
-        s->sum_xl += wx[i] * l[i];
-        s->sum_l2 += w[i] * l[i] * l[i];
+        V w = x[i] * x[i], wx = w * x[i], l = q3_first_code(s, x[i]), xl = wx * l;
+        s->sum_xl += xl;
+        s->sum_l2 += w * l * l;
+        s->least_xl = least(s->least_xl, xl);
+        if (r) {
+            r->w[u][i] = w;
+            r->wx[u][i] = wx;
+            r->l[u][i] = l;
+        }
     }
 }
 
@@ -88,7 +94,7 @@ ALWAYS void refine_q3(const V *x, V *scale, V *code)
     q3_start start;
     refinement r;
     SIDE {
-        start_q3(&start, x + 16 * u, r.w[u], r.wx[u], r.l[u]);
+        start_q3(&start, x + 16 * u, &r, u);
         r.sum_xl[u] = start.sum_xl;
         r.sum_l2[u] = start.sum_l2;
     }
@@ -123,15 +129,11 @@ ALWAYS void search_q3(const panel *p, q3_search *s)
     int found = 0;
     V zero = {0};
     for (int j = 0; j < 16; j++) {
-        V w[16], wx[16], l[16];
         q3_start *start = &s->start[j];
-        start_q3(start, p->x + 16 * j, w, wx, l);
+        start_q3(start, p->x + 16 * j, NULL, 0);
         s->scale[j] = pick(lt(zero, start->sum_l2), start->sum_xl / start->sum_l2, zero);
         s->scale[j] = pick(start->empty, zero, s->scale[j]);
-        M movable = lt(zero, zero);
-        UNROLL_SOME
-        for (int i = 0; i < 16; i++)
-            movable |= lt(zero, start->sum_xl - wx[i] * l[i]);
+        M movable = lt(start->least_xl, start->sum_xl);
         unsigned mask = mask_bits(movable & not_lanes(start->empty));
         for (int lane = 0; lane < LANES; lane++) {
             int moves = mask >> lane & 1;
@@ -173,26 +175,20 @@ ALWAYS void q3_searched(const q3_search *s, int j, const V *x, M where, I *code)
     }
 }
 
-/* Six-bit scales of q3_k, each 0 .. 63, as three words. */
-ALWAYS void pack_q3_scales(const I *scale, I *word)
+/* Six-bit scales of q3_k, each 0 .. 63, as twelve bytes. */
+ALWAYS void pack_q3_scales(const I *scale, I *byte)
 {
-    for (int k = 0; k < 2; k++) {
-        I byte[4];
-        for (int i = 0; i < 4; i++)
-            byte[i] = (scale[4 * k + i] & 15) | (scale[8 + 4 * k + i] & 15) << 4;
-        word[k] = word_of(byte[0], byte[1], byte[2], byte[3]);
-    }
-    I top[4];
+    for (int i = 0; i < 8; i++)
+        byte[i] = (scale[i] & 15) | (scale[8 + i] & 15) << 4;
     for (int i = 0; i < 4; i++)
-        top[i] = scale[i] >> 4 | scale[4 + i] >> 4 << 2 | scale[8 + i] >> 4 << 4 |
-                 scale[12 + i] >> 4 << 6;
-    word[2] = word_of(top[0], top[1], top[2], top[3]);
+        byte[8 + i] = scale[i] >> 4 | scale[4 + i] >> 4 << 2 | scale[8 + i] >> 4 << 4 |
+                      scale[12 + i] >> 4 << 6;
 }
 
 static void encode_q3_k(panel *p)
 {
     V scale[16], d;
-    I code[256], scale_code[16], word[8], byte[32];
+    I code[256], scale_code[16], byte[32];
     symmetric grid[16];
     q3_search search;
     if (p->weighted) {
@@ -223,8 +219,8 @@ static void encode_q3_k(panel *p)
         }
         d = pick(none, (V){0}, 1.0f / inverse);
     }
-    pack_q3_scales(scale_code, word);
-    put_words(p, 96, word, 3);
+    pack_q3_scales(scale_code, byte);
+    put_bytes(p, 96, byte, 12);
     I half_d = to_half(d);
     put_half(p, 108, half_d);
     d = from_half(half_d);
@@ -242,24 +238,20 @@ static void encode_q3_k(panel *p)
         for (int j = 0; j < 8; j++)
             byte[i] |= code[32 * j + i] >> 2 << j;
     }
-    for (int i = 0; i < 8; i++)
-        word[i] = word_of(byte[4 * i], byte[4 * i + 1], byte[4 * i + 2], byte[4 * i + 3]);
-    put_words(p, 0, word, 8);
+    put_bytes(p, 0, byte, 32);
     for (int half = 0; half < 2; half++) {
         const I *q = code + 128 * half;
         for (int i = 0; i < 32; i++)
             byte[i] = (q[i] & 3) | (q[i + 32] & 3) << 2 | (q[i + 64] & 3) << 4 |
                       (q[i + 96] & 3) << 6;
-        for (int i = 0; i < 8; i++)
-            word[i] = word_of(byte[4 * i], byte[4 * i + 1], byte[4 * i + 2], byte[4 * i + 3]);
-        put_words(p, 32 + 32 * half, word, 8);
+        put_bytes(p, 32 + 32 * half, byte, 32);
     }
 }
 
 static void encode_q6_k(panel *p)
 {
     V scale[16], magnitude;
-    I code[256], scale_code[16], word[16], low[64], high[32];
+    I code[256], scale_code[16], low[64], high[32];
     symmetric grid[16];
     for (int j = 0; j < 16; j++) {
         const V *x = p->x + 16 * j, *w = p->w + 16 * j;
@@ -287,11 +279,9 @@ static void encode_q6_k(panel *p)
     if (any_lane(empty))
         for (int i = 0; i < 256; i++)
             code[i] = ipick(empty, isplat(0), code[i]);
-    for (int k = 0; k < 4; k++) {
-        const I *s = scale_code + 4 * k;
-        word[k] = word_of(s[0] & 255, s[1] & 255, s[2] & 255, s[3]);
-    }
-    put_words(p, 192, word, 4);
+    for (int j = 0; j < 16; j++)
+        scale_code[j] &= 255;
+    put_bytes(p, 192, scale_code, 16);
     for (int half = 0; half < 2; half++) {
         const I *q = code + 128 * half;
         for (int i = 0; i < 32; i++) {
@@ -299,12 +289,8 @@ static void encode_q6_k(panel *p)
             low[i + 32] = (q[i + 32] & 15) | (q[i + 96] & 15) << 4;
             high[i] = q[i] >> 4 | q[i + 32] >> 4 << 2 | q[i + 64] >> 4 << 4 | q[i + 96] >> 4 << 6;
         }
-        for (int i = 0; i < 16; i++)
-            word[i] = word_of(low[4 * i], low[4 * i + 1], low[4 * i + 2], low[4 * i + 3]);
-        put_words(p, 64 * half, word, 16);
-        for (int i = 0; i < 8; i++)
-            word[i] = word_of(high[4 * i], high[4 * i + 1], high[4 * i + 2], high[4 * i + 3]);
-        put_words(p, 128 + 32 * half, word, 8);
+        put_bytes(p, 64 * half, low, 64);
+        put_bytes(p, 128 + 32 * half, high, 32);
     }
 }
 

@@ -90,10 +90,20 @@ ALWAYS void put_byte(const panel *p, int offset, I byte)
         p->to[lane][offset] = (uint8_t)byte[lane];
 }
 
-/* Four bytes, the first lowest; what is above a byte must be zero but in the last. */
-ALWAYS I word_of(I a, I b, I c, I d)
+/* n bytes as n / 4 words, the first lowest; what is above a byte must be zero but in the last of
+ * each four. */
+ALWAYS void words_of(I *word, const I *byte, int n)
 {
-    return a | b << 8 | c << 16 | d << 24;
+    for (int i = 0; i < n; i += 4)
+        word[i / 4] = byte[i] | byte[i + 1] << 8 | byte[i + 2] << 16 | byte[i + 3] << 24;
+}
+
+/* Writes n bytes of each block, at most 64, at an offset. */
+ALWAYS void put_bytes(const panel *p, int offset, const I *byte, int n)
+{
+    I word[16];
+    words_of(word, byte, n);
+    put_words(p, offset, word, n / 4);
 }
 
 /* Toward zero; what does not fit is the least integer, as x86 has it. */
@@ -121,6 +131,13 @@ ALWAYS I rounded_away(V a)
     return whole + ipick(lt(absolute(a - to_float(whole)), splat(0.5f)), isplat(0), sign);
 }
 
+/* The same for |a| < 2^22: the float before one half carries no number below a half up. */
+ALWAYS I rounded_small(V a)
+{
+    I half = ((I)a & INT32_MIN) | (I)splat(0x1.fffffep-2f);
+    return truncated(a + (V)half);
+}
+
 ALWAYS I clamp(I a, int low, int high)
 {
     return ileast(imost(a, isplat(low)), isplat(high));
@@ -135,7 +152,14 @@ ALWAYS V over(V a, V b)
 /* The weight of largest magnitude, the first of equals, and that magnitude. */
 ALWAYS V extreme(const V *x, int n, V *magnitude)
 {
-    V most_seen = {0}, at = {0};
+    V high = x[0], low = x[0], most_seen = {0}, at = {0};
+    for (int i = 1; i < n; i++) {
+        high = most(high, x[i]);
+        low = least(low, x[i]);
+    }
+    *magnitude = most(high, -low);
+    if (!any_lane(eq(high, -low))) /* else the order decides */
+        return pick(lt(high, -low), low, high);
     for (int i = 0; i < n; i++) {
         V size = absolute(x[i]);
         M larger = lt(most_seen, size);

@@ -8,14 +8,10 @@
 /* Codes of 32 weights: nibbles at an offset, fifth bits (if there are any) four bytes before. */
 ALWAYS void put_codes(const panel *p, int offset, const I *code, int fifth)
 {
-    I word[4], high = isplat(0);
-    for (int k = 0; k < 4; k++) {
-        I byte[4];
-        for (int i = 0; i < 4; i++)
-            byte[i] = (code[4 * k + i] & 15) | (code[16 + 4 * k + i] & 15) << 4;
-        word[k] = word_of(byte[0], byte[1], byte[2], byte[3]);
-    }
-    put_words(p, offset, word, 4);
+    I byte[16], high = isplat(0);
+    for (int i = 0; i < 16; i++)
+        byte[i] = (code[i] & 15) | (code[16 + i] & 15) << 4;
+    put_bytes(p, offset, byte, 16);
     if (!fifth)
         return;
     for (int i = 0; i < 32; i++)
@@ -119,21 +115,46 @@ static void encode_q5_1(panel *p)
     encode_affine(p, 31);
 }
 
-static void encode_q8_0(panel *p)
+/* The low byte of each lane, one after the other. */
+ALWAYS void store_low_bytes(uint8_t *to, I v)
 {
-    V magnitude = {0};
-    for (int i = 0; i < 32; i++)
-        magnitude = most(magnitude, absolute(p->x[i]));
-    V d = magnitude / 127.0f, inverse = inverse_of(d);
-    I word[8];
-    for (int k = 0; k < 8; k++) {
-        I byte[4];
-        for (int i = 0; i < 4; i++)
-            byte[i] = rounded_away(p->x[4 * k + i] * inverse) & 255;
-        word[k] = word_of(byte[0], byte[1], byte[2], byte[3]);
+#if defined(QT_ISA_AVX2)
+    const __m256i low = _mm256_set1_epi32(0x0c080400);
+    __m256i fours = _mm256_shuffle_epi8((__m256i)v, low);
+    __m128i upper = _mm256_extracti128_si256(fours, 1);
+    _mm_storel_epi64((void *)to, _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), upper));
+#else
+    qt_vu8x4 bytes = __builtin_convertvector(v, qt_vu8x4);
+    memcpy(to, &bytes, sizeof bytes);
+#endif
+}
+
+/* Blocks as they lie: only their largest magnitudes go across the lanes. */
+static void encode_q8_0(int64_t blocks, const float *x, uint8_t *to)
+{
+    for (int64_t first = 0; first < blocks; first += LANES) {
+        int64_t count = blocks - first < LANES ? blocks - first : LANES;
+        V magnitude[LANES] = {{0}};
+        for (int64_t block = 0; block < count; block++)
+            for (int i = 0; i < 32; i += LANES)
+                magnitude[block] =
+                    most(magnitude[block], absolute(load(x + 32 * (first + block) + i)));
+        transpose(magnitude);
+        for (int i = 1; i < LANES; i++)
+            magnitude[0] = most(magnitude[0], magnitude[i]);
+        V d = magnitude[0] / 127.0f, inverse = inverse_of(d);
+        inverse = pick(lt(inverse, splat(INFINITY)), inverse, (V){0}); /* d is subnormal */
+        I halves = to_half(d);
+        for (int64_t block = 0; block < count; block++) {
+            uint8_t *at = to + 34 * (first + block);
+            uint16_t half = (uint16_t)halves[block];
+            memcpy(at, &half, 2);
+            for (int i = 0; i < 32; i += LANES) {
+                V scaled = load(x + 32 * (first + block) + i) * inverse[block];
+                store_low_bytes(at + 2 + i, rounded_small(scaled));
+            }
+        }
     }
-    put_half(p, 0, to_half(d));
-    put_words(p, 2, word, 8);
 }
 
 /* The mean square of each row, summed from the left: a row in every lane. */
@@ -182,7 +203,7 @@ int QT_NAME(gguf_encode_legacy)(int32_t type, int64_t rows, int64_t cols, const 
         encode_panels(encode_q5_1, 32, 24, rows, cols, x, importance, mean, to);
         break;
     case 8:
-        encode_panels(encode_q8_0, 32, 34, rows, cols, x, NULL, NULL, to);
+        encode_q8_0(rows * (cols / 32), x, to);
         break;
     }
     free(mean);

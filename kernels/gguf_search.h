@@ -126,9 +126,9 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
     return 1;
 }
 
-/* make_qkx2_quants and make_qkx3_quants for `count` (1 or 2) sub-blocks of n weights: for every trial range, the
- * weighted least-squares line through (code, weight), its minimum not above zero; the trial with
- * the least error. */
+/* make_qkx2_quants and make_qkx3_quants for `count` (1 or 2) sub-blocks of n weights: for every
+ * trial range, the weighted least-squares line through (code, weight), its minimum not above zero;
+ * the trial with the least error. */
 ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s, int count)
 {
     extent given[PAIR];
