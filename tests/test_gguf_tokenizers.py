@@ -286,7 +286,12 @@ def test_spellings_of_a_pre_tokenizer(tmp_path: Path) -> None:
         small.LLAMA3.replace(r"\r\n", "\r\n"),
         small.LLAMA3.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)"),
     ):
-        split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": regex},
+            "behavior": "Removed",
+            "invert": True,
+        }
         pre = {"type": "Sequence", "pretokenizers": [split, small.byte_level(use_regex=False)]}
         for whole, name in ((True, "llama-bpe"), (False, "dbrx")):
             files = {"tokenizer.json": small.bpe(pre=pre, ignore_merges=whole)}

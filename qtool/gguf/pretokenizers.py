@@ -44,6 +44,7 @@ QWEN35 = (
 )
 O200K = _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}")
 TEKKEN = _cased("", r"\p{N}")
+_COMPLETE = (CL100K, QWEN2, QWEN35, O200K, TEKKEN)  # match a text from its start to its end
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -172,10 +173,15 @@ def read_steps(entry: Any) -> tuple[Step, ...] | None:
         return (DIGITS,) if entry.get("individual_digits") else (DIGIT_RUNS,)
     if kind == "Punctuation":
         return (("Punctuation", str(entry.get("behavior", "Isolated"))),)
-    if kind == "Split" and entry.get("behavior") == "Isolated" and not entry.get("invert"):
-        pattern = entry.get("pattern")
-        regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-        return (("Split", _spelling(regex)),) if isinstance(regex, str) else None
+    pattern = entry.get("pattern")
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if kind != "Split" or not isinstance(regex, str):
+        return None
+    regex = _spelling(regex)
+    how = (entry.get("behavior"), bool(entry.get("invert")))
+    # To remove what does not match removes nothing where everything does.
+    if how == ("Isolated", False) or (how == ("Removed", True) and regex in _COMPLETE):
+        return (("Split", regex),)
     return None
 
 
