@@ -12,7 +12,7 @@ ROOT := $(CURDIR)
 # The tests are small matrices; threads of a BLAS only stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-# Of fuzz-kernels, and of test-aarch64 for each kernel and block type.
+# Of fuzz-kernels; of test-aarch64 and test-sanitize for each kernel and block type.
 SECONDS ?= 600
 TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
@@ -52,18 +52,21 @@ define need
 @command -v $(1) >/dev/null || { echo "make $@ needs $(1): apt-get install $(2)" >&2; exit 1; }
 endef
 
+# The kernel tests, and random tasks for every kernel in memory that ends where the data does.
 # Findings are written past pytest, which would lose them when the process ends.
 test-sanitize: $(VENV)/.installed-test
 	$(call need,cmake,cmake)
 	$(call need,gcc,gcc)
-	CC=gcc cmake -S . -B build/sanitize -DQTOOL_WERROR=ON -DQTOOL_SANITIZE=ON >/dev/null
+	CC=gcc cmake -S . -B build/sanitize -DQTOOL_WERROR=ON -DQTOOL_SANITIZE=ON \
+		-DQTOOL_DIGESTS=ON >/dev/null
 	cmake --build build/sanitize
+	build/sanitize/kernel_digests $(TASKS) >/dev/null
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 QTOOL_LIBRARY=$(ROOT)/build/sanitize/libqtool_kernels.so \
 		$(BIN)/pytest -q --capture=sys $(KERNEL_TESTS)
 
 # Random tasks for the kernels that unpack and dequantize, on every instruction set of this machine
-# at once; what was interesting is kept in build/fuzz/corpus. QTOOL_FUZZ=all: for every kernel.
+# at once; what was interesting is kept in build/fuzz/corpus.
 fuzz-kernels:
 	$(call need,cmake,cmake)
 	$(call need,clang,clang)

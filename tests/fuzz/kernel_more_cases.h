@@ -81,6 +81,56 @@ static void plain_case(input *in)
     agree(in, run_plain, &task, &o, 1);
 }
 
+static int run_gguf_convert(void *task, uint8_t *out[])
+{
+    qt_gguf_piece piece = *(qt_gguf_piece *)task;
+    size_t room_size = (size_t)(piece.step * piece.cols) * sizeof(float);
+    if (piece.to)
+        piece.to = out[0];
+    piece.values = (float *)(void *)out[2];
+    piece.back = (float *)(void *)out[3];
+    int code = qt_gguf_convert(&piece);
+    double sums[2] = {piece.size, piece.lost};
+    memcpy(out[1], sums, sizeof sums);
+    memset(out[2], 0, room_size); /* what is left there says nothing */
+    memset(out[3], 0, room_size);
+    return code;
+}
+
+/* Number, weights and bytes of a block type, or of plain numbers. */
+static int64_t any_type(input *in, int32_t *number, int64_t *bytes)
+{
+    static const int32_t plain[] = {QT_GGUF_F32, QT_GGUF_F16, QT_GGUF_BF16};
+    int64_t at = below(in, BLOCK_TYPES + 3);
+    *number = at < BLOCK_TYPES ? block_types[at].number : plain[at - BLOCK_TYPES];
+    *bytes = at < BLOCK_TYPES ? block_types[at].bytes : *number == QT_GGUF_F32 ? 4 : 2;
+    return at < BLOCK_TYPES ? block_types[at].weights : 1;
+}
+
+static void convert_gguf_case(input *in)
+{
+    qt_gguf_piece piece = {.rows = between(in, 0, 5), .step = between(in, 1, 3)};
+    int64_t from_bytes, to_bytes, from_weights = any_type(in, &piece.from_type, &from_bytes);
+    int64_t to_weights = any_type(in, &piece.to_type, &to_bytes);
+    piece.cols = 256 * between(in, 1, 2);
+    int64_t from_size = piece.rows * (piece.cols / from_weights * from_bytes);
+    if (piece.from_type == QT_GGUF_F32) {
+        piece.from = (uint8_t *)(void *)numbers(in, piece.rows * piece.cols, 6, 0);
+    } else {
+        uint8_t *from = random_bytes(in, (size_t)from_size, byte(in) % 4);
+        for (int64_t i = 1; from_weights == 1 && i < from_size; i += 2)
+            from[i] &= 0xbf; /* finite halves */
+        piece.from = from;
+    }
+    piece.importance = numbers(in, piece.cols, 3, 1);
+    size_t to_size = (size_t)(piece.rows * (piece.cols / to_weights * to_bytes));
+    size_t room_size = (size_t)(piece.step * piece.cols) * sizeof(float);
+    output o[] = {{to_size, BYTES, 0}, {16, DOUBLES, 0}, {room_size, BYTES, 0},
+                  {room_size, BYTES, 0}};
+    piece.to = byte(in) % 8 ? room(in, 0, 1) : NULL;
+    agree(in, run_gguf_convert, &piece, o, 4);
+}
+
 /* keeps the ratios of a search alive */
 static qt_quantizer any_quantizer(input *in, double ratios[3])
 {
@@ -236,6 +286,7 @@ static const struct {
     {"plain", plain_case},
     {"squares", squares_case},
     {"gguf_encode", gguf_encode_case},
+    {"convert_gguf", convert_gguf_case},
     {"quantize_groups", quantize_groups_case},
     {"gptq_sweep", gptq_sweep_case},
 };
