@@ -197,7 +197,7 @@ class GgufWriter:
                 f"{tensor.name}: rows {first} to {first + len(data)} of {tensor.rows}"
             )
         position = self.layout.starts[index] + first * tensor.row_bytes
-        self._put(position, memoryview(data.reshape(-1)))
+        self._put(position, data.reshape(-1).data)
         return position, data.nbytes
 
     def text(self, key: str, text: str) -> None:

@@ -78,7 +78,8 @@ def quantize(
             source = resolve(model)
         summary = run(Request(model, source, loaded, out, stats, count, max_shard_bytes), progress)
     else:
-        from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+        from qtool.gguf.quantize import GgufRequest, run_gguf
+        from qtool.gguf.quantize import artifact_path as gguf_path
         from qtool.staging import check_out_file
 
         refuse(
@@ -93,7 +94,7 @@ def quantize(
             refuse(
                 loaded, "measures nothing without `importance: true`", dict.fromkeys(given, True)
             )
-        check_out_file(artifact_path(model, loaded, out))
+        check_out_file(gguf_path(model, loaded, out))
         with progress.stage("download"):
             source = resolve(model)
         summary = run_gguf(

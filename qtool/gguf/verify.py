@@ -59,7 +59,7 @@ class _Reader:
         data = self._buffer[:nbytes]
         have = 0
         while have < nbytes:
-            got = os.preadv(self._descriptor, [memoryview(data)[have:]], position + have)
+            got = os.preadv(self._descriptor, [data.data[have:]], position + have)
             if not got:
                 break
             have += got
