@@ -81,6 +81,14 @@ def test_every_kernel_source_is_built() -> None:
     assert sources == set(re.findall(r"kernels/(\w+\.c)", cmake))
 
 
+def test_every_kernel_has_random_tasks() -> None:
+    tables = [(ROOT / "kernels" / name).read_text() for name in ("ops.h", "gguf_ops.h")]
+    kernels = set(re.findall(r"^ +X\((\w+),", "\n".join(tables), re.MULTILINE))
+    cases = "".join(path.read_text() for path in (ROOT / "tests" / "fuzz").glob("kernel_*.h"))
+    assert len(kernels) > 10
+    assert kernels <= set(re.findall(r"\bqt_(\w+)\(", cases))
+
+
 def test_make_names_its_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
