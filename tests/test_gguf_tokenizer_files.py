@@ -106,6 +106,9 @@ def test_what_files_cannot_tell_is_kept(tmp_path: Path) -> None:
         T + "pre": "jais", T + "eot_token_id": 9, T + "fim_sep_token_id": 4
     }  # fmt: skip
     assert keys_of(tmp_path / "b", made) == keys
+    said[OVERRIDES] |= {T + "tokens": "x", T + "model": "llama", "llama.block_count": 3}
+    made["tokenizer_config.json"] = json.dumps(said).encode()
+    assert keys_of(tmp_path / "b", made) == keys
     spm = keys_of(tmp_path / "c", {"tokenizer.model": small.sentencepiece()}, "llama", 300)
     made = tokenizer_files({"general.architecture": string("llama"), **spm})
     # llama.cpp adds bos where nothing is said, so the files say it, and remember that.

@@ -24,12 +24,8 @@ from qtool.gguf.tokenizer_bpe import PREFIX, TokenType
 from qtool.gguf.tokenizer_json import CONFIG, NAMED, TOKENIZER
 from qtool.gguf.tokenizer_special import ADD_KEYS, TEMPLATE, TEMPLATES
 from qtool.gguf.tokenizer_spm import ADDED_SCORE, MODEL
-from qtool.gguf.tokenizers import MODEL_KEY, OVERRIDES, tokenizer_metadata
+from qtool.gguf.tokenizers import LONG_KEYS, MODEL_KEY, OVERRIDES, tokenizer_metadata
 
-# Lists as long as the vocabulary: the files tell them, and nothing else could.
-_LONG = {
-    PREFIX + name for name in ("tokens", "scores", "token_type", "merges", "precompiled_charsmap")
-}
 # llama.cpp's own default where a file does not say.
 _BOS_BY_DEFAULT = ("llama-bpe", "tekken")  # the rows of these names
 # Phi-3's special tokens take the blanks after them, but for these; llama.cpp knows it by the name.
@@ -260,11 +256,11 @@ def _lost(
             (Path(folder) / name).write_bytes(content)
         arch = str(metadata["general.architecture"].value)
         made = tokenizer_metadata(Path(folder), arch, vocab_size, {})
-    kept = {k: v for k, v in metadata.items() if k.startswith("tokenizer.") and k not in _LONG}
+    kept = {k: v for k, v in metadata.items() if k.startswith("tokenizer.") and k not in LONG_KEYS}
     lost: dict[str, Any] = {
         key: value.value
         for key, value in kept.items()
         if made.get(key) != value and value.kind in (Kind.STRING, Kind.BOOL, Kind.UINT32)
     }
-    lost |= {key: None for key in made if key not in kept and key not in _LONG}
+    lost |= {key: None for key in made if key not in kept and key not in LONG_KEYS}
     return lost

@@ -20,6 +20,10 @@ from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, special_metadata
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
+# Lists as long as the vocabulary: a folder's files tell them, and nothing else could.
+LONG_KEYS = {
+    PREFIX + name for name in ("tokens", "scores", "token_type", "merges", "precompiled_charsmap")
+}
 OVERRIDES = "gguf_metadata"  # of tokenizer_config.json, where qtool wrote it: tokenizer_files.py
 
 
@@ -152,7 +156,9 @@ def _override(
     """The keys with those that a checkpoint made from a GGUF file remembers of that file."""
     given = tokenizer_config.get(OVERRIDES)
     for key, value in given.items() if isinstance(given, dict) else ():
-        if not key.startswith("tokenizer.") or (key == PREFIX + "pre" and pre is not None):
+        if not key.startswith("tokenizer.") or key in LONG_KEYS or key == MODEL_KEY:
+            continue
+        if key == PREFIX + "pre" and pre is not None:
             continue
         if value is None:
             keys.pop(key, None)
