@@ -19,9 +19,9 @@ ALWAYS void put_codes(const panel *p, int offset, const I *code, int fifth)
     put_words(p, offset - 4, &high, 1);
 }
 
-ALWAYS void weigh(V *w, const panel *p)
+ALWAYS void weigh(V *w, const panel *p, int n)
 {
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < n; i++)
         w[i] = p->w[i] * lane_sqrt(p->row_sigma2 + p->x[i] * p->x[i]);
 }
 
@@ -44,7 +44,7 @@ ALWAYS void encode_symmetric(panel *p, int half)
     V d;
     if (p->weighted) {
         V w[32];
-        weigh(w, p);
+        weigh(w, p, 32);
         symmetric grid = search_symmetric(p->x, w, 32, half, 0);
         d = grid.scale;
         for (int i = 0; i < 32; i++)
@@ -72,37 +72,43 @@ static void encode_q5_0(panel *p)
     encode_symmetric(p, 16);
 }
 
-/* q4_1 (top 15) and q5_1 (top 31). */
+/* A block of q4_1 (top 15) or q5_1 (top 31), at a byte offset. */
+ALWAYS void put_affine(const panel *p, int offset, V d, V low, const I *code, int top)
+{
+    put_half(p, offset, to_half(d));
+    put_half(p, offset + 2, to_half(low));
+    put_codes(p, offset + (top == 31 ? 8 : 4), code, top == 31);
+}
+
 ALWAYS void encode_affine(panel *p, int top)
 {
     I code[32];
-    V d, low;
-    if (p->weighted) {
-        V w[32];
-        affine grid;
-        weigh(w, p);
-        search_affine(&grid, p->x, w, 32, (affine_search){top, -0.9f, 0.05f, 36, 0}, 1);
-        d = grid.scale;
-        low = -grid.minimum;
-        for (int i = 0; i < 32; i++)
-            code[i] = affine_code(&grid, p->x[i], top);
-    } else {
-        V high = splat(-0x1.fffffep127f);
-        low = -high;
-        for (int i = 0; i < 32; i++) {
-            low = least(p->x[i], low);
-            high = most(p->x[i], high);
-        }
-        d = (high - low) / (float)top;
-        V inverse = inverse_of(d);
-        for (int i = 0; i < 32; i++) {
-            I q = truncated((p->x[i] - low) * inverse + 0.5f);
-            code[i] = top == 15 ? ileast(as_int8(q), isplat(15)) : q & 255;
-        }
+    V high = splat(-0x1.fffffep127f), low = -high;
+    for (int i = 0; i < 32; i++) {
+        low = least(p->x[i], low);
+        high = most(p->x[i], high);
     }
-    put_half(p, 0, to_half(d));
-    put_half(p, 2, to_half(low));
-    put_codes(p, top == 31 ? 8 : 4, code, top == 31);
+    V d = (high - low) / (float)top, inverse = inverse_of(d);
+    for (int i = 0; i < 32; i++) {
+        I q = truncated((p->x[i] - low) * inverse + 0.5f);
+        code[i] = top == 15 ? ileast(as_int8(q), isplat(15)) : q & 255;
+    }
+    put_affine(p, 0, d, low, code, top);
+}
+
+/* With importance; `count` (1 or 2) blocks of each lane, whose searches go on side by side. */
+ALWAYS void search_blocks(panel *p, int top, int count)
+{
+    V w[32 * PAIR];
+    affine grid[PAIR];
+    weigh(w, p, 32 * count);
+    search_affine(grid, p->x, w, 32, (affine_search){top, -0.9f, 0.05f, 36, 0}, count);
+    for (int u = 0; u < count; u++) {
+        I code[32];
+        for (int i = 0; i < 32; i++)
+            code[i] = affine_code(&grid[u], p->x[32 * u + i], top);
+        put_affine(p, u * (top == 31 ? 24 : 20), grid[u].scale, -grid[u].minimum, code, top);
+    }
 }
 
 static void encode_q4_1(panel *p)
@@ -113,6 +119,26 @@ static void encode_q4_1(panel *p)
 static void encode_q5_1(panel *p)
 {
     encode_affine(p, 31);
+}
+
+static void search_q4_1(panel *p)
+{
+    search_blocks(p, 15, 1);
+}
+
+static void search_q5_1(panel *p)
+{
+    search_blocks(p, 31, 1);
+}
+
+static void search_two_q4_1(panel *p)
+{
+    search_blocks(p, 15, 2);
+}
+
+static void search_two_q5_1(panel *p)
+{
+    search_blocks(p, 31, 2);
 }
 
 /* The low byte of each lane, one after the other. */
@@ -189,18 +215,29 @@ int QT_NAME(gguf_encode_legacy)(int32_t type, int64_t rows, int64_t cols, const 
             return QT_E_MEMORY;
         mean_squares(rows, cols, x, mean);
     }
+    int two = cols % 64 == 0;
     switch (type) {
     case 2:
         encode_panels(encode_q4_0, 32, 18, rows, cols, x, importance, mean, to);
         break;
     case 3:
-        encode_panels(encode_q4_1, 32, 20, rows, cols, x, importance, mean, to);
+        if (!importance)
+            encode_panels(encode_q4_1, 32, 20, rows, cols, x, NULL, NULL, to);
+        else if (two)
+            encode_panels(search_two_q4_1, 64, 40, rows, cols, x, importance, mean, to);
+        else
+            encode_panels(search_q4_1, 32, 20, rows, cols, x, importance, mean, to);
         break;
     case 6:
         encode_panels(encode_q5_0, 32, 22, rows, cols, x, importance, mean, to);
         break;
     case 7:
-        encode_panels(encode_q5_1, 32, 24, rows, cols, x, importance, mean, to);
+        if (!importance)
+            encode_panels(encode_q5_1, 32, 24, rows, cols, x, NULL, NULL, to);
+        else if (two)
+            encode_panels(search_two_q5_1, 64, 48, rows, cols, x, importance, mean, to);
+        else
+            encode_panels(search_q5_1, 32, 24, rows, cols, x, importance, mean, to);
         break;
     case 8:
         encode_q8_0(rows * (cols / 32), x, to);

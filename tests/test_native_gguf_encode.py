@@ -74,6 +74,24 @@ def test_rows_and_threads_are_independent(name: str) -> None:
     np.testing.assert_array_equal(row, whole[33:34])
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_blocks_are_the_same_in_pairs_and_alone(name: str) -> None:
+    """Rows of one block and of two, whose mean squares are the same and exact."""
+    block = BY_NAME[name]
+    size = np.random.default_rng(3).integers(0, 9, (40, 1, 32))
+    sign = np.random.default_rng(4).choice([-1, 1], (40, 2, 32))
+    weight = (size * sign / 8).astype(np.float32)
+    factors = gguf_data.importance("spread", 64)
+    assert factors is not None
+    for isa in native.available():
+        native.select(isa)
+        pairs = native_gguf.encode(weight.reshape(40, 64), block, factors).reshape(40, 2, -1)
+        for u in range(2):
+            part = np.ascontiguousarray(weight[:, u])
+            alone = native_gguf.encode(part, block, factors[32 * u : 32 * u + 32].copy())
+            np.testing.assert_array_equal(pairs[:, u], alone)
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "IQ4_XS", "Q8_0"])
 def test_encoding_what_blocks_stand_for_loses_little(name: str) -> None:
     block = BY_NAME[name]
