@@ -8,7 +8,7 @@ of the model. Where the cuts are depends on shapes alone: no byte and no sum dep
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import overload
@@ -103,13 +103,14 @@ class Encoder:
         self,
         tensors: Sequence[PlannedTensor],
         pieces: Pieces,
-        importance: Sequence[Floats | None],
+        importance: Callable[[PlannedTensor], Floats | None],
         writer: GgufWriter,
         done: Done,
     ) -> None:
-        """importance: [matrices, in] of each tensor that has some. done: is filled."""
+        """importance: [matrices, in] of a tensor, or None. done: is filled."""
         self._tensors, self._pieces, self._importance = tensors, pieces, importance
         self._writer, self._done = writer, done
+        self._factors: tuple[int, Floats | None] = (-1, None)  # of the tensor at hand
         widest = max((t.source.in_features for t in tensors), default=0)
         self._raw = np.empty(max((_most(t, t.source.type) for t in tensors), default=0), np.uint8)
         self._out = np.empty(max((_most(t, t.type) for t in tensors), default=0), np.uint8)
@@ -126,7 +127,9 @@ class Encoder:
             want = None if tensor.copied else tensor.type
             if want is not None:
                 stored = _rows(self._out, len(raw), want.row_bytes(source.in_features))
-            factors = self._importance[piece.tensor]
+            if self._factors[0] != piece.tensor:
+                self._factors = piece.tensor, self._importance(tensor)
+            factors = self._factors[1]
             chosen = None if factors is None else factors[piece.matrix]
             size, lost = native_gguf.convert(
                 raw, block, want, source.in_features, chosen, stored, self._scratch

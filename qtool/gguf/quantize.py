@@ -7,6 +7,7 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -142,10 +143,9 @@ def _encode(
     progress: Progress,
 ) -> None:
     """Every piece of every tensor, read, encoded and written."""
-    factors = [_factors(tensor, importance) for tensor in plan.tensors]
 
     def worker() -> Encoder:
-        return Encoder(plan.tensors, pieces, factors, writer, done)
+        return Encoder(plan.tensors, pieces, partial(_factors, importance), writer, done)
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")
@@ -153,7 +153,7 @@ def _encode(
     in_order(len(pieces), threads, worker, steps)
 
 
-def _factors(tensor: PlannedTensor, importance: Importance | None) -> NDArray[np.float32] | None:
+def _factors(importance: Importance | None, tensor: PlannedTensor) -> NDArray[np.float32] | None:
     """[matrices, in] where the tensor is encoded with importance."""
     if importance is None or not tensor.importance:
         return None
