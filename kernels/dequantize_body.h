@@ -108,6 +108,10 @@ ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, int bits, int s
     }
 }
 
+#if defined(QT_ISA_AVX512)
+#include "dequantize_four.h"
+#endif
+
 /* Whether to write past the caches: short pieces of many rows, of a matrix that no cache holds,
  * where every vector is aligned. */
 static int D(streaming)(const qt_dequantizing *d)
@@ -128,15 +132,26 @@ static int D(dequantize)(const qt_dequantizing *d)
     qt_columns columns = {{0}, {0}};
     const qt_packing *p = &d->packing;
     int streaming = D(streaming)(d);
+#if defined(QT_ISA_AVX512)
+#define QT_IF_FOUR                              \
+    if (D(four)(d)) {                           \
+        D(put_four_tile)(d, &tile, streaming);  \
+        continue;                               \
+    }
+#else
+#define QT_IF_FOUR
+#endif
 #define QT_PUT_TILE(bits) D(put_tile)(d, &tile, bits, 0, &columns)
 #define QT_STREAM_TILE(bits) D(put_tile)(d, &tile, bits, 1, &columns)
     QT_FOR_TILES(p, tile, {
         qt_transpose_tile(p, &tile, 0);
+        QT_IF_FOUR
         if (streaming)
             QT_FOR_BITS(p->bits, QT_STREAM_TILE)
         else
             QT_FOR_BITS(p->bits, QT_PUT_TILE)
     })
+#undef QT_IF_FOUR
 #undef QT_PUT_TILE
 #undef QT_STREAM_TILE
     stream_end();

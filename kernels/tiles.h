@@ -9,7 +9,7 @@
 /* A tile has `max_rows` rows of `stride` codes. Of those, `together` are decoded at a time: few
  * enough that what is computed from them is still on its way to memory when the next are decoded.
  * Vectors may be read and written past the last code by less than the slack. */
-enum { TILE_CODES = 1024, TILE_WORDS = 4096, TILE_SLACK = 64 };
+enum { TILE_CODES = 2048, TILE_WORDS = 16384, TILE_SLACK = 64 };
 
 typedef struct {
     int64_t row, rows, col, cols; /* where the tile lies and what of it is used */
@@ -23,7 +23,7 @@ typedef struct {
 static inline void qt_shape(const qt_packing *p, qt_tile *tile)
 {
     static const int16_t shapes[][3] = {
-        {1, 1024, 1}, {16, 1024, 1}, {128, 128, 8}, {1, 960, 1}, {4, 256, 4}};
+        {1, 1024, 1}, {64, 1024, 1}, {512, 256, 8}, {1, 960, 1}, {4, 256, 4}};
     tile->max_rows = shapes[p->layout][0];
     tile->stride = shapes[p->layout][1];
     tile->together = shapes[p->layout][2];
@@ -236,8 +236,10 @@ static inline void qt_expect_words(const qt_packing *p, const qt_tile *tile, int
                                      : (tile->row + tile->max_rows) / 8;
     uintptr_t begin = (uintptr_t)p->words + (uintptr_t)(4 * at);
     int64_t end = (row + tile->together) * count / tile->max_rows;
+    int64_t lines = tile->max_rows / (p->layout == QT_COLUMNS ? 16 : 128);
     for (int64_t w = row * count / tile->max_rows; w < end; w++)
-        __builtin_prefetch((const void *)(begin + (uintptr_t)(4 * w * stride)));
+        for (int64_t line = 0; line < lines; line++)
+            __builtin_prefetch((const void *)(begin + (uintptr_t)(4 * w * stride + 64 * line)));
 }
 
 /* Whether the layout cannot be read with these sizes. */

@@ -1,0 +1,162 @@
+/* Four-bit codes straight from their words to one output type, by AVX-512; included by
+ * dequantize_body.h. Nibbles are shifted to the bottom of their lanes and looked up there: the
+ * lookups mask the bits above by themselves. 32 codes at a time, all of one group. */
+
+/* Which part of sixteen bytes each lane takes, and how far it is shifted down; for 32-bit lanes
+ * there are two halves of sixteen codes. */
+typedef struct {
+    __m512i part[2], shift[2];
+} D(four_order);
+
+/* Code i in nibble i, or as strips have them: nibble i / 8 of half word i mod 8. */
+ALWAYS D(four_order) D(order_of)(int strips)
+{
+    D(four_order) order;
+#if defined(PAIR)
+    qt_vi16 i = {QT_COUNT_32};
+    order.part[0] = (__m512i)(strips ? i & 7 : i >> 2);
+    order.shift[0] = (__m512i)(strips ? i >> 3 << 2 : (i & 3) << 2);
+    order.part[1] = order.shift[1] = order.part[0];
+#else
+    for (int half = 0; half < 2; half++) {
+        I i = iota() + 16 * half;
+        order.part[half] = (__m512i)(strips ? (i & 7) >> 1 : i >> 3);
+        order.shift[half] = (__m512i)(strips ? ((i & 1) << 4) + (i >> 3 << 2) : (i & 7) << 2);
+    }
+#endif
+    return order;
+}
+
+/* What the sixteen codes of a group stand for. */
+ALWAYS __m512i D(four_table)(float scale, float zero)
+{
+    V table = (to_float(iota()) - splat(zero)) * splat(scale);
+#if defined(PAIR)
+    return PAIR(table, table);
+#else
+    return (__m512i)table;
+#endif
+}
+
+ALWAYS void D(put_line)(OUT *to, __m512i line, int streaming)
+{
+    if (streaming)
+        _mm512_stream_si512((void *)to, line);
+    else
+        _mm512_storeu_si512((void *)to, line);
+}
+
+/* 32 weights by sixteen bytes. */
+ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const D(four_order) * order, __m512i table,
+                        int streaming)
+{
+    __m512i bytes = _mm512_castsi128_si512(_mm_loadu_si128((const void *)from));
+#if defined(PAIR)
+    __m512i parts = _mm512_permutexvar_epi16(order->part[0], bytes);
+    __m512i codes = _mm512_srlv_epi16(parts, order->shift[0]);
+    D(put_line)(to, _mm512_permutexvar_epi16(codes, table), streaming);
+#else
+    for (int half = 0; half < 2; half++) {
+        __m512i parts = _mm512_permutexvar_epi32(order->part[half], bytes);
+        __m512i codes = _mm512_srlv_epi32(parts, order->shift[half]);
+        D(put_line)(to + 16 * half, _mm512_permutexvar_epi32(codes, table), streaming);
+    }
+#endif
+}
+
+/* 32 weights by the same nibble of 32 words. */
+ALWAYS void D(put_nibble)(OUT *to, const uint32_t *words, int nibble, __m512i table, int streaming)
+{
+    __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 16);
+#if defined(PAIR)
+    const qt_vi16 pairs = 2 * (qt_vi16){QT_COUNT_32} + (int16_t)(nibble / 4);
+    __m512i codes = _mm512_permutex2var_epi16(a, (__m512i)pairs, b);
+    codes = _mm512_srl_epi16(codes, _mm_cvtsi32_si128(nibble % 4 * 4));
+    D(put_line)(to, _mm512_permutexvar_epi16(codes, table), streaming);
+#else
+    __m128i shift = _mm_cvtsi32_si128(nibble * 4);
+    a = _mm512_permutexvar_epi32(_mm512_srl_epi32(a, shift), table);
+    b = _mm512_permutexvar_epi32(_mm512_srl_epi32(b, shift), table);
+    D(put_line)(to, a, streaming);
+    D(put_line)(to + 16, b, streaming);
+#endif
+}
+
+/* Where row `row` of the tile has its first nibbles. */
+ALWAYS const uint8_t *D(nibbles_of)(const qt_packing *p, const qt_tile *tile, int64_t row)
+{
+    int64_t at = (tile->row + row) * p->cols + tile->col;
+    if (p->layout == QT_COLUMNS)
+        return (const uint8_t *)(tile->words + row * (tile->stride / 8));
+    if (p->layout == QT_STRIPS)
+        at = tile->row * p->cols + 4 * tile->col + 64 * row;
+    return (const uint8_t *)p->words + at / 2;
+}
+
+/* One row of a tile; `row` counts from the tile's first. */
+ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int nibble,
+                        int layout, int streaming)
+{
+    const qt_packing *p = &d->packing;
+    const D(four_order) order = D(order_of)(layout == QT_STRIPS);
+    const uint32_t *words = tile->words + row / 8 * tile->stride;
+    if (layout == QT_ACROSS)
+        row += p->order[nibble];
+    int64_t at = tile->row + row, col = tile->col, end = col + tile->cols;
+    const uint8_t *from = layout == QT_ACROSS ? NULL : D(nibbles_of)(p, tile, row);
+    const float *scale = d->scale + at * d->groups;
+    const uint8_t *zero = d->zero + at * d->groups;
+    OUT *to = (OUT *)d->values + (at - p->origin) * p->cols;
+    while (col < end) {
+        int64_t group = col / d->group_size;
+        int64_t next = qt_least(end, (group + 1) * d->group_size);
+        __m512i table = D(four_table)(qt_plain_nan(scale[group]), (float)zero[group]);
+        for (; col < next; col += 32) {
+            int64_t k = col - tile->col;
+            if (layout == QT_ACROSS) {
+                D(put_nibble)(to + col, words + k, nibble, table, streaming);
+                continue;
+            }
+            int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
+            D(put_four)(to + col, from + skip, &order, table, streaming);
+        }
+    }
+}
+
+ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, int layout, int streaming)
+{
+    for (int64_t row = 0; row < tile->rows; row += tile->together) {
+        qt_expect_words(&d->packing, tile, row);
+        for (int r = 0; r < tile->together; r++)
+            if (layout == QT_ACROSS)
+                D(four_row)(d, tile, row, r, layout, streaming);
+            else
+                D(four_row)(d, tile, row + r, 0, layout, streaming);
+    }
+}
+
+/* Whether whole runs of 32 codes are in one group. */
+ALWAYS int D(four)(const qt_dequantizing *d)
+{
+    const qt_packing *p = &d->packing;
+    return p->bits == 4 && !d->g_idx && p->layout != QT_PADDED && p->cols % 32 == 0 &&
+           d->group_size % 32 == 0;
+}
+
+static void D(put_four_tile)(const qt_dequantizing *d, const qt_tile *tile, int streaming)
+{
+    switch (d->packing.layout) {
+#define TILE(layout)                           \
+    case layout:                               \
+        if (streaming)                         \
+            D(four_tile)(d, tile, layout, 1);  \
+        else                                   \
+            D(four_tile)(d, tile, layout, 0);  \
+        break;
+        TILE(QT_ROWS)
+        TILE(QT_COLUMNS)
+        TILE(QT_ACROSS)
+        TILE(QT_STRIPS)
+#undef TILE
+    }
+}
