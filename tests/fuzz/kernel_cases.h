@@ -126,7 +126,7 @@ static size_t words_size(const qt_packing *p)
         return (size_t)(p->rows * ((p->cols + each - 1) / each)) * 4;
     case QT_ACROSS:
     case QT_STRIPS:
-        return (size_t)(p->rows / 8 * p->cols) * 4;
+        return (size_t)(p->rows * p->cols / 8) * 4;
     }
     return (size_t)(p->rows * run) * 4;
 }
