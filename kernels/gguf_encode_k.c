@@ -73,9 +73,9 @@ ALWAYS void encode_k45(panel *p, int top)
     if (!p->weighted)
         search = top == 15 ? (affine_search){top, -1.0f, 0.1f, 20, 0}
                            : (affine_search){top, -0.5f, 0.1f, 15, 0};
-    for (int j = 0; j < 8; j += PAIR) {
-        V w[32 * PAIR];
-        for (int u = 0; u < PAIR; u++) {
+    for (int j = 0; j < 8; j += 2) {
+        V w[32 * 2];
+        for (int u = 0; u < 2; u++) {
             const V *x = p->x + 32 * (j + u);
             if (p->weighted) {
                 weigh(w + 32 * u, p->w + 32 * (j + u), x, 32, sigma2);
@@ -86,7 +86,7 @@ ALWAYS void encode_k45(panel *p, int top)
                     w[32 * u + i] = average + absolute(x[i]);
             }
         }
-        search_affine(&grid[j], p->x + 32 * j, w, 32, search, PAIR);
+        search_affine(&grid[j], p->x + 32 * j, w, 32, search, 2);
     }
     for (int j = 0; j < 8; j++) {
         scale[j] = grid[j].scale;
@@ -145,9 +145,9 @@ static void encode_q2_k(panel *p)
     if (p->weighted)
         sigma2 = square_sum(p->x, 256) / 256.0f;
     const affine_search with = {3, -0.9f, 0.05f, 36, 0}, without = {3, -0.5f, 0.1f, 15, 1};
-    for (int j = 0; j < 16; j += PAIR) {
-        V w[16 * PAIR];
-        for (int u = 0; u < PAIR; u++) {
+    for (int j = 0; j < 16; j += FEW) {
+        V w[16 * FEW];
+        for (int u = 0; u < FEW; u++) {
             const V *x = p->x + 16 * (j + u);
             if (p->weighted) {
                 weigh(w + 16 * u, p->w + 16 * (j + u), x, 16, sigma2);
@@ -159,9 +159,9 @@ static void encode_q2_k(panel *p)
         }
         /* Two calls, so that what is constant in each is known when they are compiled. */
         if (p->weighted)
-            search_affine(&grid[j], p->x + 16 * j, w, 16, with, PAIR);
+            search_affine(&grid[j], p->x + 16 * j, w, 16, with, FEW);
         else
-            search_affine(&grid[j], p->x + 16 * j, w, 16, without, PAIR);
+            search_affine(&grid[j], p->x + 16 * j, w, 16, without, FEW);
     }
     for (int j = 0; j < 16; j++) {
         scale[j] = grid[j].scale;

@@ -99,8 +99,8 @@ ALWAYS void encode_affine(panel *p, int top)
 /* With importance; `count` (1 or 2) blocks of each lane, whose searches go on side by side. */
 ALWAYS void search_blocks(panel *p, int top, int count)
 {
-    V w[32 * PAIR];
-    affine grid[PAIR];
+    V w[32 * 2];
+    affine grid[2];
     weigh(w, p, 32 * count);
     search_affine(grid, p->x, w, 32, (affine_search){top, -0.9f, 0.05f, 36, 0}, count);
     for (int u = 0; u < count; u++) {

@@ -36,14 +36,14 @@ typedef struct {
     int absolute;     /* minimize the weighted sum of |error|, not of its square */
 } affine_search;
 
-/* Two sub-blocks at a time: each trial waits for the last one's sums, and the other sub-block's
- * arithmetic fills the wait. */
-enum { PAIR = 2 };
+/* At most so many sub-blocks at a time: each trial waits for the last one's sums, and the arithmetic
+ * of other sub-blocks fills the wait. */
+enum { FEW = 4 };
 #define EACH QT_UNROLL for (int u = 0; u < count; u++)
 
 /* Weighted errors of the codes on a grid. */
-ALWAYS void affine_error(V sum[PAIR], const V *scale, const V *minimum, const V *x, const V *w,
-                         V code[PAIR][32], int n, int magnitude, int count)
+ALWAYS void affine_error(V sum[FEW], const V *scale, const V *minimum, const V *x, const V *w,
+                         V code[FEW][32], int n, int magnitude, int count)
 {
     EACH sum[u] = (V){0};
     UNROLL_SOME
@@ -65,7 +65,7 @@ typedef struct {
 ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search s,
                       const extent *given, int exact, int count)
 {
-    V code[PAIR][32], zero = {0}, inverse[PAIR], scale[PAIR], minimum[PAIR], best[PAIR];
+    V code[FEW][32], zero = {0}, inverse[FEW], scale[FEW], minimum[FEW], best[FEW];
     EACH {
         minimum[u] = grid[u].low = given[u].low;
         inverse[u] = grid[u].inverse = (float)s.top / (given[u].high - given[u].low);
@@ -76,8 +76,8 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
         EACH code[u][i] = affine_trial(inverse[u] * (x[n * u + i] - minimum[u]), s.top, exact);
     affine_error(best, scale, minimum, x, w, code, n, s.absolute, count);
     for (int k = 0; k <= s.last; k++) {
-        V sum_l[PAIR], sum_l2[PAIR], sum_xl[PAIR], trial_scale[PAIR], trial_minimum[PAIR];
-        M solvable[PAIR];
+        V sum_l[FEW], sum_l2[FEW], sum_xl[FEW], trial_scale[FEW], trial_minimum[FEW];
+        M solvable[FEW];
         EACH {
             V low = given[u].low, high = given[u].high;
             inverse[u] = (s.first + s.step * (float)k + (float)s.top) / (high - minimum[u]);
@@ -108,7 +108,7 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
             trial_minimum[u] = pick(positive, zero, start);
             trial_scale[u] = pick(positive, sum_xl[u] / sum_l2[u], slope);
         }
-        V error[PAIR];
+        V error[FEW];
         affine_error(error, trial_scale, trial_minimum, x, w, code, n, s.absolute, count);
         EACH {
             M better = solvable[u] & lt(error[u], best[u]);
@@ -126,12 +126,12 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
     return 1;
 }
 
-/* make_qkx2_quants and make_qkx3_quants for `count` (1 or 2) sub-blocks of n weights: for every
+/* make_qkx2_quants and make_qkx3_quants for `count` sub-blocks of n weights: for every
  * trial range, the weighted least-squares line through (code, weight), its minimum not above zero;
  * the trial with the least error. */
 ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s, int count)
 {
-    extent given[PAIR];
+    extent given[FEW];
     EACH {
         const V *at = x + n * u, *weigh = w + n * u;
         V low = at[0], high = at[0], sum_w = weigh[0], sum_x = weigh[0] * at[0], zero = {0};
