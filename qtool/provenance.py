@@ -14,6 +14,7 @@ from typing import Any
 
 from qtool import __version__, hub
 from qtool.checkpoint import Checkpoint
+from qtool.formats.safetensors_header import read_json
 from qtool.outcome import Outcome
 from qtool.recipe import Recipe
 
@@ -32,11 +33,19 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
             # Not config.json's _name_or_path: that of a fine-tune may be its base model.
             "name": hub.public_name(model),
             "digest": f"sha256:{checkpoint.digest()}",
+            **_made_from(checkpoint),
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
         "environment": environment() if recipe.calibrates else None,
     }
+
+
+def _made_from(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where the source was itself made of something else, such as a GGUF file: what that was."""
+    beside = checkpoint.folder / FILE_NAME
+    made = read_json(beside).get("made_from") if beside.is_file() else None
+    return {} if made is None else {"made_from": made}
 
 
 def portable(recipe: Recipe, calibrated: Mapping[str, Any] | None = None) -> dict[str, Any]:

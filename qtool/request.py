@@ -31,7 +31,7 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
     if out is not None:
         return out
     name = Path(model).name or Path(model).resolve().name
-    return Path(f"{name.removesuffix('.safetensors')}-{recipe.name}")
+    return Path(f"{name.removesuffix('.safetensors').removesuffix('.gguf')}-{recipe.name}")
 
 
 def check_device(device: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf_models
 import numpy as np
 import pytest
+import quantizing
 
 from qtool import native_gguf
 from qtool.checkpoint import Checkpoint
@@ -169,3 +170,29 @@ def test_config_says_what_llama_cpp_takes_for_granted(tmp_path: Path) -> None:
     assert config["query_pre_attn_scalar"] == 32
     assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2
     assert config["tie_word_embeddings"] is True
+
+
+def test_a_gguf_file_is_a_source_of_every_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The packed tensors are those of the checkpoint; a quantized source has to be asked for."""
+    monkeypatch.undo()  # tiny has a tokenizer
+    call = quantizing.caller(monkeypatch, capfd)
+    monkeypatch.chdir(tmp_path)
+    for recipe in ("f32", "q4_k_m"):
+        assert call("quantize", "tiny", "--recipe", recipe, "-o", f"{recipe}.gguf").status == 0
+    assert call("quantize", "tiny", "--recipe", "w4g128-rtn", "-o", "a").status == 0
+    assert call("quantize", "f32.gguf", "--recipe", "w4g128-rtn").status == 0
+    one, two = Checkpoint.open("a"), Checkpoint.open("f32-w4g128-rtn")
+    names = [name for name in one.tensors if name.endswith(("qweight", "qzeros", "scales"))]
+    assert len(names) == 3 * 28
+    assert all(np.array_equal(one.raw(name), two.raw(name)) for name in names)
+    said = call("quantize", "q4_k_m.gguf", "--recipe", "w4g128-rtn", "-o", "b")
+    assert said.status == 1 and "quantized already" in said.err
+    said = call("quantize", "q4_k_m.gguf", "--recipe", "w4g128-rtn", "-o", "b", "--requantize")
+    assert said.status == 0 and "warning: the source is quantized already (Q4_K" in said.err
+    made = json.loads(Path("b/qtool.json").read_text())["source"]["made_from"]
+    assert made["format"] == "gguf" and "Q4_K" in made["types"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "f32.gguf", "q4_k_m.gguf", "a", "f32-w4g128-rtn", "b"
+    }  # fmt: skip

@@ -66,17 +66,28 @@ def quantize(
     # Everything is checked before a download that may take hours.
     if isinstance(loaded, Recipe):
         from qtool.formats.safetensors_file import parse_size
+        from qtool.gguf.open import is_gguf
         from qtool.pipeline import run
         from qtool.request import Request, artifact_path, check_stats_options
         from qtool.staging import check_out
 
-        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
+        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
         check_stats_options(stats, given)
         max_shard_bytes = parse_size(max_shard_size or "5GB")
-        check_out(artifact_path(model, loaded, out))
+        target = artifact_path(model, loaded, out)
+        check_out(target)
         with progress.stage("download"):
             source = resolve(model)
-        summary = run(Request(model, source, loaded, out, stats, count, max_shard_bytes), progress)
+        if not is_gguf(source):
+            refuse(loaded, f"does not read {source} as GGUF", {"--requantize": requantize})
+            request = Request(model, source, loaded, out, stats, count, max_shard_bytes)
+            summary = run(request, progress)
+        else:
+            from qtool.gguf.convert import checkpoint_folder
+
+            with checkpoint_folder(source, target, progress, requantize=requantize) as folder:
+                request = Request(model, folder, loaded, target, stats, count, max_shard_bytes)
+                summary = run(request, progress)
     else:
         from qtool.gguf.quantize import GgufRequest, run_gguf
         from qtool.gguf.quantize import artifact_path as gguf_path

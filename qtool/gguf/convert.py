@@ -6,17 +6,22 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 
 import json
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_writer import StreamWriter, plan_shards
+from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.gguf_types import BY_NAME
 from qtool.progress import Progress
 from qtool.staging import staged
 
@@ -79,6 +84,39 @@ def convert_to_hf(
         dropped=model.dropped,
         warnings=source.warnings,
     )
+
+
+@contextmanager
+def checkpoint_folder(
+    path: Path, out: Path, progress: Progress, *, requantize: bool
+) -> Iterator[Path]:
+    """`path` where it is a checkpoint; of a GGUF file one made beside `out`, for as long as needed.
+
+    UnsupportedError where the file is quantized, unless `requantize`.
+    """
+    if not is_gguf(path):
+        yield path
+        return
+    source = open_source(path)
+    quantized = [t for t in source.tensors if t.type.name in BY_NAME]
+    if quantized and not requantize:
+        raise UnsupportedError(
+            f"{path}: {quantized[0].name} is quantized already, as {quantized[0].type.name}; "
+            "quantizing it again loses more than quantizing the original: use the F16, BF16 or F32 "
+            "file, or give --requantize"
+        )
+    if quantized:
+        kinds = ", ".join(sorted({tensor.type.name for tensor in quantized}))
+        progress.say(
+            f"warning: the source is quantized already ({kinds}): quantizing it again loses more "
+            "than quantizing the original does"
+        )
+    parents = out.absolute().parents
+    near = next(parent for parent in parents if parent.is_dir())
+    with TemporaryDirectory(prefix=f".{out.name}.from-gguf.", dir=near) as folder:
+        made = Path(folder) / "model"
+        convert_to_hf(source, made, None, 1 << 62, progress)
+        yield made
 
 
 def _write(
