@@ -36,8 +36,8 @@ typedef struct {
     int absolute;     /* minimize the weighted sum of |error|, not of its square */
 } affine_search;
 
-/* At most so many sub-blocks at a time: each trial waits for the last one's sums, and the arithmetic
- * of other sub-blocks fills the wait. */
+/* At most so many sub-blocks at a time: each trial waits for the last one's sums, and the
+ * arithmetic of other sub-blocks fills the wait. */
 enum { FEW = 4 };
 #define EACH QT_UNROLL for (int u = 0; u < count; u++)
 
@@ -221,8 +221,8 @@ ALWAYS I symmetric_code(const symmetric *grid, V x, int half)
 }
 
 /* Least squares of codes found with `count` inverses, which share the loads. */
-ALWAYS void fit_symmetric(const V *x, const V *w, const V *wx, int n, int half, int exact, int count,
-                          const V *inverse, V *sum_xl, V *sum_l2)
+ALWAYS void fit_symmetric(const V *x, const V *w, const V *wx, int n, int half, int exact,
+                          int count, const V *inverse, V *sum_xl, V *sum_l2)
 {
     V low = splat((float)-half), high = splat((float)(half - 1));
     EACH sum_xl[u] = sum_l2[u] = (V){0};
@@ -243,7 +243,8 @@ ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int e
 {
     enum { TRIALS = 3 };
     symmetric grid;
-    V zero = {0}, magnitude, wx[32], top = extreme(x, n, &magnitude), sum_xl[TRIALS], sum_l2[TRIALS];
+    V zero = {0}, magnitude, wx[32], sum_xl[TRIALS], sum_l2[TRIALS];
+    V top = extreme(x, n, &magnitude);
     grid.empty = lt(magnitude, splat(TINY));
     grid.inverse = (float)-half / top;
     UNROLL_SOME
