@@ -5,7 +5,7 @@
 #include "put.h"
 #include "tiles.h"
 
-#include <stdlib.h>
+
 
 /* Of each column of a tile, where groups do not follow whole vectors. */
 typedef struct {

@@ -96,11 +96,12 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
     }
 }
 
-ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, int bits, int streaming,
-                        qt_columns *of)
+/* Meanwhile, a few at a time, the words of the next tile are read. */
+ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, qt_tile *next, int bits,
+                        int streaming, qt_columns *of)
 {
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
-        qt_expect_words(&d->packing, tile, row);
+        qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
         qt_unpack_rows(&d->packing, tile, row, bits);
         for (int64_t r = 0; r < tile->together; r++)
             D(put_row)(d, tile, tile->row + row + r, tile->codes + r * tile->stride, bits,
@@ -128,32 +129,35 @@ static int D(streaming)(const qt_dequantizing *d)
 
 static int D(dequantize)(const qt_dequantizing *d)
 {
-    qt_tile tile;
+    qt_tile one, two, *tile = &one, *next = &two, *last;
     qt_columns columns = {{0}, {0}};
     const qt_packing *p = &d->packing;
     int streaming = D(streaming)(d);
+    uint32_t *space = qt_tile_space(2);
+    if (!space)
+        return QT_E_MEMORY;
+    qt_first_tile(p, &one, space);
+    qt_first_tile(p, &two, space + TILE_WORDS + TILE_SLACK / 4);
+    if (one.rows)
+        qt_read_words(p, &one, 0, 1);
+    for (; tile->rows; last = tile, tile = next, next = last) {
+        qt_place_tile(p, next, tile->row, tile->col + tile->stride);
 #if defined(QT_ISA_AVX512)
-#define QT_IF_FOUR                              \
-    if (D(four)(d)) {                           \
-        D(put_four_tile)(d, &tile, streaming);  \
-        continue;                               \
-    }
-#else
-#define QT_IF_FOUR
+        if (D(four)(d)) {
+            D(put_four_tile)(d, tile, next, streaming);
+            continue;
+        }
 #endif
-#define QT_PUT_TILE(bits) D(put_tile)(d, &tile, bits, 0, &columns)
-#define QT_STREAM_TILE(bits) D(put_tile)(d, &tile, bits, 1, &columns)
-    QT_FOR_TILES(p, tile, {
-        qt_transpose_tile(p, &tile, 0);
-        QT_IF_FOUR
+#define QT_PUT_TILE(bits) D(put_tile)(d, tile, next, bits, 0, &columns)
+#define QT_STREAM_TILE(bits) D(put_tile)(d, tile, next, bits, 1, &columns)
         if (streaming)
             QT_FOR_BITS(p->bits, QT_STREAM_TILE)
         else
             QT_FOR_BITS(p->bits, QT_PUT_TILE)
-    })
-#undef QT_IF_FOUR
 #undef QT_PUT_TILE
 #undef QT_STREAM_TILE
+    }
     stream_end();
+    free(space);
     return QT_OK;
 }

@@ -123,10 +123,11 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
     }
 }
 
-ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, int layout, int streaming)
+ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile *next, int layout,
+                         int streaming)
 {
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
-        qt_expect_words(&d->packing, tile, row);
+        qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
         for (int r = 0; r < tile->together; r++)
             if (layout == QT_ACROSS)
                 D(four_row)(d, tile, row, r, layout, streaming);
@@ -143,15 +144,16 @@ ALWAYS int D(four)(const qt_dequantizing *d)
            d->group_size % 32 == 0;
 }
 
-static void D(put_four_tile)(const qt_dequantizing *d, const qt_tile *tile, int streaming)
+static void D(put_four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile *next,
+                             int streaming)
 {
     switch (d->packing.layout) {
 #define TILE(layout)                           \
     case layout:                               \
         if (streaming)                         \
-            D(four_tile)(d, tile, layout, 1);  \
+            D(four_tile)(d, tile, next, layout, 1); \
         else                                   \
-            D(four_tile)(d, tile, layout, 0);  \
+            D(four_tile)(d, tile, next, layout, 0); \
         break;
         TILE(QT_ROWS)
         TILE(QT_COLUMNS)

@@ -9,9 +9,8 @@ static uint8_t *codes_at(const qt_packing *p, const qt_tile *tile, int64_t row)
 
 static void unpack(const qt_packing *p, qt_tile *tile)
 {
-    qt_transpose_tile(p, tile, 0);
+    qt_read_words(p, tile, 0, 1);
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
-        qt_expect_words(p, tile, row);
 #define QT_UNPACK(bits) qt_unpack_rows(p, tile, row, bits)
         QT_FOR_BITS(p->bits, QT_UNPACK)
 #undef QT_UNPACK
@@ -39,7 +38,7 @@ static uint8_t pack(const qt_packing *p, qt_tile *tile)
         QT_FOR_BITS(p->bits, QT_PACK)
 #undef QT_PACK
     }
-    qt_transpose_tile(p, tile, 1);
+    qt_write_words(p, tile);
     return seen;
 }
 
@@ -48,7 +47,12 @@ int QT_NAME(unpack)(const qt_packing *p)
     qt_tile tile;
     if (qt_packing_refused(p))
         return QT_E_ARGUMENT;
-    QT_FOR_TILES(p, tile, unpack(p, &tile))
+    uint32_t *space = qt_tile_space(1);
+    if (!space)
+        return QT_E_MEMORY;
+    for (qt_first_tile(p, &tile, space); tile.rows; qt_next_tile(p, &tile))
+        unpack(p, &tile);
+    free(space);
     return QT_OK;
 }
 
@@ -56,8 +60,14 @@ int QT_NAME(unpack)(const qt_packing *p)
 int QT_NAME(pack)(const qt_packing *p)
 {
     qt_tile tile;
+    int seen = 0;
     if (qt_packing_refused(p))
         return QT_E_ARGUMENT;
-    QT_FOR_TILES(p, tile, if (pack(p, &tile) >> p->bits) return QT_E_ARGUMENT)
-    return QT_OK;
+    uint32_t *space = qt_tile_space(1);
+    if (!space)
+        return QT_E_MEMORY;
+    for (qt_first_tile(p, &tile, space); tile.rows && !(seen >> p->bits); qt_next_tile(p, &tile))
+        seen |= pack(p, &tile);
+    free(space);
+    return seen >> p->bits ? QT_E_ARGUMENT : QT_OK;
 }

@@ -6,6 +6,13 @@
 #include "streams.h"
 #include "transpose.h"
 
+#include <stdlib.h>
+
+static inline int64_t qt_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* A tile has `max_rows` rows of `stride` codes. Of those, `together` are decoded at a time: few
  * enough that what is computed from them is still on its way to memory when the next are decoded.
  * Vectors may be read and written past the last code by less than the slack. */
@@ -14,8 +21,8 @@ enum { TILE_CODES = 2048, TILE_WORDS = 16384, TILE_SLACK = 64 };
 typedef struct {
     int64_t row, rows, col, cols; /* where the tile lies and what of it is used */
     int64_t max_rows, stride, together;
+    uint32_t *words;                        /* TILE_WORDS and the slack */
     uint8_t codes[TILE_CODES + TILE_SLACK]; /* [together, stride] */
-    uint32_t words[TILE_WORDS + TILE_SLACK / 4];
 } qt_tile;
 
 /* A cache line of neighbours where words must be transposed. 960 is a multiple of the codes in a
@@ -149,7 +156,7 @@ static inline void qt_unpack_rows(const qt_packing *p, qt_tile *tile, int64_t ro
 {
     int64_t count;
     const uint8_t *stream = qt_tile_words(p, tile, tile->row + row, &count);
-    const uint8_t *end = (const uint8_t *)(&tile->words + 1);
+    const uint8_t *end = (const uint8_t *)(tile->words + TILE_WORDS + TILE_SLACK / 4);
     switch (p->layout) {
     case QT_ACROSS:
         qt_unpack_across(p, tile, row);
@@ -197,49 +204,57 @@ static inline void qt_pack_rows(const qt_packing *p, qt_tile *tile, int64_t row,
     }
 }
 
-/* Between the file and a tile's words, for the layouts that are transposed. */
-static inline void qt_transpose_tile(const qt_packing *p, qt_tile *tile, int writing)
+/* Where the words of a transposed tile lie in the file: `count` rows of `across` words, a stride
+ * apart; a row of the tile has room for `room` of them. Zero across for the other layouts. */
+typedef struct {
+    uint8_t *file;
+    int64_t stride, count, across, room;
+} qt_area;
+
+static inline qt_area qt_area_of(const qt_packing *p, const qt_tile *tile)
 {
-    int64_t count = tile->cols, across = tile->rows / 8, width = p->rows / 8, room = tile->stride;
-    uint8_t *file = (uint8_t *)p->words + 4 * (tile->col * width + tile->row / 8);
+    qt_area area = {p->words, 0, 0, 0, 0};
     if (p->layout == QT_COLUMNS) {
-        width = p->rows;
-        across = tile->rows;
-        room = tile->stride * p->bits / 32;
-        (void)qt_tile_words(p, tile, 0, &count);
-        file = (uint8_t *)p->words + 4 * (tile->col * p->bits / 32 * width + tile->row);
-    } else if (p->layout != QT_ACROSS) {
-        return;
+        (void)qt_tile_words(p, tile, 0, &area.count);
+        area.stride = p->rows;
+        area.across = tile->rows;
+        area.room = tile->stride * p->bits / 32;
+        area.file += 4 * (tile->col * p->bits / 32 * area.stride + tile->row);
+    } else if (p->layout == QT_ACROSS) {
+        area.count = tile->cols;
+        area.stride = p->rows / 8;
+        area.across = tile->rows / 8;
+        area.room = tile->stride;
+        area.file += 4 * (tile->col * area.stride + tile->row / 8);
     }
-    if (writing)
-        qt_transpose_back(file, width, tile->words, room, count, across);
-    else
-        qt_transpose(tile->words, room, file, width, count, across);
+    return area;
 }
 
-/* While rows of a tile are decoded, a share of the next tile's words is fetched: they lie so far
- * apart that the processor does not see it coming. Nothing is read, so it does no harm where there
- * is no next tile. */
-static inline void qt_expect_words(const qt_packing *p, const qt_tile *tile, int64_t row)
+/* Reads part `part` of `parts` of a tile's words, in squares of a cache line by as many rows. The
+ * squares below them are fetched meanwhile: the words lie so far apart that the processor does not
+ * see it coming. Below the last of them lies the next tile, or nothing, which does no harm. */
+static inline void qt_read_words(const qt_packing *p, qt_tile *tile, int64_t part, int64_t parts)
 {
-    int64_t count = tile->stride, stride = p->rows / 8;
-    int64_t at = (tile->col + count) * stride + tile->row / 8;
-    if (p->layout == QT_COLUMNS) {
-        count = tile->stride * p->bits / 32;
-        stride = p->rows;
-        at = (tile->col + tile->stride) * p->bits / 32 * stride + tile->row;
-    } else if (p->layout != QT_ACROSS) {
-        return;
+    enum { LINE = 16 };
+    qt_area area = qt_area_of(p, tile);
+    int64_t wide = (area.across + LINE - 1) / LINE;
+    int64_t squares = wide * ((area.count + LINE - 1) / LINE);
+    for (int64_t s = part * squares / parts; s < (part + 1) * squares / parts; s++) {
+        int64_t w = s / wide * LINE, at = s % wide * LINE;
+        const uint8_t *from = area.file + 4 * (w * area.stride + at);
+        uintptr_t below = (uintptr_t)from + (uintptr_t)(4 * LINE * area.stride);
+        for (int64_t i = 0; i < LINE; i++)
+            __builtin_prefetch((const void *)(below + (uintptr_t)(4 * i * area.stride)));
+        qt_transpose(tile->words + at * area.room + w, area.room, from, area.stride,
+                     qt_least(area.count - w, LINE), qt_least(area.across - at, LINE));
     }
-    if (tile->col + tile->stride >= p->cols) /* then the next rows', from the left */
-        at = p->layout == QT_COLUMNS ? tile->row + tile->max_rows
-                                     : (tile->row + tile->max_rows) / 8;
-    uintptr_t begin = (uintptr_t)p->words + (uintptr_t)(4 * at);
-    int64_t end = (row + tile->together) * count / tile->max_rows;
-    int64_t lines = tile->max_rows / (p->layout == QT_COLUMNS ? 16 : 128);
-    for (int64_t w = row * count / tile->max_rows; w < end; w++)
-        for (int64_t line = 0; line < lines; line++)
-            __builtin_prefetch((const void *)(begin + (uintptr_t)(4 * w * stride + 64 * line)));
+}
+
+static inline void qt_write_words(const qt_packing *p, const qt_tile *tile)
+{
+    qt_area area = qt_area_of(p, tile);
+    if (area.across)
+        qt_transpose_back(area.file, area.stride, tile->words, area.room, area.count, area.across);
 }
 
 /* Whether the layout cannot be read with these sizes. */
@@ -259,20 +274,35 @@ static inline int qt_packing_refused(const qt_packing *p)
     return p->bits != 4 || p->rows % 8 || p->first % 8 || p->last % 8 || places != 255;
 }
 
-static inline int64_t qt_least(int64_t a, int64_t b)
+/* The first tile of the rows asked for, and the one after a tile; no rows where there is none. */
+static inline void qt_place_tile(const qt_packing *p, qt_tile *tile, int64_t row, int64_t col)
 {
-    return a < b ? a : b;
+    if (col >= p->cols) {
+        row += tile->max_rows;
+        col = 0;
+    }
+    tile->row = row;
+    tile->col = col;
+    tile->rows = row < p->last ? qt_least(p->last - row, tile->max_rows) : 0;
+    tile->cols = qt_least(p->cols - col, tile->stride);
 }
 
-/* Calls `body` for every tile of the rows asked for. */
-#define QT_FOR_TILES(p, tile, body)                                                            \
-    qt_shape(p, &(tile));                                                                      \
-    for ((tile).row = (p)->first; (tile).row < (p)->last; (tile).row += (tile).max_rows) {     \
-        (tile).rows = qt_least((p)->last - (tile).row, (tile).max_rows);                       \
-        for ((tile).col = 0; (tile).col < (p)->cols; (tile).col += (tile).stride) {            \
-            (tile).cols = qt_least((p)->cols - (tile).col, (tile).stride);                     \
-            body;                                                                              \
-        }                                                                                      \
-    }
+static inline void qt_first_tile(const qt_packing *p, qt_tile *tile, uint32_t *words)
+{
+    qt_shape(p, tile);
+    tile->words = words;
+    qt_place_tile(p, tile, p->first, 0);
+}
+
+static inline void qt_next_tile(const qt_packing *p, qt_tile *tile)
+{
+    qt_place_tile(p, tile, tile->row, tile->col + tile->stride);
+}
+
+/* Space for the words of `count` tiles, or NULL. */
+static inline uint32_t *qt_tile_space(int count)
+{
+    return malloc((size_t)count * (TILE_WORDS + TILE_SLACK / 4) * sizeof(uint32_t));
+}
 
 #endif
