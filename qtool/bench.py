@@ -87,7 +87,10 @@ def cases_named(pattern: str | None) -> list[Case]:
     wild = any(sign in pattern for sign in "*?[")
     wanted = pattern.lower() if wild else f"*{pattern.lower()}*"
     found = [
-        case for case in cases if fnmatch.fnmatchcase(f"{case.name} {case.dtype}".lower(), wanted)
+        case
+        for case in cases
+        for name in [case.name.lower()]
+        if fnmatch.fnmatchcase(name, wanted) or fnmatch.fnmatchcase(f"{name} {case.dtype}", wanted)
     ]
     if not found:
         names = sorted({case.name.split(" ")[0] for case in cases})

@@ -25,6 +25,12 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 Run = Callable[[int], object]  # threads -> what the kernel returns
 
 
+def _view(memory: NDArray[np.uint8], shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    found: NDArray[Any] = memory[:size].view(dtype).reshape(shape)
+    return found
+
+
 @dataclass(frozen=True)
 class Buffers:
     """Memory that all cases read and write, touched before anything is timed."""
@@ -43,13 +49,11 @@ class Buffers:
 
     def random(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Random bits, from the first byte of the source on."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.source[:size].view(dtype).reshape(shape)
+        return _view(self.source, shape, dtype)
 
     def out(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """What a kernel may overwrite."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.target[:size].view(dtype).reshape(shape)
+        return _view(self.target, shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -199,27 +203,24 @@ def _sweep(dtype: str) -> Case:
     return Case(f"gptq_sweep 4 bits g128 2048 wide {dtype}", "codes", kind.itemsize, 1, prepare)
 
 
+_CONVERSIONS: dict[tuple[str, str], Callable[..., NDArray[Any]]] = {
+    ("float32", "float16"): native.to_float16,
+    ("float32", "bfloat16"): native.to_bfloat16,
+    ("float16", "float32"): native.from_float16,
+    ("bfloat16", "float32"): native.from_bfloat16,
+}
+
+
 def _convert(source: str, target: str) -> Case:
-    function: Callable[..., Any] = {
-        ("float32", "float16"): native.to_float16,
-        ("float32", "bfloat16"): native.to_bfloat16,
-        ("float16", "float32"): native.from_float16,
-        ("bfloat16", "float32"): native.from_bfloat16,
-    }[source, target]
+    function = _CONVERSIONS[source, target]
 
     def prepare(rows: int, buffers: Buffers) -> Run:
         exact = _normal(rows)
-        values = exact if source == "float32" else _convert_from[source](exact)
+        values = exact if source == "float32" else _CONVERSIONS["float32", source](exact)
         out = buffers.out((rows, COLUMNS), _NUMPY[target])
         return lambda threads: function(values, threads, out=out)
 
     return Case(f"convert {source}", target, DTYPES[source], DTYPES[target], prepare)
-
-
-_convert_from: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
-    "float16": native.to_float16,
-    "bfloat16": native.to_bfloat16,
-}
 
 
 def _dequantizing(dtype: str) -> Iterator[Case]:
@@ -246,8 +247,7 @@ def _dequantizing(dtype: str) -> Iterator[Case]:
 def all_cases() -> list[Case]:
     """Every kernel in the order of the table."""
     cases = [case for dtype in DTYPES for case in _dequantizing(dtype)]
-    cases += [_convert("float32", "float16"), _convert("float32", "bfloat16")]
-    cases += [_convert("float16", "float32"), _convert("bfloat16", "float32")]
+    cases += [_convert(source, target) for source, target in _CONVERSIONS]
     for block in BY_NAME.values():
         cases += [_encode(block, w) for w in (False, True) if w or not block.needs_importance]
     cases += [_groups(False), _groups(True), _sweep("float32"), _sweep("float64")]

@@ -174,7 +174,7 @@ def wide_scale(scale: NDArray[Any]) -> NDArray[np.float32]:
         scale = from_bfloat16(np.ascontiguousarray(scale))
     elif scale.dtype == np.float16:
         scale = scale.astype(np.float32)
-    return np.require(scale, requirements="CA")
+    return np.require(scale, requirements=["C", "A"])
 
 
 def dequantize(
