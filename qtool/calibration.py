@@ -123,10 +123,14 @@ def default_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def read_text(path: Path) -> str:
-    """A text file as it is, or the `text` fields of a JSONL file."""
+def read_text(path: Path, *, raw: bool = False) -> str:
+    """A text file, or the `text` fields of a JSONL file.
+
+    Ends of lines become newlines, as Python reads text, unless `raw`, as llama.cpp reads it.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="" if raw else None) as file:
+            text = file.read()
     except UnicodeDecodeError as error:
         raise SourceError(
             f"{path}: byte {error.start} is not UTF-8; calibration text must be UTF-8"

@@ -266,3 +266,18 @@ def test_compare(root: Path, call: Call, tmp_path: Path) -> None:
     assert again.status == 1 and "exists" in again.err
     said = call("compare", *(root / n for n in names), *common)
     assert said.status == 0 and "same top" in said.out
+
+
+def test_ends_of_lines(root: Path, call: Call, tmp_path: Path) -> None:
+    """The plain protocol does not see how a file ends its lines; that of llama.cpp does."""
+    text = (root / "text.txt").read_text()
+    for name, end in (("unix.txt", "\n"), ("dos.txt", "\r\n")):
+        (tmp_path / name).write_bytes(text.replace("\n", end).encode())
+
+    def perplexity(name: str, protocol: str) -> float:
+        said = call("eval", root / "awq", "--text", tmp_path / name, "--windows", 2, "--length", 64,
+                    "--protocol", protocol, "--json")  # fmt: skip
+        return float(json.loads(said.out)["perplexity"])
+
+    assert perplexity("unix.txt", "plain") == perplexity("dos.txt", "plain")
+    assert perplexity("unix.txt", "llama.cpp") != perplexity("dos.txt", "llama.cpp")

@@ -81,7 +81,7 @@ def evaluate(
     import torch
 
     check_protocol(protocol)
-    text = read_text(protocol.text)
+    text = read_text(protocol.text, raw=protocol.name == "llama.cpp")
     with open_weights(against or artifacts[0]) as weights:
         tokens = window_tokens(weights, text, protocol)
         reference = None
