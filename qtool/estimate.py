@@ -14,10 +14,11 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from qtool import structure
-from qtool.planned import Planned
-from qtool.recipe import Recipe
+if TYPE_CHECKING:
+    from qtool.planned import Planned
+    from qtool.recipe import Recipe
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -56,7 +57,7 @@ def usable_cores() -> int:
 
 
 def run_cost(
-    recipe: Recipe, tensors: Sequence[Planned], active: float = 1.0, cores: int | None = None
+    recipe: "Recipe", tensors: "Sequence[Planned]", active: float = 1.0, cores: int | None = None
 ) -> Cost:
     """The estimate for a run over `tensors` on `cores` cores (default: as many as a run uses).
 
@@ -74,6 +75,8 @@ def run_cost(
         largest = max((tensor.parameters * 4 for tensor in tensors), default=0)
         peak = PLAIN_PROCESS_BYTES + max(widest * ROUNDING_BYTES_PER_WEIGHT, largest)
         return Cost(peak, round(seconds, 1))
+
+    from qtool import structure  # not where only the constants above are wanted
 
     block_bytes: dict[int, int] = defaultdict(int)
     grams: dict[int, dict[str, int]] = defaultdict(dict)  # block -> input site -> in_features

@@ -157,13 +157,18 @@ def depth(folder: Path) -> bool:
 
 
 def compare(
-    tools: Path, folder: Path, jobs: list[str], rounds: int, theirs_rounds: int | None = None
+    tools: Path,
+    folder: Path,
+    place: Path,
+    jobs: list[str],
+    rounds: int,
+    theirs_rounds: int | None = None,
 ) -> bool:
     """Run every job in turn, and print a table; whether every bar holds."""
     threads = default_threads()
     model = make_model(folder / "synth-16-f16.gguf", 16)
     imatrix = make_imatrix(folder / "synth-imatrix.gguf", 16)
-    out = folder / "out.gguf"
+    out = place / "out.gguf"
     os.environ["LD_LIBRARY_PATH"] = str(tools)
     copies = []
     for _ in range(rounds):
@@ -190,13 +195,17 @@ def compare(
         peak = max(run.peak for run in mine)
         other_peak = min((run.peak for run in theirs), default=1 << 40)
         floor = copy + kernels
+        cpu = statistics.median(run.cpu for run in mine)
+        other_cpu = statistics.median(run.cpu for run in theirs) if theirs else float("nan")
         holds = not other / wall < float(times) and wall <= _SLACK * floor and peak <= other_peak
         good &= holds
         print(
             f"{name:>15}: {wall:6.2f} s ({', '.join(f'{run.wall:.2f}' for run in mine)}), "
-            f"CPU {statistics.median(run.cpu for run in mine):6.2f} s, {peak / 2**20:4.0f} MiB; "
-            f"llama-quantize {other:6.2f} s, {other_peak / 2**20:4.0f} MiB; "
-            f"{other / wall:5.1f} times faster (at least {times}); kernels {kernels:.2f} s, "
+            f"CPU {cpu:6.2f} s, {peak / 2**20:4.0f} MiB; "
+            f"llama-quantize {other:6.2f} s, CPU {other_cpu:6.2f} s, "
+            f"{other_peak / 2**20:4.0f} MiB; "
+            f"{other / wall:5.1f} times faster (at least {times}), {other_cpu / cpu:.1f} by CPU; "
+            f"kernels {kernels:.2f} s, "
             f"{wall / floor:.2f} times cp + kernels (at most {_SLACK}) "
             f"{'' if holds else ' FAILS'} {json.dumps(mine[-1].out['seconds'])}",
             flush=True,
@@ -212,6 +221,7 @@ def main() -> None:
     parser.add_argument("--job", action="append", help="recipe=times, or recipe+imatrix=times")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--theirs", type=int, help="rounds in which llama-quantize runs too")
+    parser.add_argument("--out", type=Path, help="folder for what is made, such as /dev/shm")
     parser.add_argument("--depth", action="store_true")
     parser.add_argument("--make", action="store_true", help="only make the model")
     given = parser.parse_args()
@@ -225,7 +235,14 @@ def main() -> None:
     elif given.depth:
         good = depth(given.folder)
     else:
-        good = compare(given.tools, given.folder, given.job or JOBS, given.rounds, given.theirs)
+        good = compare(
+            given.tools,
+            given.folder,
+            given.out or given.folder,
+            given.job or JOBS,
+            given.rounds,
+            given.theirs,
+        )
     sys.exit(0 if good else 1)
 
 
