@@ -55,37 +55,39 @@ ALWAYS void D(put_run)(OUT *to, const uint8_t *codes, int64_t count, float scale
                     (to_float(load_u8(codes + k + LANES)) - z) * s, count - k);
 }
 
-/* A run whose columns have scales and zeros of their own. */
-ALWAYS void D(put_columns)(OUT *to, const uint8_t *codes, int64_t count, const qt_columns *of,
-                           int streaming)
+/* A run whose columns look up their scales and zeros. */
+ALWAYS void D(put_columns)(OUT *to, const uint8_t *codes, const int32_t *index, int64_t count,
+                           const qt_lookup *of, int few, int streaming)
 {
     for (int64_t k = 0; k < count; k += 2 * LANES) {
-        const float *scale = of->scale + k, *zero = of->zero + k;
-        V a = (to_float(load_u8(codes + k)) - load(zero)) * load(scale);
-        V b = (to_float(load_u8(codes + k + LANES)) - load(zero + LANES)) * load(scale + LANES);
+        V v[2];
+        for (int i = 0; i < 2; i++) {
+            int64_t at = k + i * LANES;
+            V zero = of_groups(of->zero, index + at, few);
+            v[i] = (to_float(load_u8(codes + at)) - zero) * of_groups(of->scale, index + at, few);
+        }
         if (k + 2 * LANES <= count)
-            D(put_two)(to + k, a, b, streaming);
+            D(put_two)(to + k, v[0], v[1], streaming);
         else
-            D(put_some)(to + k, a, b, count - k);
+            D(put_some)(to + k, v[0], v[1], count - k);
     }
 }
 
 /* One row of a tile. */
 ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row,
-                       const uint8_t *codes, int bits, int streaming, qt_columns *of)
+                       const uint8_t *codes, int bits, int streaming, const qt_lookup *of)
 {
     const qt_packing *p = &d->packing;
     int64_t col = tile->col, end = col + tile->cols;
     const float *scale = d->scale + row * d->groups;
     const uint8_t *zero = d->zero + row * d->groups;
     OUT *to = (OUT *)d->values + (row - p->origin) * p->cols + col;
-    if (d->g_idx || d->group_size < 2 * LANES) {
-        for (int64_t k = 0; k < tile->cols; k++) {
-            int64_t group = d->g_idx ? d->g_idx[col + k] : (col + k) / d->group_size;
-            of->scale[k] = qt_plain_nan(scale[group]);
-            of->zero[k] = (float)zero[group];
-        }
-        D(put_columns)(to, codes, tile->cols, of, streaming);
+    if (of->index) {
+        look_at_row(d, row, of);
+        if (d->groups <= 32)
+            D(put_columns)(to, codes, of->index + col, tile->cols, of, 1, streaming);
+        else
+            D(put_columns)(to, codes, of->index + col, tile->cols, of, 0, streaming);
         return;
     }
     for (int64_t from = col, next; from < end; from = next) {
@@ -98,7 +100,7 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
 
 /* Meanwhile, a few at a time, the words of the next tile are read. */
 ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, qt_tile *next, int bits,
-                        int streaming, qt_columns *of)
+                        int streaming, const qt_lookup *of)
 {
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
         qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
@@ -130,12 +132,14 @@ static int D(streaming)(const qt_dequantizing *d)
 static int D(dequantize)(const qt_dequantizing *d)
 {
     qt_tile one, two, *tile = &one, *next = &two, *last;
-    qt_columns columns = {{0}, {0}};
+    qt_lookup lookup;
     const qt_packing *p = &d->packing;
     int streaming = D(streaming)(d);
     uint32_t *space = qt_tile_space(2);
-    if (!space)
+    if (!space || make_lookup(d, &lookup)) {
+        free(space);
         return QT_E_MEMORY;
+    }
     qt_first_tile(p, &one, space);
     qt_first_tile(p, &two, space + TILE_WORDS + TILE_SLACK / 4);
     if (one.rows)
@@ -148,8 +152,8 @@ static int D(dequantize)(const qt_dequantizing *d)
             continue;
         }
 #endif
-#define QT_PUT_TILE(bits) D(put_tile)(d, tile, next, bits, 0, &columns)
-#define QT_STREAM_TILE(bits) D(put_tile)(d, tile, next, bits, 1, &columns)
+#define QT_PUT_TILE(bits) D(put_tile)(d, tile, next, bits, 0, &lookup)
+#define QT_STREAM_TILE(bits) D(put_tile)(d, tile, next, bits, 1, &lookup)
         if (streaming)
             QT_FOR_BITS(p->bits, QT_STREAM_TILE)
         else
@@ -159,5 +163,6 @@ static int D(dequantize)(const qt_dequantizing *d)
     }
     stream_end();
     free(space);
+    free(lookup.space);
     return QT_OK;
 }

@@ -64,22 +64,60 @@ ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const D(four_order) * orde
 #endif
 }
 
-/* 32 weights by the same nibble of 32 words. */
-ALWAYS void D(put_nibble)(OUT *to, const uint32_t *words, int nibble, __m512i table, int streaming)
+/* Eight rows of 32 * lines weights, all of one group: row order[i] by nibble i of the words. Lanes
+ * of sixteen bits take the lower halves of 32 words, or the upper ones. */
+ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col,
+                          const uint32_t *words, int lines, int streaming)
 {
-    __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 16);
+    const qt_packing *p = &d->packing;
+    __m512i part[4][2];
+    QT_UNROLL
+    for (int line = 0; line < lines; line++) {
+        part[line][0] = _mm512_loadu_si512(words + 32 * line);
+        part[line][1] = _mm512_loadu_si512(words + 32 * line + 16);
 #if defined(PAIR)
-    const qt_vi16 pairs = 2 * (qt_vi16){QT_COUNT_32} + (int16_t)(nibble / 4);
-    __m512i codes = _mm512_permutex2var_epi16(a, (__m512i)pairs, b);
-    codes = _mm512_srl_epi16(codes, _mm_cvtsi32_si128(nibble % 4 * 4));
-    D(put_line)(to, _mm512_permutexvar_epi16(codes, table), streaming);
-#else
-    __m128i shift = _mm_cvtsi32_si128(nibble * 4);
-    a = _mm512_permutexvar_epi32(_mm512_srl_epi32(a, shift), table);
-    b = _mm512_permutexvar_epi32(_mm512_srl_epi32(b, shift), table);
-    D(put_line)(to, a, streaming);
-    D(put_line)(to + 16, b, streaming);
+        const qt_vi16 low = 2 * (qt_vi16){QT_COUNT_32};
+        __m512i a = part[line][0], b = part[line][1];
+        part[line][0] = _mm512_permutex2var_epi16(a, (__m512i)low, b);
+        part[line][1] = _mm512_permutex2var_epi16(a, (__m512i)(low + 1), b);
 #endif
+    }
+    int64_t group = col / d->group_size;
+    QT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        int64_t at = row + p->order[i];
+        OUT *to = (OUT *)d->values + (at - p->origin) * p->cols + col;
+        float scale = qt_plain_nan(d->scale[at * d->groups + group]);
+        __m512i table = D(four_table)(scale, (float)d->zero[at * d->groups + group]);
+        QT_UNROLL
+        for (int line = 0; line < lines; line++) {
+#if defined(PAIR)
+            __m512i codes = _mm512_srli_epi16(part[line][i / 4], i % 4 * 4);
+            D(put_line)(to + 32 * line, _mm512_permutexvar_epi16(codes, table), streaming);
+#else
+            for (int half = 0; half < 2; half++) {
+                __m512i codes = _mm512_srli_epi32(part[line][half], i * 4);
+                D(put_line)(to + 32 * line + 16 * half, _mm512_permutexvar_epi32(codes, table),
+                            streaming);
+            }
+#endif
+        }
+    }
+}
+
+/* Eight rows of a tile. */
+ALWAYS void D(across_rows)(const qt_dequantizing *d, const qt_tile *tile, int64_t row,
+                           int streaming)
+{
+    const uint32_t *words = tile->words + row / 8 * tile->stride;
+    int64_t col = tile->col, end = col + tile->cols;
+    while (col < end) {
+        int64_t next = qt_least(end, (col / d->group_size + 1) * d->group_size);
+        for (; col + 128 <= next; col += 128)
+            D(put_across)(d, tile->row + row, col, words + (col - tile->col), 4, streaming);
+        for (; col < next; col += 32)
+            D(put_across)(d, tile->row + row, col, words + (col - tile->col), 1, streaming);
+    }
 }
 
 /* Where row `row` of the tile has its first nibbles. */
@@ -94,16 +132,13 @@ ALWAYS const uint8_t *D(nibbles_of)(const qt_packing *p, const qt_tile *tile, in
 }
 
 /* One row of a tile; `row` counts from the tile's first. */
-ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int nibble,
-                        int layout, int streaming)
+ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int layout,
+                        int streaming)
 {
     const qt_packing *p = &d->packing;
     const D(four_order) order = D(order_of)(layout == QT_STRIPS);
-    const uint32_t *words = tile->words + row / 8 * tile->stride;
-    if (layout == QT_ACROSS)
-        row += p->order[nibble];
     int64_t at = tile->row + row, col = tile->col, end = col + tile->cols;
-    const uint8_t *from = layout == QT_ACROSS ? NULL : D(nibbles_of)(p, tile, row);
+    const uint8_t *from = D(nibbles_of)(p, tile, row);
     const float *scale = d->scale + at * d->groups;
     const uint8_t *zero = d->zero + at * d->groups;
     OUT *to = (OUT *)d->values + (at - p->origin) * p->cols;
@@ -113,10 +148,6 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
         __m512i table = D(four_table)(qt_plain_nan(scale[group]), (float)zero[group]);
         for (; col < next; col += 32) {
             int64_t k = col - tile->col;
-            if (layout == QT_ACROSS) {
-                D(put_nibble)(to + col, words + k, nibble, table, streaming);
-                continue;
-            }
             int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
             D(put_four)(to + col, from + skip, &order, table, streaming);
         }
@@ -128,11 +159,10 @@ ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile 
 {
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
         qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
-        for (int r = 0; r < tile->together; r++)
-            if (layout == QT_ACROSS)
-                D(four_row)(d, tile, row, r, layout, streaming);
-            else
-                D(four_row)(d, tile, row + r, 0, layout, streaming);
+        for (int r = 0; r < tile->together && layout != QT_ACROSS; r++)
+            D(four_row)(d, tile, row + r, layout, streaming);
+        if (layout == QT_ACROSS)
+            D(across_rows)(d, tile, row, streaming);
     }
 }
 

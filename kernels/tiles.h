@@ -44,23 +44,38 @@ static inline int64_t qt_row_words(const qt_packing *p)
     return (p->cols * p->bits + 31) / 32;
 }
 
-/* Padded words, without their unused top bits, to a stream; both counted in words. */
-static inline void qt_squeeze(uint8_t *stream, const uint8_t *words, int64_t count, int bits)
+/* The codes of padded words. Writes up to sixteen bytes past the last. Every word's codes are spread
+ * over eight bytes (three bits: twice), and those that it does not have are written over. */
+static inline __attribute__((always_inline)) void qt_decode_padded(uint8_t *codes,
+                                                                   const uint8_t *words,
+                                                                   int64_t count, int bits)
 {
-    int used = 32 / bits * bits, fill = 0;
-    uint64_t low = qt_low_bits(used, 64), stock = 0;
-    for (int64_t w = 0; w < count; w++) {
+    typedef uint32_t words_of_a_vector __attribute__((vector_size(QT_VECTOR_BYTES / 2)));
+    const int each = 32 / bits;
+    int64_t w = 0;
+    for (; w + QT_F64_LANES <= count; w += QT_F64_LANES) {
+        words_of_a_vector some;
+        memcpy(&some, words + 4 * w, sizeof some);
+        qt_vu64 x = __builtin_convertvector(some, qt_vu64);
+        qt_vu64 first = qt_spread_codes(x, bits), rest = qt_spread_codes(x >> 8 * bits % 32, bits);
+        QT_UNROLL
+        for (int lane = 0; lane < QT_F64_LANES; lane++) {
+            uint64_t eight = first[lane];
+            memcpy(codes + (w + lane) * each, &eight, 8);
+            eight = rest[lane];
+            if (each > 8)
+                memcpy(codes + (w + lane) * each + 8, &eight, 8);
+        }
+    }
+    for (; w < count; w++) {
         uint32_t word;
         memcpy(&word, words + 4 * w, 4);
-        stock |= (word & low) << fill;
-        memcpy(stream, &stock, 8);
-        int done = (fill + used) / 8;
-        stream += done;
-        stock = done == 8 ? 0 : stock >> 8 * done;
-        fill = (fill + used) % 8;
+        for (int i = 0; i < each; i++)
+            codes[w * each + i] = (uint8_t)(word >> bits * i & qt_low_bits(bits, 64));
     }
 }
 
+/* The words of a stream of codes, `32 / bits` of them in each. */
 static inline void qt_stretch(uint8_t *words, const uint8_t *stream, int64_t count, int bits)
 {
     int used = 32 / bits * bits;
@@ -168,9 +183,8 @@ static inline void qt_unpack_rows(const qt_packing *p, qt_tile *tile, int64_t ro
         end = (const uint8_t *)p->words + 4 * qt_row_words(p) * p->rows;
         break;
     case QT_PADDED:
-        qt_squeeze((uint8_t *)tile->words, stream, count, bits);
-        stream = (const uint8_t *)tile->words;
-        break;
+        qt_decode_padded(tile->codes, stream, count, bits);
+        return;
     default:
         stream = (const uint8_t *)(tile->words + row * (tile->stride * bits / 32));
     }
