@@ -91,8 +91,8 @@ def hf_config(
     _put_own(row, config, names)
     for name, key in _TOKEN_IDS.items():
         # null, not left out: the default of a class may lie outside of a small vocabulary.
-        value = source.metadata.get(f"tokenizer.ggml.{key}")
-        config[name] = None if value is None else plain(value)
+        token = source.metadata.get(f"tokenizer.ggml.{key}")
+        config[name] = None if token is None else plain(token)
     _prove(row, config, source)
     return config
 
