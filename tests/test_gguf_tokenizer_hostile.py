@@ -23,6 +23,12 @@ def _json(**changes: Any) -> dict[str, Any]:
     return {"tokenizer.json": data}
 
 
+def _split(regex: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    byte_level = small.byte_level(use_regex=False)
+    return {"type": "Sequence", "pretokenizers": [split, byte_level]}
+
+
 def _vocab(**more: Any) -> dict[str, Any]:
     return {**small.bpe()["model"]["vocab"], **more}
 
@@ -79,6 +85,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "merge of nothing": (_json(merges=[["", "a"]]), r'merge 0 is \["", "a"\], expected two tokens'),
     "merge of strangers": (_json(merges=["a q"]), r"merge 0 \('a' with 'q'\) speaks of a token"),
     "suffix": (_json(end_of_word_suffix="</w>"), "end_of_word_suffix is '</w>'; llama.cpp's BPE"),
+    "endless regex": (_json(pre_tokenizer=_split("(.+.+)+\\uffff")), "pre_tokenizer is none of tho"),
+    "broken regex": (_json(pre_tokenizer=_split("(")), "its pre_tokenizer is none of those"),
     "processor": (_json(post_processor=[1]), "the post_processor of tokenizer.json is not an obj"),
     "decoder entries": (
         _json() | {"tokenizer_config.json": {"added_tokens_decoder": {"x": {"content": "y"}}}},

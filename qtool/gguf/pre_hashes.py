@@ -21,6 +21,7 @@ from qtool.gguf.pretokenizers import (
     DIGITS,
     GPT2,
     GPT2_CUT,
+    TABLE,
     Step,
     normal_forms,
     read_steps,
@@ -105,6 +106,8 @@ NAMES = {
     "1994ffd01900cfb3": "trillion",
     "7fc505bd3104ca10": "viking",
 }
+# No other regular expression is run: one that a file brings may take for ever.
+_PATTERNS = {told for row in TABLE for kind, told in row.steps if kind == "Split"}
 _CLASS = re.compile(r"\\p\{(\w{1,2})\}")
 
 
@@ -183,7 +186,7 @@ def _cut_added(
 
 
 def _cut(text: str, steps: Sequence[Step]) -> list[str] | None:
-    """A text as byte-level words; None for a step or a regular expression beyond Python's own."""
+    """A text as byte-level words; None for a step that is not in the table."""
     words = [text]
     spelled = False
     for step in steps:
@@ -192,16 +195,13 @@ def _cut(text: str, steps: Sequence[Step]) -> list[str] | None:
             words, spelled = [bytelevel.spell(word) for word in words], True
             continue
         pattern = {GPT2: GPT2_CUT, DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+"}.get(step)
-        if kind == "Split":
+        if kind == "Split" and told in _PATTERNS:
             pattern = told
         elif kind == "Punctuation" and told == "Contiguous":
             pattern = r"[\p{P}\$\+<=>\^~\|`]+"
         if pattern is None:
             return None
-        try:
-            regex = re.compile(_expand(pattern, "".join(words)))
-        except (re.error, RecursionError):
-            return None
+        regex = re.compile(_expand(pattern, "".join(words)))
         words = [part for word in words for part in _isolate(regex, word)]
         if step == GPT2:
             words, spelled = [bytelevel.spell(word) for word in words], True
