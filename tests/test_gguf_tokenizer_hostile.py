@@ -85,7 +85,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "merge of nothing": (_json(merges=[["", "a"]]), r'merge 0 is \["", "a"\], expected two tokens'),
     "merge of strangers": (_json(merges=["a q"]), r"merge 0 \('a' with 'q'\) speaks of a token"),
     "suffix": (_json(end_of_word_suffix="</w>"), "end_of_word_suffix is '</w>'; llama.cpp's BPE"),
-    "endless regex": (_json(pre_tokenizer=_split("(.+.+)+\\uffff")), "pre_tokenizer is none of tho"),
+    "endless regex": (_json(pre_tokenizer=_split("(.+.+)+\\uffff")), "its pre_tokenizer is none"),
     "broken regex": (_json(pre_tokenizer=_split("(")), "its pre_tokenizer is none of those"),
     "processor": (_json(post_processor=[1]), "the post_processor of tokenizer.json is not an obj"),
     "decoder entries": (
