@@ -53,18 +53,26 @@ static inline __attribute__((always_inline)) void qt_decode_padded(uint8_t *code
     typedef uint32_t words_of_a_vector __attribute__((vector_size(QT_VECTOR_BYTES / 2)));
     const int each = 32 / bits;
     int64_t w = 0;
+    for (; bits == 7 && w + QT_F32_LANES <= count; w += QT_F32_LANES) {
+        qt_vu32 x;
+        memcpy(&x, words + 4 * w, sizeof x);
+        x = (x & 0x7f) | (x << 1 & 0x7f00) | (x << 2 & 0x7f0000) | (x << 3 & 0x7f000000);
+        memcpy(codes + 4 * w, &x, sizeof x);
+    }
     for (; w + QT_F64_LANES <= count; w += QT_F64_LANES) {
         words_of_a_vector some;
         memcpy(&some, words + 4 * w, sizeof some);
         qt_vu64 x = __builtin_convertvector(some, qt_vu64);
         qt_vu64 first = qt_spread_codes(x, bits), rest = qt_spread_codes(x >> 8 * bits % 32, bits);
+        uint64_t eight[2][QT_F64_LANES];
+        memcpy(eight[0], &first, sizeof first);
+        memcpy(eight[1], &rest, sizeof rest);
         QT_UNROLL
         for (int lane = 0; lane < QT_F64_LANES; lane++) {
-            uint64_t eight = first[lane];
-            memcpy(codes + (w + lane) * each, &eight, 8);
-            eight = rest[lane];
+            uint8_t *to = codes + (w + lane) * each;
+            memcpy(to, &eight[0][lane], 8);
             if (each > 8)
-                memcpy(codes + (w + lane) * each + 8, &eight, 8);
+                memcpy(to + 8, &eight[1][lane], 2);
         }
     }
     for (; w < count; w++) {
@@ -182,8 +190,7 @@ static inline void qt_unpack_rows(const qt_packing *p, qt_tile *tile, int64_t ro
     case QT_ROWS:
         end = (const uint8_t *)p->words + 4 * qt_row_words(p) * p->rows;
         break;
-    case QT_PADDED:
-        qt_decode_padded(tile->codes, stream, count, bits);
+    case QT_PADDED: /* decoded by qt_read_words */
         return;
     default:
         stream = (const uint8_t *)(tile->words + row * (tile->stride * bits / 32));
@@ -246,10 +253,22 @@ static inline qt_area qt_area_of(const qt_packing *p, const qt_tile *tile)
 
 /* Reads part `part` of `parts` of a tile's words, in squares of a cache line by as many rows. The
  * squares below them are fetched meanwhile: the words lie so far apart that the processor does not
- * see it coming. Below the last of them lies the next tile, or nothing, which does no harm. */
+ * see it coming. Below the last of them lies the next tile, or nothing, which does no harm.
+ *
+ * Padded words, which have one row to a tile, are decoded here: their codes are written in pieces
+ * of eight, which wide loads find only once they have reached the cache. */
 static inline void qt_read_words(const qt_packing *p, qt_tile *tile, int64_t part, int64_t parts)
 {
     enum { LINE = 16 };
+    if (p->layout == QT_PADDED) {
+        int64_t count = 0;
+        const uint8_t *words = qt_tile_words(p, tile, tile->row, &count);
+#define QT_DECODE(bits) qt_decode_padded(tile->codes, words, count, bits)
+        if (part == 0 && tile->rows)
+            QT_FOR_BITS(p->bits, QT_DECODE)
+#undef QT_DECODE
+        return;
+    }
     qt_area area = qt_area_of(p, tile);
     int64_t wide = (area.across + LINE - 1) / LINE;
     int64_t squares = wide * ((area.count + LINE - 1) / LINE);
