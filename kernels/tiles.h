@@ -45,7 +45,7 @@ static inline int64_t qt_row_words(const qt_packing *p)
 }
 
 /* The codes of padded words. Writes up to sixteen bytes past the last. Every word's codes are spread
- * over eight bytes (three bits: twice), and those that it does not have are written over. */
+ * over eight bytes (two and three bits: twice), and those that it does not have are written over. */
 static inline __attribute__((always_inline)) void qt_decode_padded(uint8_t *codes,
                                                                    const uint8_t *words,
                                                                    int64_t count, int bits)
@@ -72,7 +72,7 @@ static inline __attribute__((always_inline)) void qt_decode_padded(uint8_t *code
             uint8_t *to = codes + (w + lane) * each;
             memcpy(to, &eight[0][lane], 8);
             if (each > 8)
-                memcpy(to + 8, &eight[1][lane], 2);
+                memcpy(to + 8, &eight[1][lane], (size_t)each - 8);
         }
     }
     for (; w < count; w++) {
