@@ -53,7 +53,7 @@ static inline qt_vu64 qt_gather_codes(qt_vu64 x, int bits)
  * bytes beyond the last of them. */
 static inline qt_vu64 qt_load_lanes(const uint8_t *from, int bits)
 {
-    qt_vu64 x;
+    qt_vu64 x = {0};
     if (bits == 8) {
         memcpy(&x, from, sizeof x);
         return x;
