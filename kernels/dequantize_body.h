@@ -90,8 +90,8 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
             D(put_columns)(to, codes, of->index + col, tile->cols, of, 0, streaming);
         return;
     }
-    for (int64_t from = col, next; from < end; from = next) {
-        int64_t group = from / d->group_size;
+    int64_t group = col / d->group_size;
+    for (int64_t from = col, next; from < end; from = next, group++) {
         next = qt_least(end, (group + 1) * d->group_size);
         D(put_run)(to + (from - col), codes + (from - col), next - from,
                    qt_plain_nan(scale[group]), (float)zero[group], bits, streaming);

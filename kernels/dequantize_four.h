@@ -66,7 +66,7 @@ ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const D(four_order) * orde
 
 /* Eight rows of 32 * lines weights, all of one group: row order[i] by nibble i of the words. Lanes
  * of sixteen bits take the lower halves of 32 words, or the upper ones. */
-ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col,
+ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col, int64_t group,
                           const uint32_t *words, int lines, int streaming)
 {
     const qt_packing *p = &d->packing;
@@ -82,7 +82,6 @@ ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col,
         part[line][1] = _mm512_permutex2var_epi16(a, (__m512i)(low + 1), b);
 #endif
     }
-    int64_t group = col / d->group_size;
     QT_UNROLL
     for (int i = 0; i < 8; i++) {
         int64_t at = row + p->order[i];
@@ -111,12 +110,12 @@ ALWAYS void D(across_rows)(const qt_dequantizing *d, const qt_tile *tile, int64_
 {
     const uint32_t *words = tile->words + row / 8 * tile->stride;
     int64_t col = tile->col, end = col + tile->cols;
-    while (col < end) {
-        int64_t next = qt_least(end, (col / d->group_size + 1) * d->group_size);
+    for (int64_t group = col / d->group_size; col < end; group++) {
+        int64_t next = qt_least(end, (group + 1) * d->group_size);
         for (; col + 128 <= next; col += 128)
-            D(put_across)(d, tile->row + row, col, words + (col - tile->col), 4, streaming);
+            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 4, streaming);
         for (; col < next; col += 32)
-            D(put_across)(d, tile->row + row, col, words + (col - tile->col), 1, streaming);
+            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 1, streaming);
     }
 }
 
@@ -142,8 +141,7 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
     const float *scale = d->scale + at * d->groups;
     const uint8_t *zero = d->zero + at * d->groups;
     OUT *to = (OUT *)d->values + (at - p->origin) * p->cols;
-    while (col < end) {
-        int64_t group = col / d->group_size;
+    for (int64_t group = col / d->group_size; col < end; group++) {
         int64_t next = qt_least(end, (group + 1) * d->group_size);
         __m512i table = D(four_table)(qt_plain_nan(scale[group]), (float)zero[group]);
         for (; col < next; col += 32) {

@@ -269,10 +269,14 @@ static inline void qt_read_words(const qt_packing *p, qt_tile *tile, int64_t par
 #undef QT_DECODE
         return;
     }
+    if (p->layout != QT_COLUMNS && p->layout != QT_ACROSS)
+        return;
     qt_area area = qt_area_of(p, tile);
-    int64_t wide = (area.across + LINE - 1) / LINE;
-    int64_t squares = wide * ((area.count + LINE - 1) / LINE);
-    for (int64_t s = part * squares / parts; s < (part + 1) * squares / parts; s++) {
+    uint32_t wide = (uint32_t)(area.across + LINE - 1) / LINE;
+    uint32_t squares = wide * ((uint32_t)(area.count + LINE - 1) / LINE);
+    uint32_t begin = (uint32_t)part * squares / (uint32_t)parts;
+    uint32_t end = (uint32_t)(part + 1) * squares / (uint32_t)parts;
+    for (uint32_t s = begin; s < end; s++) {
         int64_t w = s / wide * LINE, at = s % wide * LINE;
         const uint8_t *from = area.file + 4 * (w * area.stride + at);
         uintptr_t below = (uintptr_t)from + (uintptr_t)(4 * LINE * area.stride);
