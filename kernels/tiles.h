@@ -44,8 +44,8 @@ static inline int64_t qt_row_words(const qt_packing *p)
     return (p->cols * p->bits + 31) / 32;
 }
 
-/* The codes of padded words. Writes up to sixteen bytes past the last. Every word's codes are spread
- * over eight bytes (two and three bits: twice), and those that it does not have are written over. */
+/* The codes of padded words. Writes up to sixteen bytes past the last. Every word's codes are
+ * spread over eight bytes (two and three bits: twice); those it does not have are written over. */
 static inline __attribute__((always_inline)) void qt_decode_padded(uint8_t *codes,
                                                                    const uint8_t *words,
                                                                    int64_t count, int bits)
