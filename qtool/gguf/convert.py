@@ -6,7 +6,7 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,8 +67,9 @@ def convert_to_hf(
 ) -> Converted:
     """Write the checkpoint to `out`; nothing is left under that name unless all succeeds."""
     model = hf_model(source, dtype)
+    files = side_files(source, model)  # before the work: a tokenizer may be one nobody knows
     with staged(out) as folder, progress.stage("export"):
-        size = _write(source, model, folder, max_shard_bytes, progress)
+        size = _write(model, files, folder, max_shard_bytes, progress)
     dequantized: dict[str, int] = {}
     for tensor in model.tensors:
         if tensor.source.type.weights > 1:
@@ -120,7 +121,11 @@ def checkpoint_folder(
 
 
 def _write(
-    source: GgufSource, model: HfModel, folder: Path, max_shard_bytes: int, progress: Progress
+    model: HfModel,
+    files: Mapping[str, bytes],
+    folder: Path,
+    max_shard_bytes: int,
+    progress: Progress,
 ) -> int:
     specs = [spec for tensor in model.tensors for spec in tensor.specs]
     layout = plan_shards(specs, max_shard_bytes)
@@ -129,7 +134,8 @@ def _write(
             for name, raw in model.tensors[index].arrays():
                 writer.add(name, raw)
         writer.close()
-    write_side_files(source, model, folder)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     written = Checkpoint.open(folder)
     for name, checksum in writer.checksums.items():
         if zlib.crc32(written.raw(name).data) != checksum:
@@ -137,18 +143,15 @@ def _write(
     return layout.size
 
 
-def write_side_files(source: GgufSource, model: HfModel, folder: Path) -> None:
-    """config.json, the tokenizer, and what is known of the origin."""
-    files = {
+def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
+    """config.json, the tokenizer, and what is known of the origin, by file name."""
+    generation = {key: value for key in _GENERATION if (value := model.config[key]) is not None}
+    return {
         "config.json": _json(model.config),
-        "generation_config.json": _json(
-            {key: value for key in _GENERATION if (value := model.config[key]) is not None}
-        ),
+        "generation_config.json": _json(generation),
         "qtool.json": _json({"qtool": __version__, "made_from": _origin(source)}),
         **tokenizer_files(source.metadata),
     }
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
 
 
 def _origin(source: GgufSource) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Source: llama.cpp 0c1e57098, what src/llama-quant.cpp and src/llama-model-loader
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -76,7 +76,7 @@ def model_facts(metadata: Mapping[str, Value]) -> ModelFacts:
     def count(key: str, default: int = 0) -> int:
         found = metadata.get(f"{architecture}.{key}")
         value = default if found is None else found.value
-        if not isinstance(value, (int, str)) and len(value):
+        if not isinstance(value, str) and isinstance(value, Sequence) and len(value):
             value = value[0]
         return int(value) if isinstance(value, int) else default
 

@@ -30,6 +30,7 @@ from qtool.native import floats
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_AT_ONCE = 1 << 22  # numbers that are float32 in memory
 _PLAIN = {F16: "F16", BF16: "BF16", F32: "F32"}
 
 
@@ -44,10 +45,31 @@ class HfTensor:
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """Each tensor's name and bytes."""
-        values = put_back(self.source, self.module, self.groups)
-        parts = values if len(self.specs) > 1 or self.module.each is not None else [values]
-        for spec, part in zip(self.specs, parts, strict=True):
-            yield spec.name, _stored(part, spec.dtype, spec.name)
+        for number, spec in enumerate(self.specs):
+            yield spec.name, self._bytes(number, spec)
+
+    def values(self, number: int, first: int, last: int) -> NDArray[np.float32]:
+        """float32 [last - first, in_features]: rows of one of the tensors."""
+        start = number * prod(self.specs[0].shape[:-1]) if len(self.specs) > 1 else 0
+        values = floats_of(self.source, start + first, start + last)
+        return values - np.float32(self.module.add) if self.module.add else values
+
+    def _bytes(self, number: int, spec: TensorSpec) -> NDArray[np.uint8]:
+        if self.module.rows is not None:
+            return _stored(put_back(self.source, self.module, self.groups), spec.dtype, spec.name)
+        # Vectors of several experts are rows of one tensor.
+        rows = prod(spec.shape[:-1])
+        start = number * rows if len(self.specs) > 1 else 0
+        if _PLAIN.get(self.source.type) == spec.dtype and not self.module.add:
+            return np.ascontiguousarray(self.source.read(start, start + rows)).reshape(-1)
+        out = np.empty(spec.nbytes, np.uint8)
+        width = spec.nbytes // rows
+        step = max(1, _AT_ONCE // max(1, self.source.in_features))
+        for first in range(0, rows, step):
+            last = min(rows, first + step)
+            values = self.values(number, first, last)
+            out[first * width : last * width] = _stored(values, spec.dtype, spec.name)
+        return out
 
 
 @dataclass(frozen=True)
@@ -77,7 +99,7 @@ def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)
     completed = complete(config, row.defaults)
-    found = list(_tensors(row, completed, tensors, wanted, keep=dtype is None))
+    found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
     used = {tensor.source.name for tensor in found}
     dropped = [(name, "rope settings of config.json say the same") for name in vectors]
     for name in tensors:
@@ -99,6 +121,7 @@ def _usual_dtype(source: GgufSource) -> str:
 
 
 def _tensors(
+    source: GgufSource,
     row: Architecture,
     config: Mapping[str, Any],
     tensors: Mapping[str, SourceTensor],
@@ -113,11 +136,28 @@ def _tensors(
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
                 if suffix == ".weight" and module.needed and not head:
-                    raise FormatError(f"lacks {gguf_name}{suffix}, which {row.name} needs")
+                    raise FormatError(
+                        f"{source.path}: lacks {gguf_name}{suffix}, which {row.name} needs"
+                    )
                 continue
             groups = 1 if module.rows is None else count(config, module.rows.groups)
+            _check_rows(source, tensor, module, groups)
             stored = _dtype_of(tensor, module, groups, dtype, keep, suffix == ".bias")
             yield HfTensor(tensor, module, groups, _specs(tensor, module, block, suffix, stored))
+
+
+def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups: int) -> None:
+    """FormatError unless the rows fall into the groups, and the stacked parts are a stack."""
+    rows = tensor.in_features if len(tensor.shape) == 1 else tensor.rows
+    if module.rows is not None and rows % (groups * module.rows.unit):
+        raise FormatError(
+            f"{source.path}: {tensor.name} has {rows} rows, which are not {groups} groups "
+            f"({module.rows.groups}) of a multiple of {module.rows.unit}"
+        )
+    if module.each is not None and len(tensor.shape) < 2:
+        raise FormatError(
+            f"{source.path}: {tensor.name} has the shape {list(tensor.shape)}, expected a stack"
+        )
 
 
 def _specs(

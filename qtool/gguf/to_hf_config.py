@@ -5,18 +5,19 @@ table is asked for the keys once more: what does not come out as the file has it
 that nothing is lost between the two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.errors import UnsupportedError
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.hf_config import complete
 from qtool.gguf.rope_tensors import llama3_divisors
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf_keys import WHOLE, checked_keys
 
 # model_type of transformers where it is not the architecture's name in llama.cpp.
 _MODEL_TYPES = {
@@ -45,7 +46,8 @@ _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 def class_of(source: GgufSource) -> str:
     """The class of transformers that computes what llama.cpp's architecture does."""
     name = source.architecture
-    if name == "llama" and f"{name}.expert_count" in source.metadata:
+    experts = source.metadata.get(f"{name}.expert_count")
+    if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
     for found, row in TABLE.items():
         if row.name == name:
@@ -62,23 +64,24 @@ def hf_config(
 ) -> dict[str, Any]:
     """config.json; `vectors` are the tensors that hold rotation factors, by GGUF name.
 
-    UnsupportedError where transformers cannot be told what the file asks for.
+    FormatError where the keys make no sense, UnsupportedError where transformers cannot be told
+    what the file asks for.
     """
     named = class_of(source)
     row = TABLE[named]
-    names = {tensor.name for tensor in source.tensors}
+    rows = {tensor.name: tensor.rows for tensor in source.tensors}
+    if "token_embd.weight" not in rows:
+        raise FormatError(f"{source.path}: lacks token_embd.weight, which every model has")
+    given = checked_keys(source, row)
     config: dict[str, Any] = {
         "architectures": [named],
         "model_type": _MODEL_TYPES.get(named, row.name),
         "torch_dtype": dtype,
-        "vocab_size": next(t.rows for t in source.tensors if t.name == "token_embd.weight"),
-        "tie_word_embeddings": row.drops_head or "output.weight" not in names,
+        "vocab_size": rows["token_embd.weight"],
+        "tie_word_embeddings": row.drops_head or "output.weight" not in rows,
     }
-    given = {
-        key.name: value
-        for key in row.keys
-        if (value := source.metadata.get(f"{row.name}.{key.name}")) is not None
-    }
+    if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
+        config["num_key_value_heads"] = given["attention.head_count"].value
     for key in row.keys:
         if key.make is None and key.name in given:
             config[key.setting] = plain(given[key.name])
@@ -87,14 +90,30 @@ def hf_config(
             _SETTINGS[name](config, plain(value))
     _put_layer_types(row, config, given)
     _put_rope(row, config, given, vectors, source)
-    _put_biases(row, config, names, source)
-    _put_own(row, config, names)
-    for name, key in _TOKEN_IDS.items():
-        # null, not left out: the default of a class may lie outside of a small vocabulary.
-        token = source.metadata.get(f"tokenizer.ggml.{key}")
-        config[name] = None if token is None else plain(token)
+    _put_biases(row, config, rows.keys(), source)
+    _put_own(row, config, rows.keys())
+    for name, value in token_ids(source, config["vocab_size"]).items():
+        config[name] = value
     _prove(row, config, source)
     return config
+
+
+def token_ids(source: GgufSource, vocabulary: int) -> dict[str, int | None]:
+    """Ids by their names in config.json.
+
+    None, not left out, where there is none: the default of a class may lie outside of a small
+    vocabulary.
+    """
+    found: dict[str, int | None] = {}
+    for name, key in _TOKEN_IDS.items():
+        value = source.metadata.get(f"tokenizer.ggml.{key}")
+        found[name] = None if value is None else value.value
+        if value is not None and not (value.kind in WHOLE and 0 <= value.value < vocabulary):
+            raise FormatError(
+                f"{source.path}: tokenizer.ggml.{key} is {value.value!r}, expected a token below "
+                f"{vocabulary}"
+            )
+    return found
 
 
 def plain(value: Value) -> Any:
@@ -134,7 +153,7 @@ def _put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[s
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
     else:
-        every = int(pattern.value) if pattern is not None else period
+        every = max(1, pattern.value) if pattern is not None else period
         windows = [(i + 1) % every != 0 for i in range(config["num_hidden_layers"])]
     config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
 
@@ -211,7 +230,7 @@ def _llama3(
 
 
 def _put_biases(
-    row: Architecture, config: dict[str, Any], names: set[str], source: GgufSource
+    row: Architecture, config: dict[str, Any], names: Collection[str], source: GgufSource
 ) -> None:
     for setting, kinds in _BIASES.get(row.name, _USUAL_BIASES):
         there = [f"blk.0.{kind}.bias" in names for kind in kinds]
@@ -224,7 +243,7 @@ def _put_biases(
             config[setting] = True
 
 
-def _put_own(row: Architecture, config: dict[str, Any], names: set[str]) -> None:
+def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
     """Settings that llama.cpp takes for granted, or sees in the tensors."""
     if row.name == "stablelm":
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.convert import write_side_files
+from qtool.gguf.convert import side_files
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf import HfModel, HfTensor, floats_of, hf_model, put_back
+from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class GgufWeights:
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    _places: Mapping[str, tuple[HfTensor, int | None]]  # and which of the stacked parts
+    _places: Mapping[str, tuple[HfTensor, int]]  # and which of the stacked parts
 
     def file_of(self, name: str) -> Path:
         """The GGUF file."""
@@ -40,10 +41,8 @@ class GgufWeights:
         """The float32 bytes of a tensor, from `first` to `last` of its leading axis."""
         tensor, number = self._places[name]
         shape = self.tensors[name].shape
-        if tensor.module.rows is None and number is None and len(shape) == 2:
-            values = floats_of(tensor.source, first, last)
-            if tensor.module.add:
-                values = values - np.float32(tensor.module.add)
+        if tensor.module.rows is None and len(shape) == 2:
+            values = tensor.values(number, first, last)
         else:
             values = self.float32(name)[first:last]
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -55,14 +54,10 @@ class GgufWeights:
     def float32(self, name: str) -> NDArray[np.float32]:
         """A tensor of its own shape."""
         tensor, number = self._places[name]
-        if number is None:
+        if tensor.module.rows is not None:
             return put_back(tensor.source, tensor.module, tensor.groups)
-        if len(tensor.source.shape) < 3:
-            row: NDArray[np.float32] = put_back(tensor.source, tensor.module, tensor.groups)[number]
-            return row
-        rows = prod(tensor.source.shape[1:-1])
-        values = floats_of(tensor.source, number * rows, (number + 1) * rows)
-        return values.reshape(tensor.source.shape[1:])
+        shape = self.tensors[name].shape
+        return tensor.values(number, 0, prod(shape[:-1])).reshape(shape)
 
 
 @contextmanager
@@ -70,7 +65,7 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
     """The model to run, and the source with the checkpoint's names as origins of its tensors."""
     model = hf_model(source, "float32")
     places = {
-        spec.name: (tensor, None if tensor.module.each is None else number)
+        spec.name: (tensor, number)
         for tensor in model.tensors
         for number, spec in enumerate(tensor.specs)
     }
@@ -79,10 +74,16 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
         for tensor in model.tensors
         for spec in tensor.specs
     }
+    files = side_files(source, model)
     with TemporaryDirectory(prefix="qtool-") as folder:
-        write_side_files(source, model, Path(folder))
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
         weights = GgufWeights(source.path, Path(folder), model.config, tensors, places)
-        yield weights, with_origins(source, model)
+        try:
+            yield weights, with_origins(source, model)
+        except QtoolError as error:
+            # Nobody knows the temporary folder; what is wrong with it is so of the file.
+            raise type(error)(str(error).replace(folder, str(source.path))) from error
 
 
 def with_origins(source: GgufSource, model: HfModel) -> GgufSource:

@@ -1,0 +1,126 @@
+"""The metadata keys that say what a model computes, checked before anything is believed.
+
+Every key of the architecture has to be one that a checkpoint's config.json can say too, or one that
+changes nothing; a key that is passed over would be another function under the same name.
+"""
+
+import math
+from collections.abc import Mapping
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_values import Kind, Value
+from qtool.gguf.architectures import Architecture
+from qtool.gguf.source import GgufSource
+
+WHOLE = frozenset(
+    {
+        Kind.UINT8, Kind.INT8, Kind.UINT16, Kind.INT16, Kind.UINT32, Kind.INT32, Kind.UINT64,
+        Kind.INT64,
+    }
+)  # fmt: skip
+_REAL = WHOLE | {Kind.FLOAT32, Kind.FLOAT64}
+_NEEDED = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length",
+    "attention.head_count",
+)  # fmt: skip
+_MOST_EXPERTS = 4096
+_NO_NUMBERS = {
+    "use_parallel_residual": frozenset({Kind.BOOL}),
+    "rope.scaling.type": frozenset({Kind.STRING}),
+    "attention.sliding_window_pattern": WHOLE,  # or an array
+}
+# Whole numbers beside those of which the table says so.
+_COUNTED = ("rope.dimension_count", "rope.scaling.original_context_length")
+# What other writers say beyond the table, and what it has to be to change nothing.
+_HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
+_HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+
+
+def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
+    """The keys of the table by their names without the architecture's.
+
+    FormatError for one that is missing or of a kind that makes no sense, UnsupportedError for one
+    that a checkpoint cannot say.
+    """
+    prefix = f"{row.name}."
+    given = {
+        name.removeprefix(prefix): value
+        for name, value in source.metadata.items()
+        if name.startswith(prefix)
+    }
+    known = {key.name: key for key in row.keys}
+    for name, value in given.items():
+        if name in known:
+            real = known[name].real or (
+                known[name].make is not None
+                and name not in _COUNTED
+                and known[name].setting not in ("sliding_window", "head_dim")
+            )
+            _check(source, prefix + name, value, _NO_NUMBERS.get(name, _REAL if real else WHOLE))
+    for name in _NEEDED:
+        if name not in given:
+            raise FormatError(
+                f"{source.path}: lacks {prefix}{name}, without which it means nothing"
+            )
+        if given[name].value <= 0:
+            raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
+    _bounded(source, prefix, given)
+    for name, value in given.items():
+        if name not in known and not _says_nothing(name, value, given):
+            raise UnsupportedError(
+                f"{source.path}: {prefix}{name} is {_short(value)}, which no setting of a Hugging "
+                f"Face {row.name} checkpoint says; convert the checkpoint that it was made of"
+            )
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _check(source: GgufSource, name: str, value: Value, kinds: frozenset[Kind]) -> None:
+    pattern = name.endswith("sliding_window_pattern") and value.kind == Kind.ARRAY
+    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
+        raise FormatError(
+            f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
+            + " or ".join(sorted({_WORDS.get(kind, "a number") for kind in kinds}))
+        )
+    if isinstance(value.value, float) and not math.isfinite(value.value):
+        raise FormatError(f"{source.path}: {name} is {value.value}")
+
+
+_WORDS = {
+    Kind.BOOL: "true or false", Kind.STRING: "text",
+    **dict.fromkeys(WHOLE, "a whole number"),
+}  # fmt: skip
+
+
+def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> None:
+    """Counts that decide how much work there is, against what the file holds."""
+    blocks = given["block_count"].value
+    if blocks > len(source.tensors):
+        raise FormatError(
+            f"{source.path}: {prefix}block_count is {blocks}, and there are only "
+            f"{len(source.tensors)} tensors"
+        )
+    heads, width = given["attention.head_count"].value, given["embedding_length"].value
+    keys = given["attention.head_count_kv"].value if "attention.head_count_kv" in given else heads
+    if not 0 < keys <= heads <= width:
+        raise FormatError(
+            f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "
+            "heads of keys than heads, and no more heads than the width"
+        )
+    experts = given.get("expert_count")
+    if experts is not None and not 0 <= experts.value <= _MOST_EXPERTS:
+        raise FormatError(
+            f"{source.path}: {prefix}expert_count is {experts.value}, expected at most "
+            f"{_MOST_EXPERTS}"
+        )
+
+
+def _says_nothing(name: str, value: Value, given: Mapping[str, Value]) -> bool:
+    """Whether a key beyond the table changes nothing."""
+    if name in _HARMLESS:
+        return True
+    width = given["embedding_length"].value // given["attention.head_count"].value
+    return name in _HEAD_WIDTHS and value.value == width
+
+
+def _short(value: Value) -> str:
+    return f"a list of {len(value.value)}" if value.kind == Kind.ARRAY else repr(value.value)[:60]
