@@ -148,7 +148,9 @@ def depth(folder: Path) -> bool:
     """Whether the peak of 16 layers is that of 4."""
     peaks = []
     for layers in (4, 16):
-        model = make_model(folder / f"synth-{layers}-f16.gguf", layers)
+        # By a process of its own: what this one has used would count as its children's.
+        commands.measure([sys.executable, __file__, "-", folder, "--make", layers])
+        model = folder / f"synth-{layers}-f16.gguf"
         done = commands.quantize(model, "q4_k_m", folder / "depth.gguf")
         (folder / "depth.gguf").unlink()
         peaks.append(done.peak)
@@ -223,14 +225,14 @@ def main() -> None:
     parser.add_argument("--theirs", type=int, help="rounds in which llama-quantize runs too")
     parser.add_argument("--out", type=Path, help="folder for what is made, such as /dev/shm")
     parser.add_argument("--depth", action="store_true")
-    parser.add_argument("--make", action="store_true", help="only make the model")
+    parser.add_argument("--make", type=int, help="only make the model of so many layers")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(given.folder).free
     if free < 8e9:
         sys.exit(f"{given.folder}: {free / 1e9:.0f} GB left on the disk, 8 are needed")
     if given.make:
-        make_model(given.folder / "synth-16-f16.gguf", 16)
+        make_model(given.folder / f"synth-{given.make}-f16.gguf", given.make)
         good = True
     elif given.depth:
         good = depth(given.folder)
