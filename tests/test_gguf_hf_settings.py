@@ -35,6 +35,11 @@ def _without(name: str) -> Arrays:
     return {key: value for key, value in llama().items() if key != name}
 
 
+def _four_routed(tensors: Arrays) -> Arrays:
+    routers = [name for name in tensors if name.endswith(".gate.weight")]
+    return tensors | dict.fromkeys(routers, numbers(4, 16))
+
+
 def _with(**more: NDArray[Any]) -> Arrays:
     return llama() | {name.replace("__", "."): value for name, value in more.items()}
 
@@ -59,7 +64,22 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention"], "head_dim": 4,
       "hidden_act": "gelu"}, gemma2("float16"), SourceError, "layer_types is not a list of 2"),
     ({"num_attention_heads": 3}, llama(), FormatError, r"q_proj.*\[16, 16\].* 3 \(num_attention"),
-    ({"vocab_size": 11}, llama(), SourceError, "embedding has 10 rows.* vocab_size 11"),
+    ({"vocab_size": 11}, llama(), FormatError,
+     r"embed_tokens\.weight has the shape \[10, 16\].*should be \[11, 16\]"),
+    ({"hidden_size": 512}, llama(), FormatError, r"embed_tokens\.weight .*should be \[10, 512\]"),
+    ({"intermediate_size": 999}, llama(), FormatError,
+     r"0\.mlp\.gate_proj.* \[24, 16\].*\[999, 16\]"),
+    ({"intermediate_size": None}, llama(), SourceError, "intermediate_size is 'None'"),
+    ({"head_dim": 6}, llama(), FormatError, r"q_proj\.weight .*\[16, 16\].*\[24, 16\]"),
+    ({"num_experts": 4}, llama(), SourceError, "num_experts 4, and LlamaForCausalLM has none"),
+    ({}, _with(model__layers__1__mlp__up_proj__weight=numbers(23, 16)), FormatError,
+     r"1\.mlp\.up_proj\.weight .*\[23, 16\].*\[24, 16\]"),
+    ({}, _with(model__layers__1__self_attn__v_proj__bias=numbers(16)), FormatError,
+     r"1\.self_attn\.v_proj\.bias .*\[16\].*\[8\]"),
+    ({}, _with(model__norm__weight=numbers(8)), FormatError, r"model\.norm\.weight .*\[8\]"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 3, "intermediate_size": 32},
+     mixtral(fused=False), FormatError,
+     r"stack of model\.layers\.0\.block_sparse_moe\.experts\.0\.w1.*\[3, 24, 16\].*\[3, 32, 16\]"),
     ({}, _without("lm_head.weight"), FormatError, r"lacks lm_head\.weight"),
     ({}, _without("model.layers.1.input_layernorm.weight"), FormatError,
      r"lacks model\.layers\.1\.input_layernorm\.weight"),
@@ -68,8 +88,12 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({}, llama() | {"model.norm.weight": np.ones(16, np.uint8)}, UnsupportedError,
      r"model\.norm\.weight is U8"),
     ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}, mixtral(fused=False),
+     FormatError, r"block_sparse_moe\.gate\.weight has the shape \[3, 16\].*be \[4, 16\]"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+     _four_routed(mixtral(fused=False)),
      FormatError, r"lacks model\.layers\.0\.block_sparse_moe\.experts\.3\.w1"),
-    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}, mixtral(fused=True),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+     _four_routed(mixtral(fused=True)),
      FormatError, r"gate_up_proj has the shape \[3, 48, 16\].*4 \(num_experts\)"),
     ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [1]}, llama(),
      UnsupportedError, "some blocks have no experts.*norm_topk_prob is False"),

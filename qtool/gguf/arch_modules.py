@@ -18,6 +18,7 @@ class Module:
     each: tuple[str, str] | None = None
     # The same in one tensor, as transformers 5 has it in memory, and where the rows lie in it.
     fused: tuple[str, RowMap | None] | None = None
+    shape: tuple[str, ...] = ()  # names of sizes in arch_shapes, where the name does not tell
 
 
 BLOCK = "model.layers.{b}."
@@ -30,7 +31,7 @@ HEADS = ("lm_head", "embed_out")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
 FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+QK_NORMS = ("self_attn.q_norm", "self_attn.k_norm")  # one for all heads
 
 
 def block(*names: str) -> tuple[Module, ...]:
@@ -72,6 +73,14 @@ def head_norms() -> tuple[Module, ...]:
             each=(f"{BLOCK}self_attn.{which}_layernorm.norms.{{i}}", heads),
         )
         for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    )
+
+
+def wide_norms() -> tuple[Module, ...]:
+    """A norm for the queries of all heads together, and one for the keys."""
+    return (
+        Module(BLOCK + QK_NORMS[0], shape=("heads",)),
+        Module(BLOCK + QK_NORMS[1], shape=("key heads",)),
     )
 
 

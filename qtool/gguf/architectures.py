@@ -32,6 +32,7 @@ from qtool.gguf.arch_modules import (
     head_norms,
     neox,
     norms_plus_one,
+    wide_norms,
 )
 from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
 from qtool.gguf.row_maps import QKV_BY_KIND
@@ -169,8 +170,8 @@ TABLE: dict[str, Architecture] = {
     ),
     "Olmo2ForCausalLM": Architecture(
         "olmo2",
-        (*OUTER, *attention(), *block(*QK_NORMS, "post_attention_layernorm",
-                                      "post_feedforward_layernorm", *MLP)),
+        (*OUTER, *attention(), *wide_norms(),
+         *block("post_attention_layernorm", "post_feedforward_layernorm", *MLP)),
         keys.USUAL,
         {**_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4},
         needs_head=True,

@@ -17,10 +17,12 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.arch_modules import HEADS, Module
+from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows
+from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
@@ -64,6 +66,12 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
         raise SourceError(
             f"{where}: config.json says {blocks} blocks, and there are only "
             f"{len(checkpoint.tensors)} tensors"
+        )
+    counted = {module.each[1] for module in architecture.modules if module.each is not None}
+    if config.get("num_experts") and "num_experts" not in counted:
+        raise SourceError(
+            f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
+            f"{config['architectures'][0]} has none; one of the two is of another model"
         )
     problems = [text for check in architecture.refuse if (text := check(config)) is not None]
     known = architecture.activations
@@ -137,7 +145,21 @@ class _Found:
             add=module.add if suffix == ".weight" else 0,
         )
         origin = tuple(info.name for info in infos)
+        self._check(module, suffix, origin, reader.shape)
         return SourceTensor(gguf_name + suffix, reader.shape, reader.type, reader.read, origin)
+
+    def _check(
+        self, module: Module, suffix: str, origin: tuple[str, ...], shape: tuple[int, ...]
+    ) -> None:
+        """FormatError where a tensor is not as large as config.json says."""
+        expected = expected_shape(module, self.config, suffix)
+        if expected is None or stored_shape(shape) == stored_shape(expected):
+            return
+        what = origin[0] if len(origin) == 1 else f"the stack of {origin[0]} and those after it"
+        raise FormatError(
+            f"{self.checkpoint.path}: {what} has the shape {list(shape)}, and by the settings of "
+            f"config.json it should be {list(expected)}; one of the two is of another model"
+        )
 
     def _count(self, setting: str) -> int:
         number = count(self.config, setting)
@@ -243,9 +265,4 @@ def _metadata(
             metadata[f"{architecture.name}.{key.name}"] = value
     metadata["general.quantization_version"] = u32(QUANTIZATION_VERSION)
     rows = next(tensor.rows for tensor in tensors if tensor.name == "token_embd.weight")
-    if config.get("vocab_size", rows) != rows:
-        raise SourceError(
-            f"{checkpoint.path}: the embedding has {rows} rows, and config.json says vocab_size "
-            f"{config['vocab_size']!r}"
-        )
     return metadata | tokenizer_metadata(checkpoint.folder, architecture.name, rows, config)

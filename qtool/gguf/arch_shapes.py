@@ -1,0 +1,105 @@
+"""How large each tensor of an architecture is, told by the settings of config.json.
+
+llama.cpp makes its tensors from the metadata, and refuses a file whose tensors have other shapes:
+for a model of width h, inner width f, H heads and K key heads of d elements each
+
+    q [H d, h]   k, v [K d, h]   o [h, H d]   gate, up [f, h]   down [h, f]   norms [h]
+
+so that both directions of conversion can tell before any work.
+"""
+
+from collections.abc import Callable, Mapping
+
+from qtool.gguf.arch_modules import Module
+from qtool.gguf.hf_config import Config, count, head_width
+
+
+def _heads(config: Config) -> int:
+    return count(config, "num_attention_heads") * head_width(config)
+
+
+def _keys(config: Config) -> int:
+    return count(config, "num_key_value_heads") * head_width(config)
+
+
+def _setting(name: str) -> Callable[[Config], int]:
+    return lambda config: count(config, name)
+
+
+SIZES: Mapping[str, Callable[[Config], int]] = {
+    "vocabulary": _setting("vocab_size"),
+    "width": _setting("hidden_size"),
+    "inner": _setting("intermediate_size"),
+    "inner of experts": _setting("moe_intermediate_size"),
+    "inner of the shared expert": _setting("shared_expert_intermediate_size"),
+    "gate and up": lambda config: 2 * count(config, "intermediate_size"),
+    "experts": _setting("num_experts"),
+    "one": lambda _: 1,
+    "head": head_width,
+    "number of heads": _setting("num_attention_heads"),
+    "number of key heads": _setting("num_key_value_heads"),
+    "heads": _heads,
+    "key heads": _keys,
+    "queries, keys, values": lambda config: _heads(config) + 2 * _keys(config),
+    "three of each head": lambda config: 3 * _heads(config),
+}
+
+# By how a module's name ends; the longest end that fits counts.
+_ENDS: Mapping[str, tuple[str, ...]] = {
+    "embed_tokens": ("vocabulary", "width"),
+    "embed_in": ("vocabulary", "width"),
+    "lm_head": ("vocabulary", "width"),
+    "embed_out": ("vocabulary", "width"),
+    "norm": ("width",),
+    "q_proj": ("heads", "width"),
+    "k_proj": ("key heads", "width"),
+    "v_proj": ("key heads", "width"),
+    "o_proj": ("width", "heads"),
+    "q_norm": ("head",),
+    "k_norm": ("head",),
+    "self_attn.q_layernorm": ("number of heads", "head"),
+    "self_attn.k_layernorm": ("number of key heads", "head"),
+    "qkv_proj": ("queries, keys, values", "width"),
+    "query_key_value": ("three of each head", "width"),
+    "attention.dense": ("width", "heads"),
+    "dense_h_to_4h": ("inner", "width"),
+    "dense_4h_to_h": ("width", "inner"),
+    "gate_up_proj": ("gate and up", "width"),
+    "gate_proj": ("inner", "width"),
+    "up_proj": ("inner", "width"),
+    "down_proj": ("width", "inner"),
+    "mlp.gate": ("experts", "width"),
+    "block_sparse_moe.gate": ("experts", "width"),
+    "shared_expert_gate": ("one", "width"),
+    "shared_expert.gate_proj": ("inner of the shared expert", "width"),
+    "shared_expert.up_proj": ("inner of the shared expert", "width"),
+    "shared_expert.down_proj": ("width", "inner of the shared expert"),
+    "experts.gate_proj": ("experts", "inner of experts", "width"),
+    "experts.up_proj": ("experts", "inner of experts", "width"),
+    "experts.down_proj": ("experts", "width", "inner of experts"),
+    "experts.w1": ("experts", "inner", "width"),
+    "experts.w3": ("experts", "inner", "width"),
+    "experts.w2": ("experts", "width", "inner"),
+}
+
+
+def expected_shape(
+    module: Module, config: Config, suffix: str = ".weight"
+) -> tuple[int, ...] | None:
+    """The shape of a module's GGUF tensor in numpy's order, None where no setting tells.
+
+    `config` is complete (hf_config.complete). A file may leave leading axes of one out, so compare
+    what kinds.stored_shape makes of both. SourceError for a setting that counts nothing.
+    """
+    sizes = module.shape or _by_name(module.name)
+    if not sizes or ("vocabulary" in sizes and config.get("vocab_size") is None):
+        return None
+    # The bias of a matrix has one number for each row; that of a norm, one for each weight.
+    if suffix == ".bias" and not module.name.endswith("norm"):
+        sizes = sizes[:-1]
+    return tuple(SIZES[size](config) for size in sizes)
+
+
+def _by_name(name: str) -> tuple[str, ...]:
+    ends = [end for end in _ENDS if name.endswith(end)]
+    return _ENDS[max(ends, key=len)] if ends else ()
