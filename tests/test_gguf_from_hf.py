@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from hf_arrays import (
     values,
     write,
 )
+from numpy.typing import NDArray
 
 from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind
-from qtool.gguf import from_hf, row_maps
+from qtool.gguf import from_hf, hf_rows, row_maps
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.source import GgufSource
 
@@ -203,16 +206,54 @@ def test_parts_that_see_images_are_dropped(tmp_path: Path) -> None:
     assert source.metadata["gemma3.attention.sliding_window"].value == 8
 
 
-def test_tied_heads(tmp_path: Path) -> None:
-    tied = {**LLAMA, "tie_word_embeddings": True}
-    source = hf_source(write(tmp_path / "tied", tied, llama()))
-    assert source.dropped == (
-        ("lm_head.weight", "the head is the embedding, which is stored once"),
-    )
+def _head(source: GgufSource) -> NDArray[Any] | None:
+    names = [tensor.name for tensor in source.tensors]
+    return values(source, "output.weight") if "output.weight" in names else None
+
+
+def test_heads_that_are_the_embedding(tmp_path: Path) -> None:
+    """Dropped where llama.cpp takes the embedding by itself, written twice where it does not."""
+    tensors = llama()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    source = hf_source(write(tmp_path / "tied", {**LLAMA, "tie_word_embeddings": True}, tensors))
+    reason = "the head is the embedding, which is stored once"
+    assert source.dropped == (("lm_head.weight", reason),) and _head(source) is None
+    gemma_too = gemma("float16") | {"lm_head.weight": tensors["lm_head.weight"]}
+    gemma_too["model.embed_tokens.weight"] = tensors["lm_head.weight"]
+    source = hf_source(write(tmp_path / "gemma", GEMMA, gemma_too))
+    assert source.dropped == (("lm_head.weight", reason),)
     without = {name: t for name, t in neox().items() if name != "embed_out.weight"}
     source = hf_source(write(tmp_path / "neox", {**NEOX, "tie_word_embeddings": True}, without))
     # llama.cpp does not load this architecture without a head of its own.
     assert np.array_equal(values(source, "output.weight"), values(source, "token_embd.weight"))
+
+
+@pytest.mark.parametrize("changed", ["first", "last", "dtype"])
+def test_heads_that_differ_are_kept_though_said_to_be_tied(changed: str, tmp_path: Path) -> None:
+    """As transformers does: config.json is wrong there."""
+    tensors = llama()
+    head = tensors["model.embed_tokens.weight"].copy()
+    if changed == "dtype":
+        head = head.astype(np.float32)
+    else:
+        head.flat[0 if changed == "first" else -1] += 1
+    tensors["lm_head.weight"] = head
+    source = hf_source(write(tmp_path / "tied", {**LLAMA, "tie_word_embeddings": True}, tensors))
+    assert source.dropped == () and np.array_equal(_head(source), head)
+    checkpoint = write(tmp_path / "neox", {**NEOX, "tie_word_embeddings": True}, neox())
+    assert np.array_equal(_head(hf_source(checkpoint)), neox()["embed_out.weight"])
+    gemma_too = gemma("float16") | {"lm_head.weight": head}
+    checkpoint = write(tmp_path / "gemma", {**GEMMA, "tie_word_embeddings": True}, gemma_too)
+    with pytest.raises(UnsupportedError, match=r"lm_head\.weight differs from the embedding"):
+        hf_source(checkpoint)
+
+
+def test_heads_are_compared_beyond_the_first_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_rows, "_PIECE", 100)
+    test_heads_that_differ_are_kept_though_said_to_be_tied("last", tmp_path)
+    test_heads_that_are_the_embedding(tmp_path)
 
 
 @pytest.mark.parametrize(

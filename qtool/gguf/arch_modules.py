@@ -28,6 +28,7 @@ OUTER = (
     Module("lm_head", needed=False),
 )
 HEADS = ("lm_head", "embed_out")
+EMBEDDINGS = ("model.embed_tokens", "gpt_neox.embed_in")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
 FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")

@@ -7,7 +7,7 @@ Matrices keep their dtype; llama.cpp wants vectors, norms and routers in float32
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
-from qtool.gguf.arch_modules import HEADS, Module
+from qtool.gguf.arch_modules import EMBEDDINGS, HEADS, Module
 from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import complete, count, head_width, number
-from qtool.gguf.hf_rows import hf_rows
+from qtool.gguf.hf_rows import hf_rows, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import GgufSource, SourceTensor
@@ -45,7 +45,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     found = _Found(checkpoint, config)
     tensors = _tensors(architecture, found)
     dropped = found.dropped + [
-        (found.names[name], _reason(name, architecture, config, where))
+        (found.names[name], _reason(name, architecture, found))
         for name in found.names
         if name not in found.used
     ]
@@ -148,6 +148,24 @@ class _Found:
         self._check(module, suffix, origin, reader.shape)
         return SourceTensor(gguf_name + suffix, reader.shape, reader.type, reader.read, origin)
 
+    @cached_property
+    def own_head(self) -> bool:
+        """Whether there is a head that differs from the embedding, whatever config.json says.
+
+        transformers ties the two only where they are the same, and so it is here.
+        """
+        head, embedding = (
+            next((self.names[n + ".weight"] for n in wanted if n + ".weight" in self.names), None)
+            for wanted in (HEADS, EMBEDDINGS)
+        )
+        if head is None or embedding is None:
+            return False
+        one, other = (
+            (self.checkpoint.file_of(name), self.checkpoint.tensors[name])
+            for name in (head, embedding)
+        )
+        return not same_bytes(one, other)
+
     def _check(
         self, module: Module, suffix: str, origin: tuple[str, ...], shape: tuple[int, ...]
     ) -> None:
@@ -193,7 +211,7 @@ def _tensors(architecture: Architecture, found: _Found) -> list[SourceTensor]:
     """All tensors in the order of the checkpoint, those computed from config.json first."""
     config, path = found.config, found.checkpoint.path
     modules = {module.name: module for module in architecture.modules}
-    tied = bool(config.get("tie_word_embeddings"))
+    tied = bool(config.get("tie_word_embeddings")) and not found.own_head
     tensors: list[SourceTensor] = []
     for (name, block), gguf_name in gguf_names(architecture, config["num_hidden_layers"]).items():
         module = modules[name]
@@ -236,17 +254,23 @@ def _whole(values: NDArray[np.float32], first: int, last: int) -> NDArray[np.uin
     return values.view(np.uint8).reshape(1, -1)[first:last]
 
 
-def _reason(name: str, architecture: Architecture, config: Mapping[str, Any], where: str) -> str:
-    """Why a tensor that no module of the table uses is dropped; FormatError where it may not be."""
+def _reason(name: str, architecture: Architecture, found: _Found) -> str:
+    """Why a tensor that no module of the table uses is dropped; an error where it may not be."""
+    where = found.checkpoint.path
     if name.endswith(_COMPUTED):
         return "llama.cpp computes it itself"
     if name.removesuffix(".weight") in HEADS:
+        if found.own_head:
+            raise UnsupportedError(
+                f"{where}: {name} differs from the embedding, which llama.cpp's "
+                f"{architecture.name} always takes for the head"
+            )
         return "the head is the embedding, which is stored once"
     if name.removeprefix("model.").startswith("mtp."):
         return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"
     raise FormatError(
-        f"{where}: llama.cpp's {architecture.name} with {config['num_hidden_layers']} blocks has "
-        f"no place for the tensor {name!r}; config.json belongs to another checkpoint, or "
+        f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "
+        f"has no place for the tensor {name!r}; config.json belongs to another checkpoint, or "
         "the table in qtool/gguf/architectures.py lacks a line"
     )
 

@@ -5,7 +5,7 @@ read; nothing outside the range is touched, and memory is twice the range at mos
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.row_maps import RowMap, Rows
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
+_PIECE = 1 << 24  # bytes compared at a time
 TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
@@ -96,6 +97,22 @@ class HfRows:
             info.name, info.dtype, info.shape, start, start + (last - first) * size
         )
         return st.read_range(file, part_of).reshape(last - first, size)
+
+
+def same_bytes(one: tuple[Path, TensorInfo], other: tuple[Path, TensorInfo]) -> bool:
+    """Whether two tensors are the same to the byte; read in pieces, up to the first difference."""
+    first, second = one[1], other[1]
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    for at in range(0, first.nbytes, _PIECE):
+        size = min(_PIECE, first.nbytes - at)
+        a, b = (
+            st.read_range(file, replace(info, start=info.start + at, end=info.start + at + size))
+            for file, info in (one, other)
+        )
+        if not np.array_equal(a, b):
+            return False
+    return True
 
 
 def hf_rows(
