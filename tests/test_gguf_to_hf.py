@@ -11,8 +11,8 @@ import quantizing
 
 from qtool import native_gguf
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import string, u32
+from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf import convert, from_hf
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.from_hf import hf_source
@@ -162,6 +162,49 @@ def test_refusals(tmp_path: Path) -> None:
                 },
             )
         )
+
+
+def test_shapes_are_those_of_the_metadata(tmp_path: Path) -> None:
+    source = source_of(gguf_models.build("llama-3.1", tmp_path / "model"))
+
+    def with_shape(name: str, shape: tuple[int, ...]) -> GgufSource:
+        tensors = tuple(replace(t, shape=shape) if t.name == name else t for t in source.tensors)
+        return replace(source, tensors=tensors)
+
+    for name, shape in (("blk.0.ffn_up.weight", (2, 48, 64)), ("blk.1.attn_q.weight", (126, 64))):
+        with pytest.raises(FormatError, match=rf"{name} has the shape .*, and the metadata say"):
+            hf_model(with_shape(name, shape))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("llama.attention.sliding_window", u32(8), "which no setting"),
+        ("llama.expert_weights_scale", f32(2.5), "which no setting"),
+        ("llama.block_count", u32(1_000_000), "block_count is 1000000, and there are only"),
+        ("llama.attention.head_count", u32(0), "head_count is 0"),
+        ("llama.attention.head_count", string("4"), "expected a whole number"),
+        ("llama.attention.head_count", f32(4), "expected a whole number"),
+        ("llama.rope.freq_base", f32(float("nan")), "freq_base is nan"),
+        ("tokenizer.ggml.bos_token_id", string("1"), "expected a token below 96"),
+        ("tokenizer.ggml.bos_token_id", u32(96), "expected a token below 96"),
+    ],
+)
+def test_keys_are_checked(tmp_path: Path, key: str, value: Value, said: str) -> None:
+    source = source_of(gguf_models.build("llama-3.1", tmp_path / "model"))
+    with pytest.raises(QtoolError, match=said):
+        hf_model(replace(source, metadata={**source.metadata, key: value}))
+
+
+def test_keys_that_are_needed(tmp_path: Path) -> None:
+    source = source_of(gguf_models.build("gemma2", tmp_path / "model"))
+    for name in ("block_count", "attention.head_count", "embedding_length"):
+        less = {k: v for k, v in source.metadata.items() if k != f"gemma2.{name}"}
+        with pytest.raises(FormatError, match=f"lacks gemma2.{name}"):
+            hf_model(replace(source, metadata=less))
+    without = tuple(t for t in source.tensors if t.name != "token_embd.weight")
+    with pytest.raises(FormatError, match=r"lacks token_embd\.weight"):
+        hf_model(replace(source, tensors=without))
 
 
 def test_config_says_what_llama_cpp_takes_for_granted(tmp_path: Path) -> None:

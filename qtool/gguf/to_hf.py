@@ -9,7 +9,7 @@ way to GGUF again gives the same bytes.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -20,9 +20,11 @@ from qtool import native_gguf
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.arch_modules import Module
+from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete, count
+from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf_config import class_of, hf_config
 from qtool.gguf_types import BF16, F16, F32
@@ -141,9 +143,24 @@ def _tensors(
                     )
                 continue
             groups = 1 if module.rows is None else count(config, module.rows.groups)
+            tensor = _shaped(source, tensor, expected_shape(module, config, suffix))
             _check_rows(source, tensor, module, groups)
             stored = _dtype_of(tensor, module, groups, dtype, keep, suffix == ".bias")
             yield HfTensor(tensor, module, groups, _specs(tensor, module, block, suffix, stored))
+
+
+def _shaped(
+    source: GgufSource, tensor: SourceTensor, expected: tuple[int, ...] | None
+) -> SourceTensor:
+    """The tensor in the shape that config.json gives it; FormatError where it has another."""
+    if expected is None:
+        return tensor
+    if stored_shape(expected) != stored_shape(tensor.shape):
+        raise FormatError(
+            f"{source.path}: {tensor.name} has the shape {list(tensor.shape)}, and the metadata "
+            f"say {list(expected)}"
+        )
+    return replace(tensor, shape=expected)  # a file leaves leading axes of one out
 
 
 def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups: int) -> None:
