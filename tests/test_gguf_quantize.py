@@ -308,7 +308,6 @@ def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
         ("q4_0", ["--stats", "x"], "--stats would change nothing"),
         ("q4_0", ["--max-shard-size", "1GB"], "--max-shard-size would change nothing"),
         ("q4_0", ["--samples", "3"], "--samples would change nothing"),
-        ("w4g128-rtn", ["--requantize"], "--requantize would change nothing"),
         ("w4g128-rtn", ["--imatrix", "x"], "--imatrix would change nothing"),
         ("q4_0", ["--imatrix", "no-such-file"], "no-such-file: cannot be read"),
         ("iq2_xs", ["--set", "importance=false"], "useless without an importance matrix"),
@@ -321,6 +320,13 @@ def test_one_sentence(
     done = command(models / "dense.gguf", "--recipe", recipe, "-o", out, *options)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == 1 and len(errors) == 1 and said in errors[0], errors
+    assert not any(tmp_path.iterdir())
+
+
+def test_requantize_needs_a_gguf_source(tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    done = command("tiny", "--recipe", "w4g128-rtn", "-o", out, "--requantize")
+    assert done.returncode == 1 and "--requantize would change nothing" in done.stderr
     assert not any(tmp_path.iterdir())
 
 
