@@ -156,8 +156,10 @@ def test_requantizing_is_asked_for_and_said(models: Path, tmp_path: Path) -> Non
         )
         found = after.read_rows(name, 0, info.rows)
         assert (native_gguf.encode(middle, BY_NAME["Q4_0"]) == found).all()
+    assert not summary.notes
     # The same types again: copied, and nothing is lost.
-    quantize(first, "q8_0", tmp_path / "again.gguf")
+    summary = quantize(first, "q8_0", tmp_path / "again.gguf", requantize=True)
+    assert "--requantize was not needed" in summary.notes[0]
     assert gguf_files.data(tmp_path / "again.gguf") == gguf_files.data(first)
 
 

@@ -76,6 +76,9 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     notes: list[str] = []
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
+    again = (t for t in plan.tensors if t.source.type.name in BY_NAME and not t.copied)
+    if request.requantize and next(again, None) is None:
+        notes.append("--requantize was not needed: no quantized tensor is encoded anew")
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
