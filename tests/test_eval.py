@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import quantizing
+import small_tokenizers as small
 import torch
 from quantizing import Call
+from tokenizers import Tokenizer
 
 from qtool import pipeline
 from qtool.artifact import Artifact
+from qtool.formats.gguf_values import string
+from qtool.gguf.importance import bos_of
 from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import metrics
@@ -173,6 +179,24 @@ def test_intervals_are_over_windows() -> None:
     assert found["perplexity_interval"] == pytest.approx(
         [math.exp(2.5 - half), math.exp(2.5 + half)]
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+     "jina-v5-nano", "tekken", "glm4", "dbrx", "qwen2", "gpt-2"],
+)  # fmt: skip
+def test_who_begins_with_bos(name: str, tmp_path: Path) -> None:
+    """The list of llama.cpp, in an importance matrix and in a tokenizer.json alike."""
+    adds = name not in ("glm4", "dbrx", "qwen2", "gpt-2")
+    folder = small.save(tmp_path, {"tokenizer.json": small.bpe()})
+    metadata = {"general.architecture": string("llama")}
+    metadata |= tokenizer_metadata(folder, "llama", small.SIZE, {"bos_token_id": 0}, name)
+    metadata.pop("tokenizer.ggml.add_bos_token", None)
+    assert metadata["tokenizer.ggml.pre"] == string(name)
+    assert bos_of(metadata) == (0 if adds else None)
+    made = Tokenizer.from_str(tokenizer_files(metadata)["tokenizer.json"].decode())
+    assert (made.encode("the").ids[0] == 0) is adds
 
 
 def test_what_the_reference_computed_is_kept(root: Path, call: Call, tmp_path: Path) -> None:

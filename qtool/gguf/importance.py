@@ -10,7 +10,7 @@ one, and so does `begin_with_bos`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,25 +18,30 @@ import numpy as np
 import qtool
 from qtool.calibration import Calibration
 from qtool.errors import SourceError
-from qtool.formats.gguf_values import string
+from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
+from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
 
-# Where a file does not say whether BOS comes first, llama.cpp decides by these.
-_BOS_MODELS = ("llama",)
-_BOS_PRE_TOKENIZERS = ("llama-bpe", "tekken")
+_BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
 
 
 def first_token(source: GgufSource) -> int | None:
     """The id with which llama.cpp begins every text, or None."""
+    return bos_of(source.metadata)
+
+
+def bos_of(metadata: Mapping[str, Value]) -> int | None:
+    """The same of a file's keys."""
     found = {
-        key: source.metadata[f"tokenizer.ggml.{key}"].value
+        key: metadata[f"tokenizer.ggml.{key}"].value
         for key in ("add_bos_token", "bos_token_id", "model", "pre")
-        if f"tokenizer.ggml.{key}" in source.metadata
+        if f"tokenizer.ggml.{key}" in metadata
     }
-    usual = found.get("model") in _BOS_MODELS or found.get("pre") in _BOS_PRE_TOKENIZERS
-    bos = found.get("bos_token_id")
-    return int(bos) if bos is not None and found.get("add_bos_token", usual) else None
+    model = found.get("model")
+    bos = found.get("bos_token_id", _BOS_BY_DEFAULT.get(str(model)))
+    adds = found.get("add_bos_token", adds_bos(model, found.get("pre")))
+    return bos if isinstance(bos, int) and adds else None
 
 
 def begin_with_bos(calibration: Calibration, source: GgufSource) -> Calibration:

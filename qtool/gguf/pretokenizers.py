@@ -73,13 +73,16 @@ class PreTokenizer:
     steps: tuple[Step, ...]
     ignore_merges: bool = False  # a word that is a token is taken whole, without merging
     normalizer: str | None = None  # NFC or none; llama.cpp does not normalize either way
+    adds_bos: tuple[str, ...] = ()  # the names with which a text begins with BOS unless told
 
 
+_LLAMA3 = (
+    "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "jina-v5-nano",
+)  # fmt: skip
 TABLE = (
     PreTokenizer(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-         "jina-v5-nano", "glm4"),
-        (*_split(CL100K), BYTE_LEVEL), ignore_merges=True,
+        (*_LLAMA3, "glm4"), (*_split(CL100K), BYTE_LEVEL), ignore_merges=True, adds_bos=_LLAMA3
     ),
     PreTokenizer(("dbrx", "smaug-bpe", "chatglm-bpe"), (*_split(CL100K), BYTE_LEVEL)),
     PreTokenizer(
@@ -100,7 +103,9 @@ TABLE = (
         (GPT2,),
     ),
     PreTokenizer(("olmo", "mpt", "modern-bert"), (GPT2,), normalizer="NFC"),
-    PreTokenizer(("tekken",), (*_split(TEKKEN), BYTE_LEVEL), ignore_merges=True),
+    PreTokenizer(
+        ("tekken",), (*_split(TEKKEN), BYTE_LEVEL), ignore_merges=True, adds_bos=("tekken",)
+    ),
     PreTokenizer(("gpt-4o", "llama4", "kanana2"), (*_split(O200K), BYTE_LEVEL)),
     PreTokenizer(
         ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
@@ -132,6 +137,16 @@ TABLE = (
 def find_row(name: str) -> PreTokenizer | None:
     """The row of a name, or None."""
     return next((row for row in TABLE if name in row.names), None)
+
+
+def adds_bos(model: object, pre: object) -> bool:
+    """Whether llama.cpp begins a text with BOS where tokenizer.ggml.add_bos_token is not there.
+
+    model, pre: tokenizer.ggml.model and .pre, None where a file has no such key.
+    """
+    if model != "gpt2":
+        return model == "llama"
+    return any(pre in row.adds_bos for row in TABLE)
 
 
 def match_row(data: Mapping[str, Any]) -> PreTokenizer | None:

@@ -16,7 +16,7 @@ from typing import Any
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf import bytelevel
-from qtool.gguf.pretokenizers import find_row, write_steps
+from qtool.gguf.pretokenizers import adds_bos, find_row, write_steps
 from qtool.gguf.sentencepiece import BPE, UNIGRAM, Piece, SentencePieceModel, build
 from qtool.gguf.spm_json import bpe_model, bpe_normalizer, unigram_tokenizer
 from qtool.gguf.stored_vocab import Vocab, list_of, read_vocab
@@ -26,8 +26,6 @@ from qtool.gguf.tokenizer_special import ADD_KEYS, TEMPLATE, TEMPLATES
 from qtool.gguf.tokenizer_spm import ADDED_SCORE, MODEL
 from qtool.gguf.tokenizers import LONG_KEYS, MODEL_KEY, OVERRIDES, tokenizer_metadata
 
-# llama.cpp's own default where a file does not say.
-_BOS_BY_DEFAULT = ("llama-bpe", "tekken")  # the rows of these names
 # Phi-3's special tokens take the blanks after them, but for these; llama.cpp knows it by the name.
 _PHI3_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 _ATOMS = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
@@ -165,9 +163,7 @@ def _bpe(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": row.normalizer and {"type": row.normalizer},
         "pre_tokenizer": steps,
-        "post_processor": _post_processor(
-            metadata, vocab, any(n in row.names for n in _BOS_BY_DEFAULT), False
-        ),
+        "post_processor": _post_processor(metadata, vocab, adds_bos("gpt2", name), False),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                     "use_regex": True},
         "model": model,
@@ -240,7 +236,7 @@ def _sentencepiece(
         body = unigram_tokenizer(model, unknown)
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
-        "post_processor": _post_processor(metadata, vocab, kind == "llama", kind == "t5"),
+        "post_processor": _post_processor(metadata, vocab, adds_bos(kind, None), kind == "t5"),
         **body,
     }  # fmt: skip
     ids = tuple(vocab.ids.get(name) for name in ("unk", "bos", "eos", "pad"))
