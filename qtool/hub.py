@@ -60,6 +60,7 @@ WANTED = (
 # Whole copies of the weights in other formats that some repositories keep in subfolders.
 UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consolidated*.safetensors")
 _PICKLES = (".bin", ".pt", ".pth")
+_PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
@@ -76,6 +77,15 @@ def parse(model: str) -> HubModel | None:
         return None
     repository, _, revision = model.partition("@")
     return HubModel(repository, revision or "main")
+
+
+def plain_name(model: str) -> str:
+    """What a model is called: the last part of what was typed, without ending or number of a part.
+
+    owner/name -> name, a/x.gguf -> x, x-00001-of-00003.gguf -> x
+    """
+    name = Path(model).name or Path(model).resolve().name
+    return _PART.sub("", name.removesuffix(".safetensors").removesuffix(".gguf"))
 
 
 def public_name(model: str) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.errors import UnsupportedError
+from qtool.hub import plain_name
 from qtool.recipe import Recipe
 
 
@@ -30,8 +31,7 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
     """OUT, or MODEL-RECIPE in the working folder."""
     if out is not None:
         return out
-    name = Path(model).name or Path(model).resolve().name
-    return Path(f"{name.removesuffix('.safetensors').removesuffix('.gguf')}-{recipe.name}")
+    return Path(f"{plain_name(model)}-{recipe.name}")
 
 
 def check_device(device: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import pieces
+from qtool.gguf import quantize as gguf_quantize
 from qtool.gguf.imatrix import write_importance
 from qtool.gguf.mixture_table import FILE_TYPES
-from qtool.gguf.open import open_source
-from qtool.gguf.quantize import CHECKSUM_KEY, GgufRequest, artifact_path, run_gguf
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.plan import CHECKSUM_KEY
+from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import GgufSource
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
@@ -279,10 +283,47 @@ def test_names(models: Path) -> None:
     recipe = load("q4_0")
     assert isinstance(recipe, GgufRecipe)
     assert artifact_path("a/m-f16.gguf", recipe, None) == Path("m-f16-q4_0.gguf")
+    assert artifact_path("x-00001-of-00003.gguf", recipe, None) == Path("x-q4_0.gguf")
     assert artifact_path("owner/name", recipe, None) == Path("name-q4_0.gguf")
     assert artifact_path("a", recipe, Path("x")) == Path("x")
     with pytest.raises(SourceError, match="holds 4 GGUF models"):
         open_source(models)
+
+
+def test_a_gguf_file_by_any_name(models: Path, tmp_path: Path) -> None:
+    """As some programs keep them: told by its first bytes, as `inspect` does."""
+    blob = tmp_path / "sha256-0123"
+    blob.write_bytes((models / "dense.gguf").read_bytes())
+    quantize(blob, "q4_0", tmp_path / "x.gguf")
+    quantize(models / "dense.gguf", "q4_0", tmp_path / "y.gguf")
+    assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "y.gguf").read_bytes()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "m-00002-of-00003.gguf").write_bytes(blob.read_bytes())
+    assert is_gguf(tmp_path / "alone")
+    assert not is_gguf(tiny_folder()) and not is_gguf(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_source_is_closed_at_the_end(
+    fails: bool, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def opening(path: Path) -> GgufSource:
+        opened.append(open_source(path))
+        return opened[0]
+
+    monkeypatch.setattr(gguf_quantize, "open_source", opening)
+    if fails:
+        monkeypatch.setattr(gguf_quantize, "_encode", _failing)
+    with pytest.raises(QtoolError, match="failing") if fails else nullcontext():
+        quantize(models / "dense.gguf", "q4_0", tmp_path / "x.gguf")
+    with pytest.raises(ValueError, match="has been closed"):
+        opened[0].tensors[0].read(0, 1)
+
+
+def _failing(*_: object) -> None:
+    raise QtoolError("failing")
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ _OF_THE_FILE = {"general.file_type", *SPLIT_KEYS}
 
 
 def gguf_source(file: GgufFile) -> GgufSource:
-    """The tensors and metadata of a model; `file` stays open as long as its tensors are read."""
+    """The tensors and metadata of a model; `file` stays open until the source is closed."""
     architecture = file.metadata.get("general.architecture")
     if architecture is None or architecture.kind is not Kind.STRING:
         raise SourceError(
@@ -23,4 +23,4 @@ def gguf_source(file: GgufFile) -> GgufSource:
         read = partial(file.read_rows, info.name)
         tensors.append(SourceTensor(info.name, info.shape, info.type, read, fill=read))
     metadata = {key: value for key, value in file.metadata.items() if key not in _OF_THE_FILE}
-    return GgufSource(file.path, metadata, tuple(tensors))
+    return GgufSource(file.path, metadata, tuple(tensors), close=file.close)

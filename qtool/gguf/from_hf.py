@@ -24,11 +24,10 @@ from qtool.gguf.hf_config import complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
-from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
 
-QUANTIZATION_VERSION = 2  # of ggml's block types
 _ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
 # Where the language model lies in a checkpoint that sees images too.
 _INSIDE = ("language_model.", "")

@@ -30,14 +30,14 @@ _MAX_COUNTS = 1 << 18
 def gguf_models(path: Path) -> list[Path]:
     """The GGUF models that `path` names, split ones by their first part; none where it is
     something else. A folder counts when it holds GGUF files and no other checkpoint."""
-    if path.is_dir():
-        names = [entry.name for entry in path.iterdir()]
-        if any(name == "config.json" or name.endswith(".safetensors") for name in names):
-            return []
-        return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
-    if path.suffix == ".gguf":
-        return [path]
     try:
+        if path.is_dir():
+            names = [entry.name for entry in path.iterdir()]
+            if any(name == "config.json" or name.endswith(".safetensors") for name in names):
+                return []
+            return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
+        if path.suffix == ".gguf":
+            return [path]
         if not path.is_file():  # opening a pipe would wait for its writer
             return []
         with open(path, "rb") as file:

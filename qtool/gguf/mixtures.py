@@ -34,7 +34,7 @@ from qtool.gguf.kinds import (
     output_order,
 )
 from qtool.gguf.mixture_table import TYPES, FileType, Spot
-from qtool.gguf_types import BF16, F16, F32, BlockType
+from qtool.gguf_types import F16, FLOATS, BlockType
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     why = None
     if override is not None and override.type is not None:
         asked, why = override.type, f"override {override.match}"
-    elif options.pure or options.file_type.default in (F32, F16, BF16):
+    elif options.pure or options.file_type.default in FLOATS:
         asked = options.file_type.default
     elif kind == OUTPUT or (kind == EMBEDDING and model.tied):
         asked, why = _head(model, columns)

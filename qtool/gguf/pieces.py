@@ -21,12 +21,11 @@ from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.plan import PlannedTensor
 from qtool.gguf.source import SourceTensor
-from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
+from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 
 PIECE_WEIGHTS = 1 << 18
 CACHED_WEIGHTS = 1 << 14  # as float32, twice, in the second cache of a core
-FLOATS = (F32, F16, BF16)
 
 Floats = NDArray[np.float32]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_arrays import StoredArray
+from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf.estimate import run_cost
 from qtool.gguf.kinds import EMBEDDINGS, model_facts
@@ -24,16 +25,13 @@ from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf_types import BF16, F16, F32
+from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
+from qtool.gguf_types import FLOATS
 
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
 CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
 NO_CHECKSUM = "0" * 16
-QUANTIZATION_VERSION = 2  # of the blocks, GGML_QNT_VERSION
-_FLOATS = (F32, F16, BF16)
-_SPLIT = ("split.no", "split.count", "split.tensors.count")
 _LONGEST_TEXT = 127  # bytes of a string that llama-quantize adds
 
 
@@ -126,7 +124,7 @@ def _weighed(
                 "encoded without importance, and none is measured for embeddings and head; "
                 "give embedding_type or output_type"
             )
-        return recipe.importance and choice.type not in _FLOATS and tensor.name.startswith("blk.")
+        return recipe.importance and choice.type not in FLOATS and tensor.name.startswith("blk.")
     entry = importance.entries.get(tensor.name)
     matrices = tensor.shape[-3] if len(tensor.shape) > 2 else 1
     expected = matrices * tensor.in_features
@@ -142,7 +140,7 @@ def _weighed(
             f"{choice.type.name}, and that is useless without; measure the same model, or give the "
             "tensor another type with an override"
         )
-    return found and choice.type not in _FLOATS
+    return found and choice.type not in FLOATS
 
 
 def _requantized(
@@ -151,7 +149,7 @@ def _requantized(
     """The quantized types of the source that are encoded anew."""
     for tensor in planned:
         type_ = tensor.source.type
-        if tensor.copied or type_ in _FLOATS:
+        if tensor.copied or type_ in FLOATS:
             continue
         if type_.name not in TYPES:
             raise UnsupportedError(
@@ -165,7 +163,7 @@ def _requantized(
                 "file, or give --requantize"
             )
     again = Counter(t.source.type.name for t in planned if not t.copied)
-    return tuple(name for name, _ in again.most_common() if TYPES[name] not in _FLOATS)
+    return tuple(name for name, _ in again.most_common() if TYPES[name] not in FLOATS)
 
 
 def _metadata(
@@ -199,7 +197,7 @@ def _metadata(
     kept = {
         key: value
         for key, value in source.metadata.items()
-        if key not in added and key not in _SPLIT and not key.startswith("qtool.")
+        if key not in added and key not in SPLIT_KEYS and not key.startswith("qtool.")
     }
     return kept | added
 

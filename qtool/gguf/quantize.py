@@ -6,6 +6,7 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 
 import math
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -15,24 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.formats.gguf_values import string
-from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
+from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.pieces import Done, Encoder, Pieces
-from qtool.gguf.plan import GgufPlan, PlannedTensor, make_gguf_plan
+from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME
-from qtool.hub import public_name
+from qtool.hub import plain_name, public_name
 from qtool.native.sums import checksum
 from qtool.progress import Progress
 from qtool.staging import check_out_file, check_space, staged_file
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
-
-CHECKSUM_KEY = "qtool.source_checksum"
-_UNKNOWN = "0" * 16
 
 
 @dataclass(frozen=True)
@@ -57,16 +55,18 @@ def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
     """OUT, or MODEL-RECIPE.gguf in the working folder."""
     if out is not None:
         return out
-    name = Path(model).name or Path(model).resolve().name
-    name = name.removesuffix(".safetensors").removesuffix(".gguf")
-    return Path(f"{name}-{recipe.name}.gguf")
+    return Path(f"{plain_name(model)}-{recipe.name}.gguf")
 
 
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
+    check_out_file(request.artifact)
+    with closing(open_source(request.source)) as source:
+        return _run(request, source, progress)
+
+
+def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summary:
     out = request.artifact
-    check_out_file(out)
-    source = open_source(request.source)
     origin = public_name(request.model)
     importance = None if request.imatrix is None else read_importance(request.imatrix)
     plan = make_gguf_plan(
@@ -89,9 +89,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
         )
     if importance is not None:
         notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
-    plan = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(_UNKNOWN)})
-    specs = [TensorSpec(tensor.name, tensor.shape, tensor.type) for tensor in plan.tensors]
-    layout = lay_out(plan.metadata, specs)
+    layout = plan.layout
     pieces = Pieces(plan.tensors)
     done = Done(len(pieces))
     with staged_file(out, layout.size) as (path, descriptor):
@@ -113,7 +111,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
         peak_rss_bytes=peak_rss_bytes(),
         size_bytes=layout.size,
         bits_per_weight=plan.bits_per_weight,
-        unquantized_share=_dense_share(plan),
+        unquantized_share=plan.unquantized_share,
         tensors=_counts(plan),
         layers=_reports(plan, pieces, done),
         warnings=warnings,
@@ -195,13 +193,6 @@ def _reports(plan: GgufPlan, pieces: Pieces, done: Done) -> list[LayerReport]:
             error = math.sqrt(lost / size) if size else 0.0
             found.append(LayerReport(tensor.name, tensor.type.name, error))
     return found
-
-
-def _dense_share(plan: GgufPlan) -> float:
-    """Of the weights, those stored as plain numbers."""
-    total = sum(tensor.parameters for tensor in plan.tensors)
-    dense = sum(t.parameters for t in plan.tensors if t.type.name not in BY_NAME)
-    return dense / total if total else 0.0
 
 
 def _counts(plan: GgufPlan) -> dict[str, int]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from qtool.formats.gguf_values import Value
 from qtool.gguf_types import BlockType
 
+QUANTIZATION_VERSION = 2  # of ggml's block types, GGML_QNT_VERSION
+
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
 FillRows = Callable[[int, int, NDArray[np.uint8]], NDArray[np.uint8]]
 
@@ -58,6 +60,7 @@ class GgufSource:
     tensors: tuple[SourceTensor, ...]  # in the source's order
     dropped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    close: Callable[[], None] = lambda: None  # gives files back; no row is read afterwards
 
     @property
     def architecture(self) -> str:
