@@ -4,6 +4,7 @@ And llama.cpp's importance matrix, which is made of the sums of squares among th
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -69,10 +70,18 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
 
 
 def check_absent(*paths: Path | None) -> None:
-    """SourceError where a file to be written is there already."""
+    """SourceError where a file to be written is there already, or cannot be made there."""
     for path in paths:
-        if path is not None and path.exists():
+        if path is None:
+            continue
+        if path.exists() or path.is_symlink():
             raise SourceError(f"{path}: exists; remove it or choose another name")
+        above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise SourceError(
+                f"{path}: cannot be written, {above} is no folder in which files may be made; "
+                "choose another name"
+            )
 
 
 def calibrate(
@@ -112,12 +121,15 @@ def calibrate(
         unseen: list[str] = []
         wanted = needs | {"square"} if imatrix is not None else needs
         sites = 0
-        for site, stats in _measured(skeleton, calibration, wanted, threads, progress):
+        stacked = imatrix is not None
+        for site, stats in _measured(skeleton, calibration, wanted, threads, progress, stacked):
+            if imatrix is not None:
+                gathered.add(site, stats)
+            if site.stacked:
+                continue
             sites += 1
             if writer is not None:
                 writer.add(site, stats if "square" in needs else replace(stats, square=None))
-            if imatrix is not None:
-                gathered.add(site.names, stats.square, site.in_features, stats.count)
             if not stats.count:
                 unseen.append(site.id)
         importance = None
@@ -144,8 +156,9 @@ def measure_importance(
         calibration = begin_with_bos(calibration, source)
         gathered = Gathered()
         needs = frozenset({"square"})
-        for site, stats in _measured(Skeleton.open(model), calibration, needs, threads, progress):
-            gathered.add(site.names, stats.square, site.in_features, stats.count)
+        skeleton = Skeleton.open(model)
+        for site, stats in _measured(skeleton, calibration, needs, threads, progress, stacked=True):
+            gathered.add(site, stats)
         return gathered.importance(source, calibration)
 
 
@@ -155,11 +168,12 @@ def _measured(
     needs: frozenset[str],
     threads: int,
     progress: Progress,
+    stacked: bool,
 ) -> Iterator[tuple[Site, SiteStats]]:
-    """Every site of every block with its statistics, block after block."""
+    """Every site of every block with its statistics, block after block; see Tracer.stacked."""
     with Workers(threads) as workers:
         stream = skeleton.embed(calibration.tokens)
-        tracer = Tracer()
+        tracer = Tracer(stacked)
         for index in progress.blocks(skeleton.count):
             block = skeleton.block(index)
             found = tracer.sites(block, stream)

@@ -61,7 +61,7 @@ class LinearCall:
 class Site:
     """One distinct input of a block and all that read it."""
 
-    id: str  # checkpoint name of its first reader
+    id: str  # checkpoint name of its first reader; name[expert] where that holds all experts
     in_features: int
     readers: tuple[Reader, ...]
     matrix: Matrix  # the first to read it: where collect() looks
@@ -75,6 +75,11 @@ class Site:
     def names(self) -> tuple[str, ...]:
         """Checkpoint names of the readers."""
         return tuple(reader.name for reader in self.readers)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether its reader holds a matrix for each expert."""
+        return self.id != self.readers[0].name
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,13 @@ def trace(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> BlockSites:
 
 @dataclass
 class Tracer:
-    """trace(), once for each structure of block that the model has."""
+    """trace(), once for each structure of block that the model has.
 
+    stacked: where a checkpoint tensor holds a matrix for each expert, each has a site too, whose
+    reader is the whole tensor. No recipe quantizes such a tensor, so that nothing else needs them.
+    """
+
+    stacked: bool = False
     _known: dict[tuple[tuple[str, tuple[int, ...]], ...], _Trace] = field(default_factory=dict)
 
     def sites(self, block: LoadedBlock, stream: Stream) -> BlockSites:
@@ -223,7 +233,7 @@ class Tracer:
         key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
         if key not in self._known:
             self._known[key] = _watch(block, *stream.probe(block.index))
-        return _resolve(block, self._known[key])
+        return _resolve(block, self._known[key], self.stacked)
 
 
 def _watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> _Trace:
@@ -274,8 +284,12 @@ def _row_hashes(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(hash(row.tobytes()) for row in rows)
 
 
-def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
+def _resolve(block: LoadedBlock, traced: _Trace, stacked: bool = False) -> BlockSites:
     """Name what a trace showed by the checkpoint tensors of this block."""
+
+    def readers_of(matrix: Matrix) -> tuple[Reader, ...]:
+        return _readers(pieces, matrix) or (_stack(pieces, matrix) if stacked else ())
+
     pieces: dict[str, list[Binding]] = {}
     for binding in block.bindings.values():
         name = binding.parameter_name.removeprefix(block.prefix)
@@ -302,7 +316,7 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
     linears: list[LinearCall] = []
     for key, calls in groups.items():
         unique = list(dict.fromkeys((call.matrix, call.bias, call.out_features) for call in calls))
-        readers = {matrix: _readers(pieces, matrix) for matrix, _, _ in unique}
+        readers = {matrix: readers_of(matrix) for matrix, _, _ in unique}
         every = tuple(reader for group in readers.values() for reader in group)
         if not every:
             continue
@@ -310,7 +324,7 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
         first = calls[0].matrix
         per_token, partial = divmod(calls[0].seen, traced.tokens)
         site = Site(
-            id=every[0].name,
+            id=_id(every[0], first, pieces),
             in_features=calls[0].in_features,
             readers=every,
             matrix=first,
@@ -324,7 +338,7 @@ def _resolve(block: LoadedBlock, traced: _Trace) -> BlockSites:
         for matrix, bias, out_features in unique:
             linears.append(LinearCall(matrix, readers[matrix], whole(bias), out_features, site.id))
     order = {call.matrix: number for number, call in reversed([*enumerate(traced.calls)])}
-    _add_unreached_experts(block, pieces, sites, linears)
+    _add_unreached_experts(block, pieces, readers_of, sites, linears)
     linears.sort(key=lambda linear: order.get(linear.matrix, len(order)))
     read = {reader.name for site in sites for reader in site.readers}
     unread = tuple(
@@ -356,9 +370,26 @@ def _readers(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[R
     return tuple(readers)
 
 
+def _stack(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[Reader, ...]:
+    """The checkpoint tensor that is the whole parameter of an expert's matrix."""
+    if matrix.expert is None:
+        return ()
+    return tuple(
+        Reader(binding.checkpoint_name, (0, binding.shape[1]))
+        for binding in pieces.get(matrix.parameter, ())
+        if not binding.index and len(binding.shape) == 3
+    )
+
+
+def _id(reader: Reader, matrix: Matrix, pieces: Mapping[str, Sequence[Binding]]) -> str:
+    stack = reader in _stack(pieces, matrix)
+    return f"{reader.name}[{matrix.expert}]" if stack else reader.name
+
+
 def _add_unreached_experts(
     block: LoadedBlock,
     pieces: Mapping[str, Sequence[Binding]],
+    readers_of: Callable[[Matrix], tuple[Reader, ...]],
     sites: list[Site],
     linears: list[LinearCall],
 ) -> None:
@@ -376,9 +407,9 @@ def _add_unreached_experts(
             if Matrix(parameter, expert) in called:
                 continue
             copies = [(linear, Matrix(linear.matrix.parameter, expert)) for linear in its_linears]
-            readers = tuple(r for _, matrix in copies for r in _readers(pieces, matrix))
+            readers = tuple(r for _, matrix in copies for r in readers_of(matrix))
             new = Site(
-                id=readers[0].name,
+                id=_id(readers[0], Matrix(parameter, expert), pieces),
                 in_features=site.in_features,
                 readers=readers,
                 matrix=Matrix(parameter, expert),
@@ -391,5 +422,5 @@ def _add_unreached_experts(
             sites.append(new)
             for linear, matrix in copies:
                 linears.append(
-                    LinearCall(matrix, _readers(pieces, matrix), None, linear.out_features, new.id)
+                    LinearCall(matrix, readers_of(matrix), None, linear.out_features, new.id)
                 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
+from qtool.formats.safetensors_file import read_header
 from qtool.gguf import from_hf
 from qtool.gguf.imatrix import Importance, read_importance, write_importance
 from qtool.gguf.importance import first_token
@@ -283,14 +285,28 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be written"):
-        write_importance(tmp_path / "no" / "folder", example())
+    with pytest.raises(QtoolError, match="cannot be made"):
+        write_importance(Path(os.devnull) / "folder" / "a", example())
     long = example().sums | {"x" * 60: np.ones((1, 2), np.float32)}
     with pytest.raises(QtoolError, match="its name has"):
         write_importance(
             tmp_path / "a", Importance(long, dict.fromkeys(long, np.ones(1, np.int64)))
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_of_the_user_is_touched(tmp_path: Path) -> None:
+    """Neither one of that name, nor one that looks like a file in the making."""
+    (tmp_path / "a.partial").write_text("mine")
+    write_importance(tmp_path / "a", example())
+    whole = (tmp_path / "a").read_bytes()
+    with pytest.raises(QtoolError, match="exists"):
+        write_importance(tmp_path / "a", replace(example(), chunks=6))
+    assert (tmp_path / "a").read_bytes() == whole
+    assert {file.name for file in tmp_path.iterdir()} == {"a", "a.partial"}
+    assert (tmp_path / "a.partial").read_text() == "mine"
+    write_importance(tmp_path / "no" / "folder" / "a", example())
+    assert (tmp_path / "no" / "folder" / "a").read_bytes() == whole
 
 
 LLAMA = {
@@ -438,6 +454,47 @@ def test_every_matrix_of_a_block_is_measured(
         else:
             routed = found.counts[matrix]
             assert routed.sum() == 2 * 40 and len(routed) == matrices
+
+
+def test_experts_in_one_tensor_are_measured_as_those_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5 has them in memory, and some checkpoints on disk: the same bytes."""
+    from safetensors.numpy import load_file, save_file
+
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    quantizing.text_file(tmp_path / "text.txt")
+    apart = quantizing.add_tokenizer(gguf_models.build("qwen3-moe", tmp_path / "apart"))
+    fused = Path(shutil.copytree(apart, tmp_path / "fused"))
+    state = load_file(fused / "model.safetensors")
+    for block in range(2):
+        at = f"model.layers.{block}.mlp.experts"
+        matrices = {
+            kind: np.stack([state.pop(f"{at}.{i}.{kind}_proj.weight") for i in range(8)])
+            for kind in ("gate", "up", "down")
+        }
+        state[f"{at}.gate_up_proj"] = np.concatenate([matrices["gate"], matrices["up"]], axis=1)
+        state[f"{at}.down_proj"] = matrices["down"]
+    save_file(state, fused / "model.safetensors", {"format": "pt"})
+    given = settings(tmp_path, 1, 40)
+    files = []
+    for folder in (apart, fused):
+        checkpoint = Checkpoint.open(folder)
+        source = from_hf.hf_source(checkpoint)
+        target = measure.ImportanceFile(tmp_path / f"{folder.name}.gguf", source)
+        stats, needs = tmp_path / f"{folder.name}.stats", frozenset({"mean_abs"})
+        made = measure.calibrate(
+            checkpoint, stats, given, needs, 1, Progress(quiet=True), target
+        ).importance
+        assert made is not None and made.unmeasured == () and made.unreached
+        assert len([name for name in made.sums if "_exps" in name]) == 6
+        assert not any("[" in name for name in read_header(stats)[0])
+        files.append(target.path.read_bytes())
+        alone = measure.measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
+        for name, sums in made.sums.items():
+            assert np.array_equal(alone.sums[name], sums)
+            assert np.array_equal(alone.counts[name], made.counts[name])
+    assert files[0] == files[1]
 
 
 def test_threads_change_no_byte(tmp_path: Path) -> None:
@@ -588,6 +645,9 @@ def test_something_has_to_be_written(tmp_path: Path, call: Call) -> None:
     said = call("calibrate", "tiny", "--imatrix", taken)
     assert said.status == 1 and said.err.startswith(f"error: {taken}: exists")
     assert taken.read_text() == "mine"
+    for option in ("--imatrix", "-o"):
+        said = call("calibrate", "nobody/such-model", option, taken / "in" / "x.gguf")
+        assert said.status == 1 and f"{taken} is no folder" in said.err, said.err
 
 
 def test_reading_needs_no_torch() -> None:

@@ -33,6 +33,7 @@ from qtool.formats.gguf_values import Kind, Value, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix_dat import check_values, read_dat
 from qtool.gguf_types import F32
+from qtool.staging import staged_file
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
@@ -223,7 +224,10 @@ def _floats(path: Path, file: GgufFile, info: TensorInfo) -> Floats:
 
 
 def write_importance(path: Path, importance: Importance) -> None:
-    """Write the GGUF layout, byte for byte as llama-imatrix does; whole or not at all."""
+    """Write the GGUF layout, byte for byte as llama-imatrix does; whole or not at all.
+
+    UnsupportedError where `path` is there already: nothing of the user's is ever overwritten.
+    """
     arrays: list[Floats] = []
     tensors: list[TensorSpec] = []
     for name in sorted(importance.sums, key=str.encode):
@@ -241,9 +245,7 @@ def write_importance(path: Path, importance: Importance) -> None:
         **importance.extra,
     }
     layout = lay_out(metadata, tensors)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    with staged_file(path, layout.size) as (_, descriptor):
         try:
             writer = GgufWriter(descriptor, layout)
             for number, (tensor, values) in enumerate(zip(tensors, arrays, strict=True)):
@@ -251,10 +253,5 @@ def write_importance(path: Path, importance: Importance) -> None:
                 writer.rows(number, 0, rows)
             writer.finish()
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(partial, path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be written ({error.strerror})") from error

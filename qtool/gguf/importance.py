@@ -10,8 +10,9 @@ one, and so does `begin_with_bos`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
 from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
+
+if TYPE_CHECKING:  # they import torch
+    from qtool.sites import Site
+    from qtool.stats import SiteStats
 
 _BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
 
@@ -72,20 +77,22 @@ class _Seen:
 class Gathered:
     """Sums of squares by the checkpoint tensors that read them."""
 
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    # By tensor, then by the expert's number, of which one tensor may hold all.
+    _seen: dict[str, dict[int, _Seen]] = field(default_factory=dict)
 
-    def add(
-        self, names: Sequence[str], square: Floats | None, in_features: int, count: int
-    ) -> None:
-        """A site that the checkpoint tensors `names` read; square [in_features], None if unseen."""
+    def add(self, site: "Site", stats: "SiteStats") -> None:
+        """What was measured of a site."""
+        square = stats.square
         if square is None:
-            square = np.zeros(in_features, dtype=np.float32)
+            square = np.zeros(site.in_features, dtype=np.float32)
         if not np.isfinite(square).all():
             raise SourceError(
-                f"the input of {names[0]} is not finite on the calibration text, so its importance "
+                f"the input of {site.id} is not finite on the calibration text, so its importance "
                 "cannot be measured; the checkpoint is damaged, or overflows in float32"
             )
-        self._seen |= dict.fromkeys(names, _Seen(square, count))
+        number = -1 if site.expert is None else site.expert
+        for name in site.names:
+            self._seen.setdefault(name, {})[number] = _Seen(square, stats.count)
 
     def importance(self, source: GgufSource, calibration: Calibration) -> Importance:
         """Of every matrix in a block of `source` that reads a site."""
@@ -119,9 +126,10 @@ class Gathered:
 
     def _rows(self, tensor: SourceTensor) -> list[_Seen]:
         """What a tensor's matrices read, in their order; empty where it is not known of all."""
-        seen = [self._seen[name] for name in tensor.origin if name in self._seen]
-        if not seen or len(seen) != len(tensor.origin):
+        found = [self._seen.get(name, {}) for name in tensor.origin]
+        if not all(found):
             return []
+        seen = [experts[number] for experts in found for number in sorted(experts)]
         matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
         if matrices == 1 and all(one is seen[0] for one in seen):
             seen = seen[:1]
