@@ -28,6 +28,7 @@ from qtool.recipe import load
 from qtool.request import Request
 
 WINDOWS, LENGTH = 3, 48
+BOS, BOS_TEXT = 0, "<|endoftext|>"  # of tiny, whose texts begin without it
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,47 @@ def test_agrees_with_transformers(
     assert found["protocol"] == {
         "name": protocol, "text": "text.txt", "windows": WINDOWS, "length": LENGTH
     }  # fmt: skip
+
+
+def beginning_with_bos(said: str, folder: Path) -> Path:
+    """tiny, with BOS before each text: as one of two files says it."""
+    shutil.copytree(tiny_folder(), folder)
+    name = "tokenizer.json" if said == "template" else "tokenizer_config.json"
+    content = json.loads((folder / name).read_text())
+    first = [{"SpecialToken": {"id": BOS_TEXT, "type_id": 0}}]
+    template = {
+        "type": "TemplateProcessing",
+        "single": [*first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+        "special_tokens": {BOS_TEXT: {"id": BOS_TEXT, "ids": [BOS], "tokens": [BOS_TEXT]}},
+    }
+    more = {"template": {"post_processor": template}, "config": {"add_bos_token": True}}
+    return small.save(folder, {name: content | more[said]})
+
+
+@pytest.mark.parametrize("said", ["config", "template", "gguf"])
+def test_windows_begin_as_those_of_llama_perplexity(
+    said: str, root: Path, call: Call, tmp_path: Path
+) -> None:
+    """BOS before the text, and once more in the place of what each window begins with."""
+    model = beginning_with_bos("config" if said == "gguf" else said, tmp_path / "model")
+    ids = [BOS, *text_tokens(root).reshape(-1)]
+    tokens = np.array(ids[: WINDOWS * LENGTH]).reshape(WINDOWS, LENGTH)
+    tokens[:, 0] = BOS
+    log_p = log_softmax(logits_of(None, tokens))
+    losses = [
+        -log_p[window, at, tokens[window, at + 1]]
+        for window in range(WINDOWS)
+        for at in range(LENGTH // 2, LENGTH - 1)
+    ]
+    path = model
+    if said == "gguf":
+        path = tmp_path / "model.gguf"
+        run_gguf(GgufRequest("tiny", model, load("f16"), path, 1), Progress(quiet=True))
+    found = evaluated(call, root, str(path), "--protocol", "llama.cpp")
+    assert found["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
+    without = evaluated(call, root, str(tiny_folder()), "--protocol", "llama.cpp")
+    assert without["perplexity"] != pytest.approx(found["perplexity"], rel=1e-3)
 
 
 def test_a_gguf_file_is_what_its_blocks_say(root: Path, call: Call, tmp_path: Path) -> None:
