@@ -11,6 +11,7 @@ resident memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -174,7 +175,10 @@ def _header(path: Path, descriptors: dict[Path, int]) -> Header:
             raise SourceError(f"{path}: not a file; expected a .gguf file")
         descriptors[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+        why = error.strerror
+        if error.errno == errno.EMFILE:
+            why += f" beside {len(descriptors)} parts of its model; allow more with `ulimit -n`"
+        raise SourceError(f"{path}: cannot be read ({why})") from None
     return parse_header(descriptors[path], path)
 
 

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import resource
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -358,6 +359,20 @@ def test_parts_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         FormatError, match=r"00002-of-00003\.gguf: 4 tensors and .* and 400 are read"
     ):
         GgufFile.open(files[0])
+
+
+def test_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
+    files = split(tmp_path)
+    lowest = os.open(files[0], os.O_RDONLY)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))
+    try:
+        with pytest.raises(SourceError, match=r"00003\.gguf.*beside 2 parts.*`ulimit -n`"):
+            GgufFile.open(files[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    GgufFile.open(files[0]).close()
 
 
 def test_the_name_of_a_split_alone_makes_no_split(tmp_path: Path) -> None:
