@@ -76,6 +76,11 @@ def run(request: Request, progress: Progress) -> Summary:
         experts=outcome.experts,
         warnings=warnings,
         notes=outcome.notes,
+        dropped=[
+            {"name": tensor.name, "reason": tensor.action.reason}
+            for tensor in plan.tensors
+            if isinstance(tensor.action, Dropped)
+        ],
     )
 
 

@@ -2,9 +2,12 @@
 
 import resource
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+_SHOWN = 3  # names in a line
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Summary:
     experts: list[ExpertReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
     notes: list[str] = field(default_factory=list)  # found out on the way
+    dropped: list[dict[str, str]] = field(default_factory=list)  # name and reason of each
 
     def json(self) -> dict[str, Any]:
         """The --json object."""
@@ -64,11 +68,25 @@ class Summary:
                 f"relative error: median {middle.relative_error:.4f}, "
                 f"worst {worst.relative_error:.4f} ({worst.name})"
             )
+        lines += not_written((item["name"], item["reason"]) for item in self.dropped)
         lines += [f"note: {note}" for note in self.notes]
         lines.append(
             f"{self.seconds['total']:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
         )
         return lines
+
+
+def not_written(dropped: Iterable[tuple[str, str]]) -> list[str]:
+    """Tensors of the source that are not in the artifact, a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in dropped:
+        by_reason.setdefault(reason, []).append(name)
+    return [
+        f"not written: {', '.join(names[:_SHOWN])}"
+        + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        + f" ({reason})"
+        for reason, names in by_reason.items()
+    ]
 
 
 def peak_rss_bytes() -> int:

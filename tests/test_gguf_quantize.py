@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -389,3 +390,35 @@ def test_a_signal_leaves_nothing(number: signal.Signals, models: Path, tmp_path:
     process.send_signal(number)
     assert process.wait(30) == 128 + number
     assert not any(tmp_path.iterdir())
+
+
+def test_what_is_not_written_is_said(tmp_path: Path) -> None:
+    """By name and reason: on the screen, a line for each reason, and in --json."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_folder(), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    rotary = [f"model.layers.{block}.self_attn.rotary_emb.inv_freq" for block in range(4)]
+    tensors |= {name: torch.ones(8) for name in [*rotary, "mtp.norm.weight"]}
+    save_file(tensors, folder / "model.safetensors")
+    plain = quantize(tiny_folder(), "q4_0", tmp_path / "plain.gguf")
+    assert plain.dropped == [] and not any("not written" in line for line in plain.lines())
+    summary = quantize(folder, "q4_0", tmp_path / "x.gguf")
+    assert gguf_files.data(tmp_path / "x.gguf") == gguf_files.data(tmp_path / "plain.gguf")
+    said = [line for line in summary.lines() if line.startswith("not written")]
+    assert said == [
+        f"not written: {', '.join(rotary[:3])} and 1 more (llama.cpp computes it itself)",
+        "not written: mtp.norm.weight (predicts further tokens: llama.cpp's llama has no place for "
+        "it)",
+    ]
+    found = json.loads(json.dumps(summary.json()))["dropped"]
+    assert [item["name"] for item in found] == [*rotary, "mtp.norm.weight"]
+    assert found[0]["reason"] == "llama.cpp computes it itself"
+    done = subprocess.run(
+        [sys.executable, "-m", "qtool", "plan", str(folder), "--recipe", "q4_0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert all(line in done.stdout.splitlines() for line in said)

@@ -224,6 +224,7 @@ def test_copy_of_a_tied_head_is_dropped(models: Models, tmp_path: Path) -> None:
         (folder / name).write_bytes((source / name).read_bytes())
     run = quantizing.quantize(folder, "w4g128-gptq", tmp_path / "out", *models.settings())
     assert run.summary.tensors["dropped"] == 1
+    assert [item["name"] for item in run.summary.dropped] == ["lm_head.weight"]
     assert "lm_head.weight" not in Artifact.open(run.out).entries
     plain = quantizing.quantize(source, "w4g128-gptq", tmp_path / "plain", *models.settings())
     weights = [quantizing.files(r.out)["model.safetensors"] for r in (run, plain)]

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="a folder, a hub id, or an alias such as `tiny`")],
+    model: Annotated[
+        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+    ],
     recipe: Annotated[str, typer.Option(help="a shipped recipe's name, or a YAML file")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
@@ -92,10 +94,15 @@ def _print(made: "Plan", every: bool) -> None:
 
 def _print_gguf(made: "GgufPlan", every: bool) -> None:
     from qtool.plan_rows import rows, type_of
+    from qtool.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")
-    for name, reason in made.dropped:
-        typer.echo(f"{name} is not written: {reason}")
+    if every:
+        for name, reason in made.dropped:
+            typer.echo(f"not written: {name} ({reason})")
+    else:
+        for line in not_written(made.dropped):
+            typer.echo(line)
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
     types = ", ".join(f"{count} {name}" for name, count in made.types.items())
     typer.echo(f"recipe {made.recipe.name}, format gguf: {counts}")

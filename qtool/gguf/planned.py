@@ -154,5 +154,9 @@ class GgufPlan:
                 }
                 for tensor in self.tensors
             ],
-            "dropped": [{"name": name, "reason": reason} for name, reason in self.dropped],
+            "dropped": self.dropped_json(),
         }
+
+    def dropped_json(self) -> list[dict[str, str]]:
+        """What is not written, for --json."""
+        return [{"name": name, "reason": reason} for name, reason in self.dropped]

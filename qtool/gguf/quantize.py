@@ -116,6 +116,7 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
         layers=_reports(plan, pieces, done),
         warnings=warnings,
         notes=notes,
+        dropped=plan.dropped_json(),
     )
 
 
