@@ -47,7 +47,8 @@ def _with(**more: NDArray[Any]) -> Arrays:
 _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"architectures": ["RwkvForCausalLM"]}, llama(), UnsupportedError,
      r"RwkvForCausalLM, which is not in the table .*LlamaForCausalLM.*architectures\.py"),
-    ({"architectures": []}, llama(), UnsupportedError, "names no architecture"),
+    ({"architectures": []}, llama(), UnsupportedError, "names no architecture; .*GPTNeoXForCaus"),
+    ({"architectures": None}, llama(), UnsupportedError, "names no architecture; "),
     ({"quantization_config": {"quant_method": "awq"}}, llama(), UnsupportedError, "is quantized"),
     ({"hidden_act": "relu"}, llama(), UnsupportedError, "activation is 'relu'.*computes silu"),
     ({"rope_scaling": {"type": "longrope"}}, llama(), UnsupportedError, "of the type 'longrope'"),
@@ -61,6 +62,10 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"rope_theta": 1e300}, llama(), SourceError, r"rope_theta is '1e\+300', expected a number"),
     ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1}}, llama(), SourceError,
      "makes no sense"),
+    ({"rope_scaling": {"rope_type": "llama3"}, "rope_theta": 0}, llama(), SourceError,
+     "rope_theta 0.0 makes no sense"),
+    ({"rope_scaling": {"rope_type": "llama3"}, "rope_theta": -1e4}, llama(), SourceError,
+     "rope_theta -10000.0 makes no sense"),
     ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["full_attention"], "head_dim": 4,
       "hidden_act": "gelu"}, gemma2("float16"), SourceError, "layer_types is not a list of 2"),
     ({"num_attention_heads": 3}, llama(), FormatError, r"q_proj.*\[16, 16\].* 3 \(num_attention"),
@@ -116,9 +121,14 @@ def test_refused(
 
 
 def test_warnings(tmp_path: Path) -> None:
-    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 32}
-    (warning,) = hf_source(write(tmp_path / "model", config, llama())).warnings
-    assert warning.startswith("attention looks back 32 tokens")
+    def warnings(window: int) -> tuple[str, ...]:
+        config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": window}
+        return hf_source(write(tmp_path / "model", config, llama())).warnings
+
+    for window in (32, 63):
+        assert warnings(window)[0].startswith(f"attention looks back {window} tokens")
+    # No text is longer than the model's 64 tokens.
+    assert warnings(64) == () == warnings(128)
 
 
 @pytest.mark.parametrize(

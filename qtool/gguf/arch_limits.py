@@ -66,6 +66,8 @@ def plain_heads(config: Config) -> str | None:
 def no_window(config: Config) -> str | None:
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
+    if count(config, "sliding_window") >= count(config, "max_position_embeddings"):
+        return None
     return (
         f"attention looks back {config['sliding_window']} tokens, which llama.cpp does not know of "
         "this architecture: longer texts give other results there"

@@ -215,8 +215,13 @@ def architecture_of(config: Config, where: str) -> Architecture:
     found = str(named[0]) if isinstance(named, list) and named else None
     if found in TABLE:
         return TABLE[found]
-    what = f"the architecture {found}" if found else "no architecture"
+    if found is None:
+        raise UnsupportedError(
+            f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
+            f"should be a list with one of {', '.join(TABLE)}"
+        )
     raise UnsupportedError(
-        f"{where}: config.json names {what}, which is not in the table of what can be written as "
-        f"GGUF ({', '.join(TABLE)}); a new one is a few lines of qtool/gguf/architectures.py"
+        f"{where}: config.json names the architecture {found}, which is not in the table of what "
+        f"can be written as GGUF ({', '.join(TABLE)}); a new one is a few lines of "
+        "qtool/gguf/architectures.py"
     )

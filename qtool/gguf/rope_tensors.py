@@ -41,15 +41,17 @@ def llama3_divisors(rope: Mapping[str, Any], rotated: int) -> NDArray[np.float32
     named = {**given, "original_max_position_embeddings": 8192, **rope}
     factor, low, high = (number(named, name) for name in given)
     original = number(named, "original_max_position_embeddings")
-    if not 0 < low < high or factor <= 0 or original <= 0:
+    base = number(named, "rope_theta")
+    if not 0 < low < high or factor <= 0 or original <= 0 or base <= 0:
         raise SourceError(
             f"config.json: rope scaling of the type llama3 with low_freq_factor {low}, "
-            f"high_freq_factor {high} and factor {factor} over {original} makes no sense"
+            f"high_freq_factor {high}, factor {factor} over {original} and rope_theta {base} "
+            "makes no sense"
         )
     one = np.float32(1.0)
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     # Powers in float64, rounded once: the same on every machine.
-    powers = np.power(number(named, "rope_theta"), exponents.astype(np.float64))
+    powers = np.power(base, exponents.astype(np.float64))
     wavelengths = one / (one / powers.astype(np.float32)) * np.float32(2 * math.pi)
     found = np.ones(len(wavelengths), np.float32)
     for i, length in enumerate(wavelengths):
