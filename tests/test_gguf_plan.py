@@ -203,6 +203,10 @@ def test_a_quantized_source_needs_to_be_asked_for() -> None:
     plan = plan_of(quantized("Q8_0"), "q4_k_m", requantize=True)
     assert plan.metadata["qtool.requantized_from"] == string("Q8_0")
     assert "the source is quantized already (Q8_0)" in plan.warnings[0]
+    with pytest.raises(UnsupportedError, match="into F16 does not bring back what was lost: use"):
+        plan_of(quantized("Q8_0"), "f16")
+    (warning,) = plan_of(quantized("Q8_0"), "f16", requantize=True).warnings
+    assert warning.endswith("(Q8_0): turning it into f16 does not bring back what was lost")
     # What keeps its type is copied, and nobody need be asked.
     plan = plan_of(quantized("Q8_0"), "q8_0")
     assert plan.counts == {"converted": 2, "copied": len(plan.tensors) - 2, "dropped": 0}

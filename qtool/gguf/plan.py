@@ -157,10 +157,14 @@ def _requantized(
                 f"{tensor.type.name}; keep it with an override that says dense: true"
             )
         if not allowed:
+            why = (
+                f"turning it into {tensor.type.name} does not bring back what was lost"
+                if tensor.type in FLOATS
+                else "quantizing it again loses more than quantizing the original"
+            )
             raise UnsupportedError(
-                f"{source.path}: {tensor.name} is quantized already, as {type_.name}; quantizing "
-                "it again loses more than quantizing the original: use the F16, BF16 or F32 "
-                "file, or give --requantize"
+                f"{source.path}: {tensor.name} is quantized already, as {type_.name}; {why}: use "
+                "the F16, BF16 or F32 file, or give --requantize"
             )
     again = Counter(t.source.type.name for t in planned if not t.copied)
     return tuple(name for name, _ in again.most_common() if TYPES[name] not in FLOATS)

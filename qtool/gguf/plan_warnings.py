@@ -6,7 +6,7 @@ from typing import Protocol
 
 from qtool.gguf.kinds import ModelFacts
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf_types import BlockType
+from qtool.gguf_types import FLOATS, BlockType
 
 _SHOWN = 3  # names in a sentence
 # Their encoders have no error to weigh.
@@ -40,10 +40,12 @@ def warnings(
     """Sentences, the gravest first. lossy: quantized types that are encoded anew."""
     found = []
     if lossy:
-        found.append(
-            f"the source is quantized already ({', '.join(lossy)}): quantizing it again loses "
-            "more than quantizing the original does"
+        what = (
+            f"turning it into {recipe.type} does not bring back what was lost"
+            if recipe.file_type.default in FLOATS
+            else "quantizing it again loses more than quantizing the original does"
         )
+        found.append(f"the source is quantized already ({', '.join(lossy)}): {what}")
     found += _fallbacks(tensors)
     if recipe.type in _TRAINED_FOR:
         found.append(
