@@ -8,7 +8,9 @@ import typer
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="a folder, a hub id, or an alias such as `tiny`")],
+    model: Annotated[
+        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+    ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="statistics to write, safetensors")
     ] = None,
