@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from qtool import pipeline
 from qtool.artifact import Artifact
+from qtool.errors import SourceError
 from qtool.formats.gguf_values import string
 from qtool.gguf.importance import bos_of
 from qtool.gguf.quantize import GgufRequest, run_gguf
@@ -23,7 +24,8 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import metrics
-from qtool.quality.evaluate import parse_condition
+from qtool.quality.evaluate import Evaluation, parse_condition
+from qtool.quality.pareto import front
 from qtool.recipe import load
 from qtool.request import Request
 
@@ -214,7 +216,7 @@ def test_threads_change_nothing_that_is_shown(root: Path, call: Call) -> None:
 
 
 def test_intervals_are_over_windows() -> None:
-    loss = np.array([[1.0, 2.0, np.nan], [3.0, 4.0, np.nan]])
+    loss = np.array([[1.0, 2.0], [3.0, 4.0]])
     found = metrics.summary(metrics.Measured(loss))
     half = 1.96 * np.std([1.5, 3.5], ddof=1) / math.sqrt(2)
     assert found["perplexity"] == pytest.approx(math.exp(2.5))
@@ -239,6 +241,49 @@ def test_who_begins_with_bos(name: str, tmp_path: Path) -> None:
     assert bos_of(metadata) == (0 if adds else None)
     made = Tokenizer.from_str(tokenizer_files(metadata)["tokenizer.json"].decode())
     assert (made.encode("the").ids[0] == 0) is adds
+
+
+def overflowing(name: str, folder: Path) -> Path:
+    """tiny with one tensor that is too large to be computed with."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny_folder(), folder)
+    state = load_file(folder / "model.safetensors")
+    state[name] = torch.full_like(state[name], 3e38)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.layers.2.post_attention_layernorm.weight", "output of block 2 is not finite"),
+        ("model.norm.weight", "says of token 0 of window 0 is not a finite number"),
+    ],
+)
+def test_a_broken_artifact_does_not_pass(
+    name: str, said: str, root: Path, call: Call, tmp_path: Path
+) -> None:
+    broken = overflowing(name, tmp_path / "broken")
+    common = ("--text", root / "text.txt", "--windows", 2, "--length", 16, "--json")
+    for more in (("--fail-if", "perplexity>50"), ("--against", "tiny", "--fail-if", "kld>0.05")):
+        found = call("eval", broken, *common, *more)
+        assert found.status == 1 and found.out == ""
+        assert f"{broken}: " in found.err and said in found.err
+    found = call("compare", root / "awq", broken, "--against", "tiny", *common)
+    assert found.status == 1 and found.out == "" and said in found.err
+
+
+def test_what_is_not_finite_fails() -> None:
+    with pytest.raises(SourceError, match="a loss of 800 nats a token has no perplexity"):
+        metrics.summary(metrics.Measured(np.full((2, 3), 800.0)))
+    for value in (math.nan, math.inf, -math.inf):
+        for text in ("perplexity>50", "perplexity<1"):
+            assert parse_condition(text).holds({"perplexity": value}) is not None
+    good, bad, worse = (
+        Evaluation(str(kld), 10, {"kld": {"mean": kld}}) for kld in (0.1, math.nan, math.inf)
+    )
+    assert front([good, bad, worse]) == {good.artifact}
 
 
 def test_what_the_reference_computed_is_kept(root: Path, call: Call, tmp_path: Path) -> None:
@@ -269,7 +314,9 @@ def test_fail_if(root: Path, call: Call, condition: str, status: int) -> None:
     assert ("failed: " in said.err) is bool(status)
 
 
-@pytest.mark.parametrize("text", ["kld", "kld=0.1", "kld>", "kld>abc", ">0.1", "kld>1e"])
+@pytest.mark.parametrize(
+    "text", ["kld", "kld=0.1", "kld>", "kld>abc", ">0.1", "kld>1e", "kld>1e999"]
+)
 def test_conditions_that_say_nothing(text: str, root: Path, call: Call) -> None:
     said = call("eval", root / "awq", "--text", root / "text.txt", "--fail-if", text)
     assert said.status == 1 and f"--fail-if {text}: expected" in said.err

@@ -57,7 +57,7 @@ def compare(
         plot.write_text(svg(found), encoding="utf-8")
     if json_:
         rows = [one.json() | {"front": one.artifact in best} for one in found]
-        typer.echo(json.dumps({"against": against, "artifacts": rows}))
+        typer.echo(json.dumps({"against": against, "artifacts": rows}, allow_nan=False))
     else:
         _print(found, best)
 

@@ -60,7 +60,7 @@ def evaluate(
     # Before anything is printed: an unknown figure is an error of the command line.
     failed = [said for one in conditions if (said := one.holds(found.found)) is not None]
     if json_:
-        typer.echo(json.dumps(found.json() | {"failed": failed}))
+        typer.echo(json.dumps(found.json() | {"failed": failed}, allow_nan=False))
     else:
         for line in lines(found):
             typer.echo(line)

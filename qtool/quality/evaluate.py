@@ -13,6 +13,7 @@ there, while the perplexities of an F16 file agree to 1e-4. Source: llama.cpp 0c
 tools/perplexity/perplexity.cpp.
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -225,6 +226,8 @@ class Condition:
         if not isinstance(value, int | float):
             known = ", ".join(sorted(_numbers(found)))
             raise UnsupportedError(f"--fail-if {self.text}: no figure {self.key!r}; known: {known}")
+        if not math.isfinite(value):  # no comparison would hold
+            return f"{self.key} is {value}, not a finite number"
         if _COMPARE[self.sign](value, self.limit):
             return f"{self.key} is {value:.6g}, and --fail-if says {self.sign} {self.limit:g}"
         return None
@@ -234,8 +237,8 @@ def parse_condition(text: str) -> Condition:
     """Such as kld>0.05, kld.p99>=1 or top1_agreement<0.9."""
     match = _CONDITION.fullmatch(text)
     try:
-        if match is not None:
-            return Condition(text, match[1], match[2], float(match[3]))
+        if match is not None and math.isfinite(limit := float(match[3])):
+            return Condition(text, match[1], match[2], limit)
     except ValueError:
         pass
     raise UnsupportedError(

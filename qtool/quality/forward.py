@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError
 from qtool.progress import Progress
 from qtool.stream import Skeleton, Workers
 from qtool.weights import Weights
@@ -54,6 +55,11 @@ def forward(
         stream = skeleton.embed(tokens)
         for index in progress.blocks(skeleton.count):
             skeleton.advance(skeleton.block(index), stream, workers)
+            if not all(bool(torch.isfinite(part).all()) for part in stream.hidden):
+                raise SourceError(
+                    f"{weights.path}: the output of block {index} is not finite on this text; the "
+                    "model is broken, or overflows in float32"
+                )
     hidden = torch.cat(stream.hidden)
     if place is not None:
         _write(place, hidden)

@@ -20,34 +20,52 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.errors import SourceError
 from qtool.quality.forward import Forward, Logits
 
 _AT_ONCE = 1 << 24  # logits of a model in memory
 _DRAFTS = (1, 2, 4, 8)
+_OF_NEXT = (0, 1, 4)  # loss, reference_loss and change: of what _positions gives
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Per position, [windows, positions]; of the reference alone `kld` and the like are None."""
+    """Per position, [windows, positions]; all finite. Without a reference there is only `loss`."""
 
-    loss: Floats  # nan where a window ends
+    loss: Floats  # of positions that a token of their window follows, as all of the next token
     reference_loss: Floats | None = None
     kld: Floats | None = None
     variation: Floats | None = None
-    change: Floats | None = None
+    change: Floats | None = None  # of those positions
     same: Floats | None = None
 
 
 def measure(
     tokens: NDArray[np.int64], positions: range, artifact: Forward, reference: Forward | None
 ) -> Measured:
-    """tokens [windows, length]; `positions` of each window are looked at."""
+    """tokens [windows, length]; `positions` of each window are looked at.
+
+    SourceError where a figure is not finite: a mean that passed over it would call a broken
+    artifact good.
+    """
     if reference is None:
         with artifact.logits() as head:
-            return Measured(_each(tokens, positions, artifact, head, None, None)[0])
-    with artifact.logits() as head, reference.logits() as other:
-        return Measured(*_each(tokens, positions, artifact, head, reference, other))
+            rows = _each(tokens, positions, artifact, head, None, None)
+    else:
+        with artifact.logits() as head, reference.logits() as other:
+            rows = _each(tokens, positions, artifact, head, reference, other)
+    followed = len(range(positions.start, min(positions.stop, tokens.shape[1] - 1)))
+    rows = [row[:, :followed] if index in _OF_NEXT else row for index, row in enumerate(rows)]
+    for row in rows:
+        if not np.isfinite(row).all():
+            window, at = np.argwhere(~np.isfinite(row))[0]
+            raise SourceError(
+                f"{artifact.skeleton.checkpoint.path}: what it, or the reference, says of token "
+                f"{positions.start + at} of window {window} is not a finite number; it is broken, "
+                "or overflows in float32"
+            )
+    return Measured(*rows)
 
 
 def _each(
@@ -60,7 +78,8 @@ def _each(
 ) -> list[Floats]:
     windows, first, end = len(tokens), positions.start, positions.stop
     rows = [np.full((windows, end - first), np.nan) for _ in range(6 if reference else 1)]
-    following = np.concatenate([tokens[:, 1:], np.full((windows, 1), -1)], axis=1)
+    # The last token of a window is followed by none; what is computed for it is not looked at.
+    following = np.concatenate([tokens[:, 1:], tokens[:, -1:]], axis=1)
     step = 64
     for window in range(windows):
         start = first
@@ -80,12 +99,10 @@ def _each(
 def _positions(
     following: torch.Tensor, log_q: torch.Tensor, log_p: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """The numbers of some positions, [positions] each; nan where no token follows."""
-    ends = following < 0
-    chosen = following.clamp(min=0)[:, None]
+    """The numbers of some positions, [positions] each."""
 
     def of_next(values: torch.Tensor) -> torch.Tensor:
-        return values.gather(1, chosen)[:, 0].double().masked_fill(ends, math.nan)
+        return values.gather(1, following[:, None])[:, 0].double()
 
     if log_p is None:
         return [-of_next(log_q)]
@@ -106,8 +123,8 @@ def summary(found: Measured) -> dict[str, Any]:
     """The keys of `qtool eval --json`, but for tokens and protocol."""
     loss, spread = _mean(found.loss)
     row: dict[str, Any] = {
-        "perplexity": math.exp(loss),
-        "perplexity_interval": [math.exp(loss - spread), math.exp(loss + spread)],
+        "perplexity": _perplexity(loss),
+        "perplexity_interval": [_perplexity(loss - spread), _perplexity(loss + spread)],
     }
     if (
         found.reference_loss is None
@@ -120,7 +137,7 @@ def summary(found: Measured) -> dict[str, Any]:
     kld, kld_spread = _mean(found.kld)
     same, same_spread = _mean(found.same)
     acceptance = 1 - _mean(found.variation)[0]
-    row["reference_perplexity"] = math.exp(_mean(found.reference_loss)[0])
+    row["reference_perplexity"] = _perplexity(_mean(found.reference_loss)[0])
     row["kld"] = {
         "mean": kld,
         "median": float(np.median(found.kld)),
@@ -130,10 +147,21 @@ def summary(found: Measured) -> dict[str, Any]:
     }
     row["top1_agreement"] = same
     row["top1_interval"] = [max(0.0, same - same_spread), min(1.0, same + same_spread)]
-    row["rms_dp"] = math.sqrt(float(np.nanmean(found.change**2)))
+    row["rms_dp"] = math.sqrt(float(np.mean(found.change**2)))
     row["acceptance"] = acceptance
     row["tokens_per_pass"] = {str(k): _drafted(acceptance, k) for k in _DRAFTS}
     return row
+
+
+def _perplexity(loss: float) -> float:
+    """exp(loss)."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        raise SourceError(
+            f"a loss of {loss:.0f} nats a token has no perplexity that a number can hold; the "
+            "artifact is broken"
+        ) from None
 
 
 def _drafted(acceptance: float, drafts: int) -> float:
@@ -145,6 +173,6 @@ def _drafted(acceptance: float, drafts: int) -> float:
 
 def _mean(values: Floats) -> tuple[float, float]:
     """Mean over positions, and half of its 95 % interval."""
-    means = np.nanmean(values, axis=1)
+    means = np.mean(values, axis=1)
     spread = float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-    return float(np.nanmean(values)), 1.96 * spread
+    return float(np.mean(values)), 1.96 * spread

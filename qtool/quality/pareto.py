@@ -14,7 +14,8 @@ def front(found: Sequence[Evaluation]) -> set[str]:
     return {
         one.artifact
         for one in found
-        if not any(
+        if math.isfinite(_kld(one))
+        and not any(
             other.size_bytes <= one.size_bytes
             and _kld(other) <= _kld(one)
             and (other.size_bytes, _kld(other)) != (one.size_bytes, _kld(one))
