@@ -1,7 +1,8 @@
 """From what a person types to a folder on disk: a folder or file, an alias, or a hub id.
 
 Downloads go through huggingface_hub: its cache, its resuming of interrupted files, HF_ENDPOINT,
-HF_TOKEN and offline mode. Only what quantizing needs is fetched: safetensors, JSON, tokenizer.
+HF_TOKEN and offline mode. Only what quantizing needs is fetched: safetensors, JSON, tokenizer,
+model card.
 """
 
 import errno
@@ -56,6 +57,7 @@ WANTED = (
     "*.tiktoken",
     "*.jinja",
     "LICENSE*",
+    "README.md",  # the card: licence, base model and languages, which GGUF files record
 )
 # Whole copies of the weights in other formats that some repositories keep in subfolders.
 UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consolidated*.safetensors")
@@ -181,6 +183,10 @@ def _unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
             "and are refused; convert it where you trust it, with transformers: "
             "AutoModelForCausalLM.from_pretrained(ID).save_pretrained(FOLDER)"
         )
-    if any(name.endswith(".gguf") for name in names):
-        return UnsupportedError(f"{where} has only GGUF files; this version reads safetensors")
+    files = [name for name in names if name.endswith(".gguf")]
+    if files:
+        return UnsupportedError(
+            f"{where} has only GGUF files, such as {files[0]}; they are not downloaded: fetch the "
+            "one you want with `hf download REPOSITORY FILE`, and name that file"
+        )
     return SourceError(f"{where} has no safetensors files")

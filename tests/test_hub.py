@@ -72,8 +72,16 @@ def test_download(tmp_path: Path) -> None:
     only_bin.mkdir()
     (only_bin / "pytorch_model.bin").write_bytes(b"pickle")
     (only_bin / "config.json").write_text("{}")
+    gguf = tmp_path / "gguf"
+    gguf.mkdir()
+    (gguf / "m-q4.gguf").write_bytes(b"GGUF")
     alias = hub.ALIASES["llama-7b"]
-    repositories = {"ann/llama": source, "ann/bin": only_bin, alias.repository: source}
+    repositories = {
+        "ann/llama": source,
+        "ann/bin": only_bin,
+        "ann/gguf": gguf,
+        alias.repository: source,
+    }
     with hub_server.serve(repositories, {alias.repository: alias.revision}) as server:
         server.cut_once["model.safetensors"] = 25_000_000
         cache = tmp_path / "cache"
@@ -83,6 +91,7 @@ def test_download(tmp_path: Path) -> None:
             "ann/llama",
             "llama-7b",
             "ann/bin",
+            "ann/gguf",
             "ann/gated",
             "ann/nothing",
             "ann/llama@v9",
@@ -91,7 +100,8 @@ def test_download(tmp_path: Path) -> None:
         folder = Path(good)
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
         wanted = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer.model"}
-        assert names == wanted
+        # The card says things that GGUF files record.
+        assert names == wanted | {"README.md"}
         size = (source / "model.safetensors").stat().st_size
         assert (folder / "model.safetensors").read_bytes() == (
             source / "model.safetensors"
@@ -107,12 +117,14 @@ def test_download(tmp_path: Path) -> None:
         assert len(Checkpoint.open(folder).tensors) == 21
         sentences = (
             "has only Python pickles (pytorch_model.bin)",
+            "ann/gguf on the hub (there is no such folder here) has only GGUF files, such as m-q4.",
             "ann/gated on the hub (there is no such folder here) is gated",
             "ann/nothing on the hub (there is no such folder here) does not exist, or is private",
             "has no revision 'v9'",
         )
         for error, sentence in zip(errors, sentences, strict=True):
-            assert error.startswith("SourceError: ") and sentence in error
+            kind = "UnsupportedError: " if "GGUF" in sentence else "SourceError: "
+            assert error.startswith(kind) and sentence in error
             assert "\n" not in error
         # A second time nothing is fetched but the name of the newest commit.
         before = server.sent.total()
