@@ -24,7 +24,7 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import metrics
-from qtool.quality.evaluate import Evaluation, parse_condition
+from qtool.quality.evaluate import FIGURES, OF_A_REFERENCE, Evaluation, parse_condition
 from qtool.quality.pareto import front
 from qtool.recipe import load
 from qtool.request import Request
@@ -322,10 +322,52 @@ def test_conditions_that_say_nothing(text: str, root: Path, call: Call) -> None:
     assert said.status == 1 and f"--fail-if {text}: expected" in said.err
 
 
-def test_unknown_figure(root: Path, call: Call) -> None:
-    condition = parse_condition("kl>0.1")
-    with pytest.raises(Exception, match=r"no figure 'kl'; known: .*perplexity"):
-        condition.holds({"perplexity": 3.0})
+def test_figures_are_those_of_a_run(root: Path, call: Call) -> None:
+    def figures(found: dict[str, object], prefix: str = "") -> set[str]:
+        names = set()
+        for key, value in found.items():
+            if isinstance(value, dict):
+                names |= figures(value, f"{prefix}{key}.") | ({key} if "mean" in value else set())
+            elif isinstance(value, int | float):
+                names.add(prefix + key)
+        return {name for name in names if not name.startswith(("protocol", "size_bytes"))}
+
+    assert figures(evaluated(call, root, "awq")) == FIGURES
+    assert figures(evaluated(call, root, "awq", "--against", "tiny")) == FIGURES | OF_A_REFERENCE
+
+
+class _NeverRun:
+    """Stands where a model would be run."""
+
+    def __init__(self, *_: object) -> None:
+        raise AssertionError("a block was run")
+
+
+def test_what_a_header_tells_is_told_before_any_block_is_run(
+    root: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qtool.quality.forward.Workers", _NeverRun)
+    common = ("--text", root / "text.txt", "--windows", 2, "--length", 16)
+    other = quantizing.build("llama", tmp_path / "llama")
+    spelled = tmp_path / "spelled"
+    shutil.copytree(tiny_folder(), spelled)
+    tokenizer = json.loads((spelled / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["Ġthe"], vocab["Ġof"] = vocab["Ġof"], vocab["Ġthe"]
+    small.save(spelled, {"tokenizer.json": tokenizer})
+    for words, said in (
+        (("eval", root / "awq", "--fail-if", "kld>0.05"), "'kld'; with --against it is known"),
+        (("eval", root / "awq", "--fail-if", "kl>0.05"), "no figure 'kl'; known: perplexity, tok"),
+        (("eval", other, "--against", "tiny"), "a vocabulary of 96, the reference has 2048"),
+        (("eval", spelled, "--against", "tiny"), "cuts the text into other tokens"),
+        (("compare", root / "awq", other, "--against", "tiny"), "a vocabulary of 96"),
+        (("compare", root / "awq", "--against", "tiny", "--plot", tmp_path / "none/x.svg"),
+         "x.svg: no file can be made in this folder"),
+    ):  # fmt: skip
+        found = call(*words, *common)
+        assert found.status == 1 and found.out == "" and said in found.err, words
+    with pytest.raises(AssertionError, match="a block was run"):
+        call("eval", root / "awq", *common)
 
 
 def test_refusals(root: Path, call: Call, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`qtool compare`: several artifacts of one model, by size and quality."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,6 @@ def compare(
     from qtool.allocator import share_heap
 
     share_heap()
-    from qtool.errors import SourceError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
@@ -41,8 +41,8 @@ def compare(
 
     chosen = Protocol(protocol, text, windows, length)
     check_protocol(chosen)
-    if plot is not None and plot.exists():
-        raise SourceError(f"{plot}: exists; remove it or choose another --plot")
+    if plot is not None:
+        _check_plot(plot)
     progress = Progress(quiet=json_)
     found = evaluate(
         [resolve(artifact) for artifact in artifacts],
@@ -53,13 +53,39 @@ def compare(
         cache=cache,
     )
     best = front(found)
-    if plot is not None:
-        plot.write_text(svg(found), encoding="utf-8")
     if json_:
         rows = [one.json() | {"front": one.artifact in best} for one in found]
         typer.echo(json.dumps({"against": against, "artifacts": rows}, allow_nan=False))
     else:
         _print(found, best)
+    if plot is not None:  # last: should it fail, the figures are there
+        _write_plot(plot, svg(found))
+
+
+def _check_plot(plot: Path) -> None:
+    from qtool.errors import SourceError
+
+    if plot.exists() or plot.is_symlink():
+        raise SourceError(f"{plot}: exists; remove it or choose another --plot")
+    if not os.access(plot.absolute().parent, os.W_OK | os.X_OK):
+        raise SourceError(
+            f"{plot}: no file can be made in this folder; make it or choose another --plot"
+        )
+
+
+def _write_plot(plot: Path, content: str) -> None:
+    from qtool.errors import SourceError
+
+    try:
+        with plot.open("x", encoding="utf-8") as file:
+            try:
+                file.write(content)
+                file.flush()
+            except OSError:
+                plot.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise SourceError(f"{plot}: cannot be written ({error.strerror})") from None
 
 
 def _print(found: list["Evaluation"], best: set[str]) -> None:

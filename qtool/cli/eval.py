@@ -41,10 +41,12 @@ def evaluate(
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
-    from qtool.quality.evaluate import Protocol, check_protocol, parse_condition
+    from qtool.quality.evaluate import Protocol, check_figure, check_protocol, parse_condition
     from qtool.quality.evaluate import evaluate as run
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
+    for condition in conditions:
+        check_figure(condition, reference=against is not None)
     chosen = Protocol(protocol, text, windows, length)
     check_protocol(chosen)
     progress = Progress(quiet=json_)
@@ -57,7 +59,6 @@ def evaluate(
         progress,
         cache=cache,
     )
-    # Before anything is printed: an unknown figure is an error of the command line.
     failed = [said for one in conditions if (said := one.holds(found.found)) is not None]
     if json_:
         typer.echo(json.dumps(found.json() | {"failed": failed}, allow_nan=False))

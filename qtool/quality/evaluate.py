@@ -95,7 +95,11 @@ def evaluate(
     check_protocol(protocol)
     text = read_text(protocol.text, raw=protocol.name == "llama.cpp")
     with open_weights(against or artifacts[0]) as weights:
-        tokens = window_tokens(weights, text, protocol, _vocabulary(weights))
+        vocabulary = _vocabulary(weights)
+        tokens = window_tokens(weights, text, protocol, vocabulary)
+        for path in artifacts if against is not None else ():
+            with open_weights(path) as its:
+                _check_same(its, weights, vocabulary, text)
         reference = None
         if against is not None:
             with progress.stage("reference"):
@@ -103,8 +107,6 @@ def evaluate(
         found = []
         for path in artifacts:
             with open_weights(path) as its:
-                if against is not None:
-                    _check_tokenizer(its, weights, text)
                 with progress.stage("forward"):
                     run = forward(its, tokens, threads, progress, keep=False)
                 torch.set_num_threads(threads)
@@ -117,14 +119,6 @@ def evaluate(
 def _row(
     tokens: NDArray[np.int64], protocol: Protocol, run: Forward, reference: Forward | None
 ) -> dict[str, Any]:
-    if reference is not None and (
-        run.skeleton.model.config.vocab_size != reference.skeleton.model.config.vocab_size
-    ):
-        raise SourceError(
-            f"{run.skeleton.checkpoint.path}: a vocabulary of "
-            f"{run.skeleton.model.config.vocab_size}, the reference has "
-            f"{reference.skeleton.model.config.vocab_size}; they cannot be compared"
-        )
     measured = metrics.measure(tokens, protocol.positions, run, reference)
     windows, length = tokens.shape
     return {
@@ -184,8 +178,13 @@ def _bos(weights: Weights, vocabulary: int) -> int | None:
     return bos_of(tokenizer_metadata(weights.folder, architecture, vocabulary, config))
 
 
-def _check_tokenizer(its: Weights, reference: Weights, text: str) -> None:
+def _check_same(its: Weights, reference: Weights, vocabulary: int, text: str) -> None:
     """The same text has to be the same tokens, or the comparison says nothing."""
+    if (found := _vocabulary(its)) != vocabulary:
+        raise SourceError(
+            f"{its.path}: a vocabulary of {found}, the reference has {vocabulary}; they cannot be "
+            "compared"
+        )
     some = text[:_COMPARED_CHARACTERS]
     if not np.array_equal(tokenize(some, its.folder), tokenize(some, reference.folder)):
         raise SourceError(
@@ -201,6 +200,12 @@ def size_of(path: Path) -> int:
     return sum(f.stat().st_size for p in ("*.safetensors", "*.gguf") for f in path.glob(p))
 
 
+FIGURES = frozenset({"perplexity", "tokens"})
+OF_A_REFERENCE = frozenset({
+    "reference_perplexity", "kld", "kld.mean", "kld.median", "kld.p99", "kld.max",
+    "top1_agreement", "rms_dp", "acceptance", "tokens_per_pass.1", "tokens_per_pass.2",
+    "tokens_per_pass.4", "tokens_per_pass.8",
+})  # fmt: skip
 _CONDITION = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -224,13 +229,24 @@ class Condition:
         if isinstance(value, Mapping):
             value = value.get("mean")
         if not isinstance(value, int | float):
-            known = ", ".join(sorted(_numbers(found)))
-            raise UnsupportedError(f"--fail-if {self.text}: no figure {self.key!r}; known: {known}")
+            return f"{self.key} was not measured"
         if not math.isfinite(value):  # no comparison would hold
             return f"{self.key} is {value}, not a finite number"
         if _COMPARE[self.sign](value, self.limit):
             return f"{self.key} is {value:.6g}, and --fail-if says {self.sign} {self.limit:g}"
         return None
+
+
+def check_figure(condition: Condition, *, reference: bool) -> None:
+    """UnsupportedError where no evaluation, or none without a reference, has the figure."""
+    known = FIGURES | (OF_A_REFERENCE if reference else frozenset())
+    if condition.key in known:
+        return
+    more = "; with --against it is known" if condition.key in OF_A_REFERENCE else ""
+    raise UnsupportedError(
+        f"--fail-if {condition.text}: no figure {condition.key!r}{more}; known: "
+        f"{', '.join(sorted(known))}"
+    )
 
 
 def parse_condition(text: str) -> Condition:
@@ -244,13 +260,3 @@ def parse_condition(text: str) -> Condition:
     raise UnsupportedError(
         f"--fail-if {text}: expected a figure, < <= > or >=, and a number, such as 'kld>0.05'"
     )
-
-
-def _numbers(found: Mapping[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for key, value in found.items():
-        if isinstance(value, Mapping):
-            names += _numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float):
-            names.append(prefix + key)
-    return names
