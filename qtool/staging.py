@@ -1,5 +1,6 @@
 """The output folder or file appears under its final name only when it is whole.
 
+A file's bytes are on the disk before it gets its name, so that this holds after a power cut too.
 Work goes into a hidden one beside it, which is renamed at the end and removed on any failure.
 """
 
@@ -69,6 +70,10 @@ def check_space(out: Path, nbytes: int) -> None:
         )
 
 
+# Without the times of the file; not every system has it.
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
 @contextmanager
 def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
     """A file of `nbytes` to fill, by name and by descriptor; becomes `out` when the body ends."""
@@ -83,6 +88,9 @@ def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
             try:
                 os.fchmod(descriptor, 0o666 & ~_umask())
                 yield path, descriptor
+                with _explained(out):
+                    # A name given before its bytes are on the disk may outlive them.
+                    _sync(descriptor)
             finally:
                 os.close(descriptor)
             check_out_file(out)

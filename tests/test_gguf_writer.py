@@ -12,6 +12,7 @@ import gguf_files
 import numpy as np
 import pytest
 
+from qtool import staging
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, i32, string, strings, u32
@@ -204,6 +205,32 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, error: type[BaseException]
     with pytest.raises(error), staged_file(tmp_path / "new" / "x.gguf", 3):
         raise error("no")
     assert not any(tmp_path.iterdir())
+
+
+def test_bytes_are_on_the_disk_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sync, seen = tmp_path / "x.gguf", staging._sync, []
+
+    def watched(descriptor: int) -> None:
+        seen.append((os.pread(descriptor, 9, 0), out.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(staging, "_sync", watched)
+    with staged_file(out, 3) as (_, descriptor):
+        os.pwrite(descriptor, b"abc", 0)
+    assert seen == [(b"abc", False)] and out.exists()
+
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(staging, "_sync", fails)
+    with (
+        pytest.raises(UnsupportedError, match=r"y\.gguf: .*Input/output error"),
+        staged_file(tmp_path / "new" / "y.gguf", 3),
+    ):
+        pass
+    assert [*tmp_path.iterdir()] == [out]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
