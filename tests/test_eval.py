@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 from qtool import pipeline
 from qtool.artifact import Artifact
 from qtool.errors import SourceError
-from qtool.formats.gguf_values import string
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_values import Kind, Value, string
+from qtool.formats.gguf_writer import TensorSpec, lay_out
 from qtool.gguf.importance import bos_of
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.tokenizer_files import tokenizer_files
@@ -24,7 +26,7 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import metrics
-from qtool.quality.evaluate import FIGURES, OF_A_REFERENCE, Evaluation, parse_condition
+from qtool.quality.evaluate import FIGURES, OF_A_REFERENCE, Evaluation, parse_condition, size_of
 from qtool.quality.pareto import front
 from qtool.recipe import load
 from qtool.request import Request
@@ -190,6 +192,37 @@ def test_a_gguf_file_is_what_its_blocks_say(root: Path, call: Call, tmp_path: Pa
         k: v for k, v in second.items() if k not in ("artifact", "size_bytes")
     }
     assert first["size_bytes"] == (root / "q4.gguf").stat().st_size
+
+
+def split_in_two(path: Path, folder: Path) -> list[Path]:
+    """A GGUF file as two, in the form that gguf-split gives them."""
+    folder.mkdir()
+    with GgufFile.open(path) as file:
+        names = list(file.tensors)
+        for number in range(2):
+            counts = {"split.no": number, "split.count": 2}
+            metadata = {key: Value(Kind.UINT16, value) for key, value in counts.items()}
+            metadata["split.tensors.count"] = Value(Kind.INT32, len(names))
+            chosen = names[:7] if number == 0 else names[7:]
+            infos = [file.tensors[name] for name in chosen]
+            specs = [TensorSpec(info.name, info.shape, info.type) for info in infos]
+            content = lay_out(({} if number else dict(file.metadata)) | metadata, specs).header
+            for info in infos:
+                raw = file.read_rows(info.name, 0, info.rows).tobytes()
+                content += raw + bytes(-len(raw) % 32)
+            (folder / f"m-{number + 1:05}-of-00002.gguf").write_bytes(content)
+    return sorted(folder.iterdir())
+
+
+def test_size_of_what_was_opened(root: Path, tmp_path: Path) -> None:
+    parts = split_in_two(root / "q4.gguf", tmp_path / "split")
+    both = sum(part.stat().st_size for part in parts)
+    assert size_of(parts[0]) == size_of(tmp_path / "split") == both > parts[0].stat().st_size
+    folder = tmp_path / "folder"
+    shutil.copytree(root / "awq", folder)
+    shutil.copy(root / "q4.gguf", folder)  # and another model beside it
+    assert size_of(folder) == (folder / "model.safetensors").stat().st_size
+    assert size_of(root / "q4.gguf") == (root / "q4.gguf").stat().st_size
 
 
 def test_a_model_against_itself(root: Path, call: Call) -> None:

@@ -25,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibration import read_text, tokenize
+from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance import bos_of, first_token
 from qtool.gguf.open import is_gguf, open_source
@@ -194,10 +196,11 @@ def _check_same(its: Weights, reference: Weights, vocabulary: int, text: str) ->
 
 
 def size_of(path: Path) -> int:
-    """Bytes of the tensor files."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(f.stat().st_size for p in ("*.safetensors", "*.gguf") for f in path.glob(p))
+    """Bytes of the files that make up the model, all parts of a split one."""
+    if is_gguf(path):
+        with GgufFile.open(open_source(path).path) as file:
+            return file.size_bytes
+    return sum(file.stat().st_size for file in Checkpoint.open(path).files)
 
 
 FIGURES = frozenset({"perplexity", "tokens"})
