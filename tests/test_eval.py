@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import shutil
+import time
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -331,6 +334,43 @@ def test_what_the_reference_computed_is_kept(root: Path, call: Call, tmp_path: P
     assert evaluated(call, root, "awq", "--against", "tiny") == first
     np.save(kept, hidden * 0)
     assert evaluated(call, root, "awq", "--against", "tiny", "--no-cache") == first
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError(28, "No space left on device"), 0), (KeyboardInterrupt(), 130)]
+)
+def test_nothing_unfinished_stays_in_the_cache(
+    error: BaseException,
+    status: int,
+    root: Path,
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "cache/reference"
+    folder.mkdir(parents=True)
+    for name, age in (("killed.part", 90_000), ("running.part", 60)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (time.time() - age,) * 2)
+
+    def fail(file: IO[bytes], _: object) -> None:
+        file.write(b"some")
+        raise error
+
+    monkeypatch.setattr("qtool.quality.forward.np.save", fail)
+    said = call("eval", root / "awq", "--against", "tiny", "--text", root / "text.txt", "--windows",
+                2, "--length", 16)  # fmt: skip
+    assert said.status == status
+    assert [path.name for path in folder.iterdir()] == ["running.part"]
+
+
+def test_another_transformers_computes_again(
+    root: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(call, root, "awq", "--against", "tiny")
+    monkeypatch.setattr("qtool.quality.forward.version", lambda _: "0.0")
+    evaluated(call, root, "awq", "--against", "tiny")
+    assert len(list((tmp_path / "cache/reference").iterdir())) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ many artifacts are measured against one model.
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from qtool.weights import Weights
 Logits = Callable[[torch.Tensor], torch.Tensor]
 _CACHE_FORMAT = "1"
 _CACHE_BYTES = 4 << 30
+_PART = ".part"
+_UNFINISHED_SECONDS = 24 * 3600  # nobody is still writing a file as old as this
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ def cache_folder() -> Path:
 def _cached(weights: Weights, tokens: NDArray[np.int64]) -> Path | None:
     if not isinstance(weights, Checkpoint):
         return None
-    said = "\0".join((_CACHE_FORMAT, torch.__version__, weights.digest(), str(tokens.shape)))
+    # transformers' modelling code computes the numbers, torch runs it.
+    versions = _CACHE_FORMAT, torch.__version__, version("transformers")
+    said = "\0".join((*versions, weights.digest(), str(tokens.shape)))
     key = hashlib.sha256(said.encode() + tokens.astype("<i8").tobytes()).hexdigest()
     return cache_folder() / f"{key[:32]}.npy"
 
@@ -98,9 +104,15 @@ def _write(place: Path, hidden: torch.Tensor) -> None:
     """Best effort: an evaluation does not fail for a cache that cannot be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
-            np.save(file, hidden.numpy())
-        os.replace(file.name, place)
+        _forget_unfinished(place.parent)
+        descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=_PART)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, hidden.numpy())
+            os.replace(name, place)
+        except BaseException:  # a full disk, or the user's interrupt
+            Path(name).unlink(missing_ok=True)
+            raise
         old = sorted(place.parent.glob("*.npy"), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in old)
         for path in old[:-1]:
@@ -110,3 +122,10 @@ def _write(place: Path, hidden: torch.Tensor) -> None:
             path.unlink(missing_ok=True)
     except OSError:
         return
+
+
+def _forget_unfinished(folder: Path) -> None:
+    """Removes what a run left that was killed while it wrote."""
+    for path in folder.glob(f"*{_PART}"):
+        if time.time() - path.stat().st_mtime > _UNFINISHED_SECONDS:
+            path.unlink(missing_ok=True)
