@@ -175,7 +175,7 @@ def _header(path: Path, descriptors: dict[Path, int]) -> Header:
             raise SourceError(f"{path}: not a file; expected a .gguf file")
         descriptors[path] = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-        why = error.strerror
+        why = str(error.strerror)
         if error.errno == errno.EMFILE:
             why += f" beside {len(descriptors)} parts of its model; allow more with `ulimit -n`"
         raise SourceError(f"{path}: cannot be read ({why})") from None
