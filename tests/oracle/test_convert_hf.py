@@ -15,6 +15,7 @@ import gguf_from_hf
 import gguf_models
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.kinds import stored_shape
@@ -98,6 +99,23 @@ def test_random_models(
     # The converter forgets the file type of GPT-NeoX.
     beyond = {"general.file_type"} - set(theirs.metadata)
     compare(ours, theirs, beyond | gguf_models.SAID_BEYOND.get(name, set()))
+
+
+def test_a_head_that_is_said_to_be_tied_and_differs(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write it; what transformers computes with it does not depend on config.json either."""
+    folder = gguf_models.build("qwen2", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = 3 * tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    theirs = tmp_path / "theirs.gguf"
+    convert(source, [[str(folder), "f16", str(theirs)]], vocabulary=False)
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    ours = gguf_from_hf.write(folder, tmp_path / "ours.gguf", "f16")
+    assert "output.weight" in ours.tensors
+    compare(ours, GgufFile.open(theirs), set())
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
