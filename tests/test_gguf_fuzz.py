@@ -17,9 +17,9 @@ import fuzz_gguf
 def test_a_few_thousand_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fuzz_gguf, "_TRIED", fuzz_gguf.Counter())
-    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 1500)
+    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 1000)
     tried = fuzz_gguf._TRIED
-    assert tried.total() > 1700 and tried["refused"] > 500 and tried["accepted"] > 200
+    assert tried["refused"] > 500 and tried["accepted"] > 500 and tried["converted"] > 100
 
 
 def _believe_places(cursor: Any, tensors: Any) -> None:

@@ -32,6 +32,7 @@ from qtool.native import floats
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_MOST_DIVISORS = 1 << 16
 _AT_ONCE = 1 << 22  # numbers that are float32 in memory
 _PLAIN = {F16: "F16", BF16: "BF16", F32: "F32"}
 
@@ -92,11 +93,15 @@ def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
     """
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
-    vectors = {
-        name: floats_of(tensors[name], 0, tensors[name].rows).reshape(-1)
-        for name in _COMPUTED
-        if name in tensors
-    }
+    vectors = {}
+    for name in _COMPUTED:
+        if name in tensors:
+            if prod(tensors[name].shape) > _MOST_DIVISORS:
+                raise FormatError(
+                    f"{source.path}: {name} has the shape {list(tensors[name].shape)}, expected "
+                    "a number for each two elements of a head"
+                )
+            vectors[name] = floats_of(tensors[name], 0, tensors[name].rows).reshape(-1)
     wanted = DTYPES[dtype] if dtype is not None else _usual_dtype(source)
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)

@@ -5,6 +5,7 @@ table is asked for the keys once more: what does not come out as the file has it
 that nothing is lost between the two.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
+_MOST_SLOWED = 1e9  # times, by a rotation's divisor
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 
 
@@ -178,6 +180,19 @@ def _put_rope(
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     scaling: dict[str, Any] = {}
     kind = given.get("rope.scaling.type")
+    if {*vectors} not in _ROPE_TENSORS:
+        raise FormatError(
+            f"{source.path}: has {', '.join(vectors)}; expected rope_freqs.weight by itself, or "
+            "rope_factors_long.weight and rope_factors_short.weight"
+        )
+    for name, divisors in vectors.items():
+        if not ((divisors > 0) & (divisors < _MOST_SLOWED)).all():
+            raise FormatError(
+                f"{source.path}: {name} holds {divisors.min()} to {divisors.max()}, expected "
+                f"numbers above 0 and below {_MOST_SLOWED:.0e}"
+            )
+    if not 0 < theta < math.inf:
+        raise FormatError(f"{source.path}: {row.name}.rope.freq_base is {theta}")
     if "rope_freqs.weight" in vectors:
         scaling = _llama3(vectors["rope_freqs.weight"], theta, width, source)
     elif "rope_factors_long.weight" in vectors:
@@ -198,6 +213,9 @@ def _put_rope(
         config["rope_scaling"] = scaling
 
 
+_ROPE_TENSORS: tuple[set[str], ...] = (
+    set(), {"rope_freqs.weight"}, {"rope_factors_long.weight", "rope_factors_short.weight"},
+)  # fmt: skip
 _SCALING_KEYS = {
     "factor": "factor", "original_context_length": "original_max_position_embeddings",
     "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attention_factor",
@@ -209,6 +227,11 @@ def _llama3(
     divisors: NDArray[np.float32], theta: float, rotated: int, source: GgufSource
 ) -> dict[str, Any]:
     """The settings of Llama 3 that give these divisors; they are looked for among powers of two."""
+    if len(divisors) != rotated // 2:
+        raise FormatError(
+            f"{source.path}: rope_freqs.weight holds {len(divisors)} numbers, and heads are "
+            f"{rotated} wide; expected half as many"
+        )
     for length in _LLAMA3_LENGTHS:
         for low in (1.0, 2.0):
             for high in (4.0, 2.0, 8.0):
@@ -219,9 +242,11 @@ def _llama3(
                     "high_freq_factor": high,
                     "original_max_position_embeddings": length,
                 }
-                if low < high and np.array_equal(
-                    llama3_divisors({**rope, "rope_theta": theta}, rotated), divisors
-                ):
+                if low >= high:
+                    continue
+                with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                    made = llama3_divisors({**rope, "rope_theta": theta}, rotated)
+                if np.array_equal(made, divisors):
                     return rope
     raise UnsupportedError(
         f"{source.path}: rope_freqs.weight holds no divisors that the llama3 rope settings of "

@@ -64,7 +64,7 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
             )
         if given[name].value <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
-    _bounded(source, prefix, given)
+    _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
     for name, value in given.items():
         if name not in known and not _says_nothing(name, value, given):
             raise UnsupportedError(

@@ -40,6 +40,8 @@ def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, bytes]:
     kind = "none" if given is None else given.value
     if kind in ("none", "no_vocab"):
         return {}
+    if not isinstance(kind, str):
+        raise FormatError(f"{MODEL_KEY} is no text; this GGUF file is damaged")
     vocab = read_vocab(metadata, kind)
     config = _config(metadata, vocab)
     if kind == "gpt2":

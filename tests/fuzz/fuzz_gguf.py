@@ -1,16 +1,20 @@
-"""Fuzzing the GGUF reader: nothing but a QtoolError may come out, soon and in little memory.
+"""Fuzzing what reads GGUF: nothing but a QtoolError may come out, soon and in little memory.
 
     python tests/fuzz/fuzz_gguf.py [--seconds 60] [--seed 0] [--atheris] [FILE ...]
 
 Files are made by `gguf_bytes` at random, true ones, and then told lies: a number of the header
 replaced, pieces cut, doubled or moved, bits flipped, a hole of gigabytes behind the end. What is
 accepted has to keep its promises: tensors inside the file and apart, arrays that decode and encode
-to their own bytes, rows that can be read, an inspection that prints. With --atheris libFuzzer
-chooses the lies by what they reach in the reader (it has to be installed for this Python). A FILE
-is only tried. Exit status 1 at the first failure, whose file is kept beside the working directory.
+to their own bytes, rows that can be read, an inspection that prints. Half of the files are whole
+models with a few keys or tensors that are not as they should be, and of every model that is
+accepted plans are made, config.json, tokenizer files and a checkpoint's tensors. With --atheris
+libFuzzer chooses the lies by what they reach in the reader (it has to be installed for this
+Python). A FILE is only tried. Exit status 1 at the first failure, whose file is kept in the working
+directory.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -21,7 +25,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
@@ -86,12 +92,161 @@ def true_file(choose: random.Random) -> bytes:
     return bytes(Gguf(entries, infos, data, version=version, alignment=width))
 
 
+def wrong_model(choose: random.Random) -> bytes:
+    """A whole model, but for some keys and tensors."""
+    import gguf_small
+    from gguf_small import ARCHITECTURES, TOKENIZERS
+
+    from qtool.formats.gguf_values import STRUCT, Kind
+    from qtool.gguf_types import TENSOR_TYPES
+
+    plain = [kind for kind in Kind if kind is not Kind.ARRAY]
+    blocks = choose.choice([1, 1, 2])
+    tokenizer = choose.choice(list(TOKENIZERS))
+    keys, tensors = gguf_small.model(choose.choice(ARCHITECTURES), tokenizer, blocks)
+    types = {}
+
+    def value(kind: Kind) -> object:
+        if kind is Kind.STRING:
+            words = ["", "a", "llama", "gpt2", "default", "yarn", "linear", "longrope", "0", "\0"]
+            return choose.choice(words)
+        if kind in (Kind.FLOAT32, Kind.FLOAT64):
+            return choose.choice([0.0, 1.0, -1.0, 0.5, 4.0, 1e-30, 3e38, math.inf, math.nan])
+        if kind is Kind.BOOL:
+            return choose.random() < 0.5
+        size = 8 * struct.calcsize(STRUCT[kind])
+        number = choose.choice([0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 1000, *NUMBERS]) % 2**size
+        return (
+            number - 2**size
+            if kind.name.startswith("INT") and number >= 2 ** (size - 1)
+            else number
+        )
+
+    for _ in range(choose.choice([0, 1, 1, 1, 2, 2, 3, 6])):
+        lie = choose.randrange(10)
+        key = choose.choice(list(keys))
+        name = choose.choice(list(tensors))
+        if lie <= 2:
+            same = keys[key][0] if choose.random() < 0.6 else Kind.ARRAY
+            kind = choose.choice(plain) if same is Kind.ARRAY else same
+            keys[key] = (kind, value(kind))
+        elif lie == 3:
+            kind = choose.choice(plain)
+            count = choose.choice([0, 1, 2, 8, 200])
+            keys[key] = (Kind.ARRAY, kind, [value(kind) for _ in range(count)])
+        elif lie == 4:
+            del keys[key]
+        elif lie == 5:
+            own = str(keys.get("general.architecture", (0, "llama"))[1])
+            kind = choose.choice(plain)
+            keys[choose.choice(MORE_KEYS).replace("ARCH", own)] = (kind, value(kind))
+        elif lie == 6:
+            del tensors[name]
+        elif lie == 7:
+            old = tensors.pop(name)
+            instead = [name.replace("weight", "bias"), name.replace("blk.0.", "blk.1."), "x.weight",
+                       "rope_freqs.weight", "rope_factors_long.weight"]  # fmt: skip
+            tensors[choose.choice(instead)] = old
+        elif lie == 8:
+            shape = list(tensors[name])
+            at = choose.randrange(len(shape))
+            shape[at] = max(1, choose.choice([1, 2, 31, 32, shape[at] - 1, 2 * shape[at]]))
+            extra = choose.choice([(), (), (), (1,), (3,), (1, 2)])
+            tensors[name] = (*extra, *shape)[-4:]
+        else:
+            kind_of = choose.choice(list(TENSOR_TYPES.values()))
+            if tensors[name][-1] % kind_of.weights == 0:
+                types[name] = kind_of
+        if not keys or not tensors:
+            break
+    fitting = {n: t for n, t in types.items() if n in tensors and tensors[n][-1] % t.weights == 0}
+    return gguf_small.content(keys, tensors, fitting)
+
+
+# Keys that a model may have beyond its own.
+MORE_KEYS = [
+    *(f"ARCH.{key}" for key in (
+        "attention.key_length", "attention.value_length", "attention.sliding_window",
+        "attention.sliding_window_pattern", "attn_logit_softcapping", "expert_count",
+        "expert_used_count", "expert_feed_forward_length", "final_logit_softcapping",
+        "nextn_predict_layers", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa",
+        "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
+        "rope.scaling.original_context_length", "rope.scaling.type", "rope.scaling.yarn_ext_factor",
+        "tensor_data_layout", "use_parallel_residual", "vocab_size", "anything")),
+    *(f"tokenizer.ggml.{key}" for key in (
+        "add_bos_token", "add_eos_token", "add_space_prefix", "bos_token_id", "eos_token_id",
+        "eot_token_id", "merges", "model", "padding_token_id", "pre", "precompiled_charsmap",
+        "remove_extra_whitespaces", "scores", "token_type", "tokens", "unknown_token_id")),
+    "general.architecture", "general.name", "general.file_type", "general.alignment",
+    "general.quantization_version", "general.type", "tokenizer.chat_template",
+    "tokenizer.chat_template.x", "tokenizer.chat_templates", "qtool.recipe", "qtool.version",
+    "quantize.imatrix.file",
+]  # fmt: skip
+_RECIPES = ("q4_k_m", "q2_k", "iq2_xs", "f16", "q8_0")
+
+
+def use(file: "object") -> None:
+    """What a model is taken for by every command that reads one; QtoolErrors are answers."""
+    from qtool.errors import QtoolError
+    from qtool.formats.gguf_file import GgufFile
+    from qtool.gguf.convert import side_files
+    from qtool.gguf.from_gguf import gguf_source
+    from qtool.gguf.importance import first_token
+    from qtool.gguf.plan import make_gguf_plan
+    from qtool.gguf.to_hf import hf_model
+    from qtool.gguf.tokenizer_files import tokenizer_files
+    from qtool.gguf.weights import with_origins
+
+    assert isinstance(file, GgufFile)
+    try:
+        source = gguf_source(file)
+    except QtoolError as error:
+        return _told(error)
+    number = len(source.metadata) + len(source.tensors)  # one way for each file, of all of them
+    try:
+        plan = make_gguf_plan(_recipe(_RECIPES[number % len(_RECIPES)]), source, requantize=True)
+        json.loads(json.dumps(plan.json()), parse_constant=_no_constant)
+        assert plan.size_bytes > plan.tensor_bytes
+    except QtoolError as error:
+        _told(error)
+    first = first_token(source)
+    assert first is None or isinstance(first, int)
+    try:
+        tokenizer_files(source.metadata)
+    except QtoolError as error:
+        _told(error)
+    try:
+        model = hf_model(source, (None, "bfloat16", "float16")[number % 3])
+        with_origins(source, model)
+        json.loads(side_files(source, model)["config.json"], parse_constant=_no_constant)
+        if sum(tensor.source.nbytes for tensor in model.tensors) < 1 << 20:
+            for tensor in model.tensors:
+                made = dict(tensor.arrays())
+                lengths = [len(made[spec.name]) for spec in tensor.specs]
+                assert lengths == [spec.nbytes for spec in tensor.specs]
+    except QtoolError as error:
+        return _told(error)
+    _TRIED["converted"] += 1
+
+
+@functools.cache
+def _recipe(name: str) -> Any:
+    from qtool.recipe import load
+
+    return load(name)
+
+
+def _told(error: Exception) -> None:
+    message = str(error)
+    assert "\n" not in message and len(message) < 2000, message
+
+
 def lied(content: bytes, choose: random.Random) -> bytes:
     """The file with a lie more; in the header more often than behind it."""
     raw = bytearray(content)
     if not raw:
         return b"GGUF"
-    at = choose.randrange(min(len(raw), choose.choice([32, 256, len(raw)])))
+    at = choose.randrange(min(len(raw), choose.choice([32, 256, 2048, len(raw)])))
     kind = choose.randrange(9)
     if kind <= 3:  # a number, at any place and of any width
         number = choose.choice([*NUMBERS, len(raw), len(raw) - at, choose.getrandbits(64)])
@@ -121,10 +276,10 @@ def attempt(path: Path) -> str:
     try:
         with GgufFile.open(path) as file:
             keep_promises(file)
+            use(file)
         outcome = "accepted"
     except QtoolError as error:
-        message = str(error)
-        assert "\n" not in message and len(message) < 2000, message
+        _told(error)
         outcome = "refused"
     took = time.process_time() - start
     unit = 1 if sys.platform == "darwin" else 1024
@@ -136,11 +291,9 @@ def attempt(path: Path) -> str:
 
 def keep_promises(file: "object") -> None:
     """What was accepted is as the reader says."""
-    from qtool.errors import SourceError
     from qtool.formats.gguf_arrays import StoredArray
     from qtool.formats.gguf_file import GgufFile
     from qtool.formats.gguf_values import STRUCT, Kind
-    from qtool.gguf.from_gguf import gguf_source
     from qtool.gguf.inspect import GgufInspection, tensor_detail
     from qtool.gguf.inspect_text import detail_lines, summary, tables
 
@@ -171,10 +324,6 @@ def keep_promises(file: "object") -> None:
     shown = [text for line in summary(found) for text in line]
     shown += [cell for table in tables(found, True) for row in table.rows for cell in row]
     assert all(text.isprintable() for text in shown)
-    try:
-        gguf_source(file)
-    except SourceError:
-        return
 
 
 def _no_constant(name: str) -> None:
@@ -204,14 +353,18 @@ def own(seconds: float, seed: int, path: Path, most: int | None = None) -> None:
     further."""
     choose = random.Random(seed)
     pool = [true_file(choose) for _ in range(200)]
+    _warm(path)
     for content in pool:
         assert _try(path, content) == "accepted" or b"split.count" in content
     end = time.monotonic() + seconds
     for _ in range(most) if most is not None else itertools.count():
         if time.monotonic() > end:
             break
+        if choose.random() < 0.5:
+            _try(path, wrong_model(choose))
         if choose.random() < 0.05:
-            pool[choose.randrange(len(pool))] = true_file(choose)
+            make = choose.choice([true_file, wrong_model])
+            pool[choose.randrange(len(pool))] = make(choose)
         content = choose.choice(pool)
         for _ in range(choose.choice([1, 1, 1, 2, 3, 6])):
             content = lied(content, choose)
@@ -220,6 +373,26 @@ def own(seconds: float, seed: int, path: Path, most: int | None = None) -> None:
             pool[choose.randrange(len(pool))] = content
         if choose.random() < 0.05:
             _try_split(path.parent, choose)
+
+
+def _warm(path: Path) -> None:
+    """Whole models, which are imported for, and are converted without a word."""
+    import gguf_small
+
+    before = _TRIED["converted"]
+    for architecture in gguf_small.ARCHITECTURES:
+        for tokenizer in gguf_small.TOKENIZERS:
+            path.write_bytes(gguf_small.content(*gguf_small.model(architecture, tokenizer)))
+            with _opened(path) as file:
+                use(file)
+    whole = len(gguf_small.ARCHITECTURES) * len(gguf_small.TOKENIZERS)
+    assert _TRIED["converted"] == before + whole
+
+
+def _opened(path: Path) -> AbstractContextManager[object]:
+    from qtool.formats.gguf_file import GgufFile
+
+    return GgufFile.open(path)
 
 
 def _try_split(folder: Path, choose: random.Random) -> None:
@@ -264,7 +437,8 @@ def guided(seconds: float, seed: int, path: Path, folder: Path) -> None:
     corpus = folder / "corpus"
     corpus.mkdir()
     for number in range(200):
-        (corpus / f"{number}").write_bytes(true_file(choose))
+        (corpus / f"{number}").write_bytes((true_file, wrong_model)[number % 2](choose))
+    _warm(path)
 
     def one(data: bytes) -> None:
         _try(path, data)
@@ -276,7 +450,7 @@ def guided(seconds: float, seed: int, path: Path, folder: Path) -> None:
         mutated: bytes = atheris.Mutate(data, most)
         return mutated
 
-    options = [f"-max_total_time={seconds:.0f}", f"-seed={seed + 1}", "-max_len=20000",
+    options = [f"-max_total_time={seconds:.0f}", f"-seed={seed + 1}", "-max_len=60000",
                "-timeout=10", "-print_final_stats=1"]  # fmt: skip
     atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=lie)
     atheris.Fuzz()
@@ -301,7 +475,8 @@ def main() -> int:
             own(options.seconds, options.seed, folder / "m.gguf")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(_TRIED.items()))
-    print(f"{_TRIED.total():,} files: {counts}; no failure; peak {peak:.0f} MB")
+    tried = _TRIED["accepted"] + _TRIED["refused"]
+    print(f"{tried:,} files: {counts}; no failure; peak {peak:.0f} MB")
     return 0
 
 
