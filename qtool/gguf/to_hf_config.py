@@ -94,8 +94,7 @@ def hf_config(
     _put_rope(row, config, given, vectors, source)
     _put_biases(row, config, rows.keys(), source)
     _put_own(row, config, rows.keys())
-    for name, value in token_ids(source, config["vocab_size"]).items():
-        config[name] = value
+    config |= token_ids(source, config["vocab_size"])
     _prove(row, config, source)
     return config
 
