@@ -18,6 +18,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
+from qtool.printable import printable
+
 STAGES = ("download", "calibrate", "transform", "quantize", "pack", "export", "verify")
 STAGE_TITLES = {"transform": "smooth/rotate"}
 _PLAIN_EVERY = 10.0  # seconds between two plain progress lines
@@ -50,6 +52,7 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if not self._quiet:
+            text = printable(text)
             if self._console.is_terminal:
                 self._console.print(text, markup=False, highlight=False)
             else:

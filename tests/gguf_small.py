@@ -103,9 +103,11 @@ def model(architecture: str, tokenizer: str = "none", blocks: int = 1) -> tuple[
     for block in range(blocks):
         for part, shape in _BLOCKS[architecture].items():
             tensors[f"blk.{block}.{part}.weight"] = shape
-            if name == "gptneox":
+            if name == "gptneox" or (name == "stablelm" and part == "attn_norm"):
                 tensors[f"blk.{block}.{part}.bias"] = shape[:1]
-    if name == "gptneox":
+        if name == "stablelm":  # parallel: one norm for both
+            del tensors[f"blk.{block}.ffn_norm.weight"]
+    if name in ("gptneox", "stablelm"):
         tensors["output_norm.bias"] = (WIDTH,)
     return keys, tensors
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from qtool.printable import printable
+
 
 def calibrate(
     model: Annotated[
@@ -112,4 +114,4 @@ def calibrate(
             f"tokens, {imatrix.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
         )
     for note in measured.notes:
-        typer.echo(note)
+        typer.echo(printable(note))

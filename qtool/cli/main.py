@@ -27,6 +27,7 @@ from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
 from qtool.errors import QtoolError
+from qtool.printable import printable
 
 app = typer.Typer(
     name="qtool",
@@ -103,7 +104,7 @@ def main() -> None:
     except (QtoolError, OSError, MemoryError) as error:
         if debug:
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
+        print(f"error: {printable(_sentence(error))}", file=sys.stderr)
         sys.exit(1)
     except _EndedBySignal as ended:
         sys.exit(128 + int(ended.args[0]))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.printable import printable
+
 if TYPE_CHECKING:
     from qtool.gguf.planned import GgufPlan
     from qtool.gguf.recipe import GgufRecipe
@@ -99,10 +101,10 @@ def _print_gguf(made: "GgufPlan", every: bool) -> None:
     _table(rows(made.tensors, type_of, every), "type")
     if every:
         for name, reason in made.dropped:
-            typer.echo(f"not written: {name} ({reason})")
+            typer.echo(printable(f"not written: {name} ({reason})"))
     else:
         for line in not_written(made.dropped):
-            typer.echo(line)
+            typer.echo(printable(line))
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
     types = ", ".join(f"{count} {name}" for name, count in made.types.items())
     typer.echo(f"recipe {made.recipe.name}, format gguf: {counts}")
@@ -125,7 +127,7 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
     for title in ("tensors", "bytes"):
         table.add_column(title, justify="right")
     for row in rows:
-        table.add_row(row.name, row.shape, row.stored, str(row.count), f"{row.nbytes:,}")
+        table.add_row(printable(row.name), row.shape, row.stored, str(row.count), f"{row.nbytes:,}")
     console.print(table, markup=False)
 
 
@@ -135,7 +137,8 @@ def _end(peak_rss_bytes: int, seconds: float, warnings: Iterable[str]) -> None:
         f"time {_duration(seconds)} on this machine"
     )
     for warning in warnings:
-        typer.echo(f"warning: {warning}" if not warning.startswith("note:") else warning)
+        said = f"warning: {warning}" if not warning.startswith("note:") else warning
+        typer.echo(printable(said))
 
 
 def _duration(seconds: float) -> str:

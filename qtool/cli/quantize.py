@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.printable import printable
+
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe import Recipe
@@ -116,7 +118,7 @@ def quantize(
         return
     progress.say_stages()
     for line in summary.lines():
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def refuse(recipe: "Recipe | GgufRecipe", why: str, options: Mapping[str, object]) -> None:

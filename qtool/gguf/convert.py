@@ -15,7 +15,7 @@ from typing import Any
 
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.safetensors_writer import StreamWriter, plan_shards
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
@@ -145,12 +145,16 @@ def _write(
 
 def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
     """config.json, the tokenizer, and what is known of the origin, by file name."""
+    try:
+        tokenizer = tokenizer_files(source.metadata)
+    except QtoolError as error:  # it knows the keys alone
+        raise type(error)(f"{source.path}: {error}") from None
     generation = {key: value for key in _GENERATION if (value := model.config[key]) is not None}
     return {
         "config.json": _json(model.config),
         "generation_config.json": _json(generation),
         "qtool.json": _json({"qtool": __version__, "made_from": _origin(source)}),
-        **tokenizer_files(source.metadata),
+        **tokenizer,
     }
 
 

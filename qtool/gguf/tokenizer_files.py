@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf import bytelevel
 from qtool.gguf.pretokenizers import adds_bos, find_row, write_steps
@@ -253,7 +253,10 @@ def _lost(
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         arch = str(metadata["general.architecture"].value)
-        made = tokenizer_metadata(Path(folder), arch, vocab_size, {})
+        try:
+            made = tokenizer_metadata(Path(folder), arch, vocab_size, {})
+        except QtoolError as error:  # nobody knows the folder
+            raise type(error)(str(error).replace(f"{folder}/", "")) from None
     kept = {k: v for k, v in metadata.items() if k.startswith("tokenizer.") and k not in LONG_KEYS}
     lost: dict[str, Any] = {
         key: value.value

@@ -237,8 +237,10 @@ def _recipe(name: str) -> Any:
 
 
 def _told(error: Exception) -> None:
-    message = str(error)
-    assert "\n" not in message and len(message) < 2000, message
+    from qtool.printable import printable
+
+    message = printable(str(error))  # as main() shows it
+    assert len(message) < 2000, message
 
 
 def lied(content: bytes, choose: random.Random) -> bytes:
