@@ -210,7 +210,7 @@ def _parts(path: Path, count: int) -> tuple[Path, ...]:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise SourceError(
-            f"{path}: one of {count} parts, of which {len(missing)} are missing beside it: "
+            f"{path}: one of {count} parts, of which {len(missing)} are not beside it: "
             f"{', '.join(missing[:3])}{more}; fetch them"
         )
     return files

@@ -184,8 +184,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     length = int.from_bytes(_read_bytes(path, 0, 8), "little")
     if length > size - 8:
         raise FormatError(
-            f"{where}: the header is said to be {length} bytes long, the file has {size}; "
-            "it is truncated or no safetensors file"
+            f"{where}: no safetensors file, or a truncated one: its first bytes say that the "
+            f"header is {length} bytes long, and the file has {size}"
         )
     if length > MAX_HEADER_BYTES:
         raise FormatError(

@@ -1,7 +1,7 @@
 """What can go wrong, as one small tree.
 
 A message says where, what was found, what was expected, and what to do. It is printed in one
-place, `qtool.cli.main`; exit status 1.
+place, `qtool.cli.main`; exit status 1, of a UsageError 2.
 """
 
 
@@ -23,6 +23,10 @@ class FormatError(QtoolError):
 
 class UnsupportedError(QtoolError):
     """The request makes sense, but this version or this machine cannot do it."""
+
+
+class UsageError(QtoolError):
+    """The command line says something that no command knows; exit status 2."""
 
 
 class ResumeError(QtoolError):

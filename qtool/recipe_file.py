@@ -117,7 +117,7 @@ def _apply(source: Document, item: str) -> None:
     key, equals, text = item.partition("=")
     steps = key.strip().split(".")
     if not equals or not all(steps):
-        raise RecipeError(f"--set {item}: expected key=value, such as weights.bits=3")
+        raise RecipeError(f"--set {item}: expected key=value, such as calibration.samples=64")
     origin = f"--set {item}"
     given = yaml_source.parse(text, origin, lines=False)
     path: yaml_source.Path = ()
@@ -130,6 +130,7 @@ def _apply(source: Document, item: str) -> None:
                 table[step] = given.value
             elif table.get(step) is None:
                 table[step] = {}
+                source.where[path] = origin
         elif isinstance(table, list):
             if not step.isdecimal() or int(step) >= len(table):
                 raise RecipeError(f"{origin}: {'.'.join(steps[:position])} has no item {step}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
 
 
 def check_out(out: Path) -> None:
@@ -45,8 +45,11 @@ def staged(out: Path) -> Iterator[Path]:
             yield folder
             check_out(out)
             _give_name(folder, target, out)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, QtoolError) and str(folder) in str(error):
+                # Nobody knows the hidden folder.
+                raise type(error)(str(error).replace(str(folder), str(out))) from error
             raise
 
 
@@ -65,7 +68,7 @@ def check_space(out: Path, nbytes: int) -> None:
         free = shutil.disk_usage(next(above)).free
     if free < nbytes:
         raise UnsupportedError(
-            f"{out}: needs {nbytes / 1e6:,.0f} MB, and its disk has {free / 1e6:,.0f} MB left; "
+            f"{out}: needs {nbytes:,} bytes, and its disk has {free:,} left; "
             "free some space or choose another -o"
         )
 

@@ -316,7 +316,7 @@ def test_split_refusals(tmp_path: Path) -> None:
 
     files = split(tmp_path)
     files[1].unlink()
-    refused(r"of which 1 are missing beside it: big-00002-of-00003\.gguf; fetch", error=SourceError)
+    refused(r"of which 1 are not beside it: big-00002-of-00003\.gguf; fetch", error=SourceError)
     split(tmp_path)
     _rewrite(files[1], no=2)
     refused("00002-of-00003.gguf: split.no and split.count are 2 and 3, expected 1 and 3")
@@ -452,7 +452,7 @@ def test_source(packaged: Path, tmp_path: Path) -> None:
         assert list(gguf_source(file).metadata) == ["general.architecture"]
     path = tmp_path / "imatrix.gguf"
     path.write_bytes(bytes(Gguf([entry("general.type", 8, "imatrix")])))
-    with GgufFile.open(path) as file, pytest.raises(SourceError, match="so it is no model that"):
+    with GgufFile.open(path) as file, pytest.raises(SourceError, match="an importance matrix, which is given with --imatrix"):
         gguf_source(file)
     path.write_bytes(
         bytes(Gguf([entry("general.file_type", 4, 1), entry("general.architecture", 8, "x")]))

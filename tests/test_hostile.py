@@ -34,8 +34,8 @@ ONE = json.dumps(entry())
 LIES: dict[str, tuple[bytes, str]] = {
     "empty file": (b"", "0 bytes are too few"),
     "seven bytes": (b"\0" * 7, "7 bytes are too few"),
-    "header longer than the file": (file_of(W, length=10**6), "said to be 1000000 bytes long"),
-    "header of 2^64 - 1": (file_of(W, length=2**64 - 1), "said to be 18446744073709551615"),
+    "header longer than the file": (file_of(W, length=10**6), "header is 1000000 bytes long"),
+    "header of 2^64 - 1": (file_of(W, length=2**64 - 1), "header is 18446744073709551615"),
     "header cut short": (file_of(W, length=20), "not valid JSON"),
     "no header": (file_of(b""), "does not begin with"),
     "a zip file": (file_of(b"PK\x03\x04" + bytes(60)), "does not begin with"),

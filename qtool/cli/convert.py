@@ -21,7 +21,7 @@ def convert(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Write ARTIFACT as another format, exactly where the format allows."""
-    from qtool.errors import UnsupportedError
+    from qtool.errors import UsageError
     from qtool.formats.gguf_file import GgufFile
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.convert import convert_to_hf
@@ -31,9 +31,9 @@ def convert(
     from qtool.staging import check_out
 
     if to not in FORMATS:
-        raise UnsupportedError(f"--to {to}: expected {', '.join(FORMATS)}")
+        raise UsageError(f"--to {to}: expected {', '.join(FORMATS)}")
     if dtype is not None and dtype not in DTYPES:
-        raise UnsupportedError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
+        raise UsageError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
     max_shard_bytes = parse_size(max_shard_size)
     check_out(out)
     progress = Progress(quiet=json_)

@@ -26,7 +26,7 @@ from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UsageError
 from qtool.printable import printable
 
 app = typer.Typer(
@@ -69,6 +69,11 @@ def _sentence(error: QtoolError | OSError | MemoryError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}the disk is full; free some space, or give another folder with -o"
+    if error.errno == errno.EFBIG:
+        return (
+            f"{where}a file would be larger than this file system or `ulimit -f` allows; choose "
+            "another -o, or raise the limit"
+        )
     return f"{where}{error.strerror or error}"
 
 
@@ -105,7 +110,7 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {printable(_sentence(error))}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except _EndedBySignal as ended:
         sys.exit(128 + int(ended.args[0]))
     except KeyboardInterrupt:

@@ -14,6 +14,11 @@ _OF_THE_FILE = {"general.file_type", *SPLIT_KEYS}
 def gguf_source(file: GgufFile) -> GgufSource:
     """The tensors and metadata of a model; `file` stays open until the source is closed."""
     architecture = file.metadata.get("general.architecture")
+    kind = file.metadata.get("general.type")
+    if kind is not None and kind.value == "imatrix":
+        raise SourceError(
+            f"{file.path}: an importance matrix, which is given with --imatrix; name a model"
+        )
     if architecture is None or architecture.kind is not Kind.STRING:
         raise SourceError(
             f"{file.path}: has no general.architecture, so it is no model that could be quantized"
