@@ -27,9 +27,7 @@ def copy_tensor(checkpoint: Weights, name: str, target: torch.Tensor) -> None:
         require_finite(checkpoint, name, target)
 
 
-def parts(
-    checkpoint: Weights, name: str, dtype: torch.dtype
-) -> Iterator[tuple[int, torch.Tensor]]:
+def parts(checkpoint: Weights, name: str, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
     """A tensor in its stored dtype, some rows at a time, each with the number of its first row.
 
     `dtype`: what it is to become; a float needs a float, so that nothing packed is taken for one.
