@@ -1,0 +1,119 @@
+"""`qtool eval --protocol llama.cpp` against the perplexity that llama-perplexity prints.
+
+QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools, QTOOL_ORACLE_LLAMA_SOURCE its sources,
+whose models/ has the vocabularies of real models. Files are F16, since llama.cpp rounds what is
+multiplied with quantized weights.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import gguf_from_hf
+import pytest
+from oracle import llama_quantize
+
+from qtool.calibration import default_text
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf.importance import bos_of
+from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.native.library import default_threads
+from qtool.progress import Progress
+from qtool.quality.evaluate import Protocol, evaluate
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.skipif(
+        llama_quantize.tools() is None, reason="QTOOL_ORACLE_LLAMA names no folder of llama.cpp"
+    ),
+]
+
+LIMIT = 1e-3  # 2e-4 at most was seen
+# Of llama.cpp's vocabularies, whether a text begins with BOS.
+VOCABULARIES = {"llama-bpe": True, "llama-spm": True, "qwen2": False}
+
+
+def theirs(file: Path, text: Path, windows: int, length: int) -> float:
+    folder = llama_quantize.tools()
+    assert folder is not None
+    command = [folder / "llama-perplexity", "-m", file, "-f", text, "-c", length]
+    result = subprocess.run(
+        [*map(str, command), "--chunks", str(windows), "-t", str(default_threads())],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    said = result.stdout + result.stderr
+    found = re.search(r"Final estimate: PPL = ([\d.]+)", said)
+    assert found is not None, said[-2000:]
+    return float(found[1])
+
+
+def ours(model: Path, text: Path, windows: int, length: int, name: str = "llama.cpp") -> float:
+    protocol = Protocol(name, text, windows, length)
+    (found,) = evaluate([model], None, protocol, default_threads(), Progress(quiet=True))
+    return float(found.found["perplexity"])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(default_text()[:30_000], encoding="utf-8")
+    return path
+
+
+def random_llama(vocabulary: str, folder: Path) -> Path:
+    """A small Llama with random weights, and the tokenizer of a real model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    source = os.environ.get("QTOOL_ORACLE_LLAMA_SOURCE")
+    if not source:
+        pytest.skip("QTOOL_ORACLE_LLAMA_SOURCE is not set")
+    with GgufFile.open(Path(source) / "models" / f"ggml-vocab-{vocabulary}.gguf") as file:
+        metadata = dict(file.metadata)
+    assert (bos_of(metadata) is not None) is VOCABULARIES[vocabulary]
+    config = LlamaConfig(
+        vocab_size=len(metadata["tokenizer.ggml.tokens"].value), hidden_size=64,
+        intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, tie_word_embeddings=False,
+        # Large enough for what comes before to matter.
+        initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    LlamaForCausalLM(config).half().save_pretrained(folder)
+    said = json.loads((folder / "config.json").read_text())
+    # They are of another tokenizer.
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        said.pop(name, None)
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    for name, content in tokenizer_files(metadata).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_windows_are_theirs(name: str, text: Path, tmp_path: Path) -> None:
+    """Of the checkpoint and of the GGUF file, with BOS and without."""
+    folder = random_llama(name, tmp_path / "model")
+    gguf_from_hf.write(folder, tmp_path / "model.gguf", "f16")
+    wanted = theirs(tmp_path / "model.gguf", text, 6, 128)
+    for model in (folder, tmp_path / "model.gguf"):
+        found = ours(model, text, 6, 128)
+        print(f"PPL {name} {model.name}: {found:.4f} here, {wanted:.4f} there")
+        assert abs(found / wanted - 1) < LIMIT
+    # The limit tells where windows begin: that of another beginning is out of it.
+    moved = tmp_path / "moved.txt"
+    moved.write_text(" a" + text.read_text())
+    assert abs(ours(folder, moved, 6, 128) / wanted - 1) > 5 * LIMIT
+
+
+def test_smollm2(models: Path, text: Path, tmp_path: Path) -> None:
+    gguf_from_hf.write(models / "smollm2-768", tmp_path / "model.gguf", "f16")
+    found = ours(tmp_path / "model.gguf", text, 4, 512)
+    wanted = theirs(tmp_path / "model.gguf", text, 4, 512)
+    print(f"PPL smollm2-768: {found:.4f} here, {wanted:.4f} there")
+    assert abs(found / wanted - 1) < LIMIT
