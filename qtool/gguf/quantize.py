@@ -87,6 +87,13 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
         plan = make_gguf_plan(
             request.recipe, source, importance, requantize=request.requantize, origin=origin
         )
+        if request.recipe.calibration.source is None:
+            notes.append(
+                f"importance was measured over {', '.join(importance.datasets)}, Python's own "
+                "documentation; --calibration FILE measures it over text like yours"
+            )
+    elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
+        notes.append("no tensor of this recipe makes use of importance")
     if importance is not None:
         notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
     layout = plan.layout
