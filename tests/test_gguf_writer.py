@@ -251,7 +251,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_full_disks_are_told(tmp_path: Path) -> None:
     with (
-        pytest.raises(UnsupportedError, match=r"needs 1,000,000,000,000,000,000 bytes, and its disk has"),
+        pytest.raises(UnsupportedError, match=r"needs 1,[0,]+ bytes, and its disk"),
         staged_file(tmp_path / "x.gguf", 10**18),
     ):
         pass
