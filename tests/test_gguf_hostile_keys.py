@@ -18,7 +18,7 @@ import qtool.measure
 import qtool.quality.evaluate  # noqa: F401 (imported here, no command takes time for it)
 from qtool.formats.gguf_values import Kind
 
-Change = Callable[[Keys, Tensors], None]
+Change = Callable[[Keys, Tensors], object]
 COMMANDS = ("convert", "calibrate", "eval", "plan")
 EMBEDDING, QUERY = "token_embd.weight", "blk.0.attn_q.weight"
 BLOCKS, HEADS, BOS = (
@@ -87,6 +87,21 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "rows beside the heads": ("llama", shaped(QUERY, 30, 32), f"{QUERY} has the shape [30, 32]"),
     "odd rows": ("llama", shaped(QUERY, 31, 32), f"{QUERY} has the shape [31, 32]"),
     "rows in two": ("llama", shaped("blk.0.ffn_up.weight", 2, 64, 32), "has the shape [2, 64, 32]"),
+    "a norm without its bias": (
+        "gptneox", lambda _, tensors: tensors.pop("blk.0.attn_norm.bias"),
+        "lacks blk.0.attn_norm.bias, unlike any gptneox model",
+    ),
+    "a norm with a bias": (
+        "llama", shaped("blk.0.attn_norm.bias", 32), "has blk.0.attn_norm.bias, unlike any llama",
+    ),
+    "a bias nobody asks for": (
+        "gemma2", shaped("blk.0.ffn_up.bias", 64), "has blk.0.ffn_up.bias, unlike any gemma2",
+    ),
+    "no biases at all": (
+        "gptneox",
+        lambda _, tensors: [tensors.pop(f"blk.0.ffn_{part}.bias") for part in ("up", "down")],
+        "lacks blk.0.ffn_up.bias, which every gptneox model has",
+    ),
     "bos of text": ("llama", says(BOS, Kind.STRING, "x"), f"{BOS} is 'x', expected a token below"),
     "bos far out": ("llama", says(BOS, Kind.UINT32, 2**31), f"{BOS} is 2147483648, expected a"),
     "half of the factors": (

@@ -26,6 +26,7 @@ from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf_biases import check_biases
 from qtool.gguf.to_hf_config import class_of, hf_config
 from qtool.gguf_types import BF16, F16, F32
 from qtool.native import floats
@@ -106,6 +107,7 @@ def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)
     completed = complete(config, row.defaults)
+    check_biases(row, completed["num_hidden_layers"], tensors.keys(), source)
     found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
     used = {tensor.source.name for tensor in found}
     dropped = [(name, "rope settings of config.json say the same") for name in vectors]

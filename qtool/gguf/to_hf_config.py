@@ -18,6 +18,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.hf_config import complete
 from qtool.gguf.rope_tensors import llama3_divisors
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf_biases import bias_settings
 from qtool.gguf.to_hf_keys import WHOLE, checked_keys
 
 # model_type of transformers where it is not the architecture's name in llama.cpp.
@@ -26,17 +27,6 @@ _MODEL_TYPES = {
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
     "GPTNeoXForCausalLM": "gpt_neox",
 }  # fmt: skip
-# What config.json calls the presence of biases, by the tensors of block 0 that then have one.
-_BIASES = {
-    "llama": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
-              ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
-    "qwen2": (("", ("attn_q", "attn_k", "attn_v")),),
-    "qwen2moe": (("qkv_bias", ("attn_q", "attn_k", "attn_v")),),
-    "stablelm": (("use_qkv_bias", ("attn_q", "attn_k", "attn_v")),),
-    "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
-                ("", ("ffn_up", "ffn_down"))),
-}  # fmt: skip
-_USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
@@ -92,7 +82,7 @@ def hf_config(
             _SETTINGS[name](config, plain(value))
     _put_layer_types(row, config, given)
     _put_rope(row, config, given, vectors, source)
-    _put_biases(row, config, rows.keys(), source)
+    config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
     config |= token_ids(source, config["vocab_size"])
     _prove(row, config, source)
@@ -251,20 +241,6 @@ def _llama3(
         f"{source.path}: rope_freqs.weight holds no divisors that the llama3 rope settings of "
         "config.json give, so that a checkpoint cannot be told of them"
     )
-
-
-def _put_biases(
-    row: Architecture, config: dict[str, Any], names: Collection[str], source: GgufSource
-) -> None:
-    for setting, kinds in _BIASES.get(row.name, _USUAL_BIASES):
-        there = [f"blk.0.{kind}.bias" in names for kind in kinds]
-        if any(there) != all(there) and any(f"blk.0.{kind}.weight" in names for kind in kinds):
-            raise UnsupportedError(
-                f"{source.path}: of {', '.join(kinds)} only some have a bias, which "
-                f"{config['architectures'][0]} cannot have"
-            )
-        if setting and all(there):
-            config[setting] = True
 
 
 def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
