@@ -113,7 +113,7 @@ static void encode_iq4_xs(panel *p)
         weigh_iq4(w, p, 32 * j, sigma2);
         scale[j] = search_iq4(&t, p->x + 32 * j, w);
     }
-    V d = -extreme(scale, 8, &magnitude) / 32.0f, inverse = over(splat(1.0f), d);
+    V d = -extreme_in_order(scale, 8, &magnitude) / 32.0f, inverse = over(splat(1.0f), d);
     for (int j = 0; j < 8; j++) {
         I l = clamp(nearest(inverse * scale[j]), -32, 31);
         V inverse_scale = over(splat(1.0f), d * to_float(l));

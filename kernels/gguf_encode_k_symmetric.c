@@ -211,7 +211,7 @@ static void encode_q3_k(panel *p)
     } else {
         search_q3(p, &search);
         memcpy(scale, search.scale, sizeof scale);
-        V magnitude, top = extreme(scale, 16, &magnitude), inverse = -32.0f / top;
+        V magnitude, top = extreme_in_order(scale, 16, &magnitude), inverse = -32.0f / top;
         M none = eq(top, (V){0});
         for (int j = 0; j < 16; j++) {
             I byte_code = nearest(inverse * scale[j]) << 24 >> 24;
@@ -264,7 +264,7 @@ static void encode_q6_k(panel *p)
         grid[j] = search_symmetric(x, w, 16, 32, 0);
         scale[j] = grid[j].scale;
     }
-    V top = extreme(scale, 16, &magnitude), inverse = -128.0f / top;
+    V top = extreme_in_order(scale, 16, &magnitude), inverse = -128.0f / top;
     M empty = lt(magnitude, splat(TINY));
     I half_d = ipick(empty, isplat(0), to_half(1.0f / inverse));
     put_half(p, 208, half_d);

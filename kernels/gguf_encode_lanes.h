@@ -149,17 +149,10 @@ ALWAYS V over(V a, V b)
     return pick(eq(b, (V){0}), (V){0}, a / b);
 }
 
-/* The weight of largest magnitude, the first of equals, and that magnitude. */
-ALWAYS V extreme(const V *x, int n, V *magnitude)
+/* The number of largest magnitude, the first of equals, and that magnitude; NaN is passed over. */
+ALWAYS V extreme_in_order(const V *x, int n, V *magnitude)
 {
-    V high = x[0], low = x[0], most_seen = {0}, at = {0};
-    for (int i = 1; i < n; i++) {
-        high = most(high, x[i]);
-        low = least(low, x[i]);
-    }
-    *magnitude = most(high, -low);
-    if (!any_lane(eq(high, -low))) /* else the order decides */
-        return pick(lt(high, -low), low, high);
+    V most_seen = {0}, at = {0};
     for (int i = 0; i < n; i++) {
         V size = absolute(x[i]);
         M larger = lt(most_seen, size);
@@ -168,6 +161,20 @@ ALWAYS V extreme(const V *x, int n, V *magnitude)
     }
     *magnitude = most_seen;
     return at;
+}
+
+/* The same of weights, which are finite; scales of weights beyond 1e19 may not be. */
+ALWAYS V extreme(const V *x, int n, V *magnitude)
+{
+    V high = x[0], low = x[0];
+    for (int i = 1; i < n; i++) {
+        high = most(high, x[i]);
+        low = least(low, x[i]);
+    }
+    *magnitude = most(high, -low);
+    if (any_lane(eq(high, -low)))
+        return extreme_in_order(x, n, magnitude);
+    return pick(lt(high, -low), low, high);
 }
 
 /* The sum of squares, in order, from zero. */

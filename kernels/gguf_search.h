@@ -244,7 +244,7 @@ ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int e
     enum { TRIALS = 3 };
     symmetric grid;
     V zero = {0}, magnitude, wx[32], sum_xl[TRIALS], sum_l2[TRIALS];
-    V top = extreme(x, n, &magnitude);
+    V top = exact ? extreme_in_order(x, n, &magnitude) : extreme(x, n, &magnitude);
     grid.empty = lt(magnitude, splat(TINY));
     grid.inverse = (float)-half / top;
     UNROLL_SOME
