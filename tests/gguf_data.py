@@ -69,6 +69,16 @@ def weights(kind: str, rows: int, columns: int, seed: int = 0) -> Floats:
         return x.astype(np.float32)
 
 
+# Each kind, and once more those whose sums overflow in some draws only.
+DIGESTED = (*KINDS, "large 9", "tiny 9", "mixed 9")
+
+
+def digested(kind: str) -> Floats:
+    """[rows, 1280]: the weights of gguf_digests.json; a number is the seed of another draw."""
+    name, _, seed = kind.partition(" ")
+    return weights(name, 2 if seed else 3, 1280, seed=int(seed or 0))
+
+
 def importance(kind: str, columns: int, seed: int = 0) -> Floats | None:
     """[columns] float32 of one kind, None for "none"."""
     bits = np.random.PCG64(77 + 1000 * seed + IMPORTANCE.index(kind))

@@ -28,14 +28,14 @@ def main() -> None:
             if block.needs_importance and importance == "none":
                 continue
             digest, kinds = sha256(), []
-            for kind in gguf_data.KINDS:
-                weight = gguf_data.weights(kind, 3, 1280)
+            for kind in gguf_data.DIGESTED:
+                weight = gguf_data.digested(kind)
                 factors = gguf_data.importance(importance, 1280)
                 blocks = ggml_blocks.encode(weight, block, factors)
                 if blocks is not None:
                     kinds.append(kind)
                     digest.update(blocks.tobytes())
-            digests[block.name][importance] = [digest.hexdigest()[:32], " ".join(kinds)]
+            digests[block.name][importance] = [digest.hexdigest()[:32], ",".join(kinds)]
     out = TESTS / "gguf_digests.json"
     out.write_text(json.dumps(digests, indent=1) + "\n")
 
