@@ -1,6 +1,7 @@
 """Whole GGUF files whose keys or tensors make no sense: each command says so in one sentence, soon
 and in little memory, and leaves nothing behind."""
 
+import json
 import resource
 import sys
 import time
@@ -102,6 +103,10 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
         lambda _, tensors: [tensors.pop(f"blk.0.ffn_{part}.bias") for part in ("up", "down")],
         "lacks blk.0.ffn_up.bias, which every gptneox model has",
     ),
+    "heads turned too far": (
+        "stablelm", says("stablelm.rope.dimension_count", Kind.UINT32, 2**31),
+        "is 2147483648, expected an even number of the 8 elements",
+    ),
     "bos of text": ("llama", says(BOS, Kind.STRING, "x"), f"{BOS} is 'x', expected a token below"),
     "bos far out": ("llama", says(BOS, Kind.UINT32, 2**31), f"{BOS} is 2147483648, expected a"),
     "half of the factors": (
@@ -125,6 +130,17 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
         "llama", adds("llama.logit_scale", Kind.FLOAT32, 3.0), "llama.logit_scale is 3.0, which no",
     ),
 }  # fmt: skip
+
+
+def test_heads_of_which_nothing_is_said(tmp_path: Path, call: Call) -> None:
+    """Their width is then what llama.cpp takes, and not what the class of transformers does."""
+    keys, tensors = gguf_small.model("gemma2", "gpt2")
+    for name in ("key_length", "value_length"):
+        del keys[f"gemma2.attention.{name}"]
+    (tmp_path / "model.gguf").write_bytes(gguf_small.content(keys, tensors))
+    assert call(*arguments("convert", tmp_path / "model.gguf", tmp_path)).status == 0
+    config = json.loads((tmp_path / "made" / "config.json").read_text())
+    assert (config["head_dim"], config["query_pre_attn_scalar"]) == (8, 8)
 
 
 def arguments(command: str, model: Path, folder: Path) -> list[str]:

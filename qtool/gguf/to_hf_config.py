@@ -74,9 +74,13 @@ def hf_config(
     }
     if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
         config["num_key_value_heads"] = given["attention.head_count"].value
+    if isinstance(row.defaults.get("head_dim"), int):
+        heads = given["attention.head_count"].value
+        config["head_dim"] = given["embedding_length"].value // heads
     for key in row.keys:
         if key.make is None and key.name in given:
-            config[key.setting] = plain(given[key.name])
+            value = plain(given[key.name])  # of a whole number, if another writer's
+            config[key.setting] = float(value) if key.real else value
     for name, value in given.items():
         if name in _SETTINGS:
             _SETTINGS[name](config, plain(value))
@@ -126,13 +130,13 @@ def _to(setting: str, change: Callable[[Any], Any] = lambda value: value) -> Cal
 # Keys of the table that are made of a setting in their own way, and how to get that back.
 _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "use_parallel_residual": _to("use_parallel_residual"),
-    "final_logit_softcapping": _to("final_logit_softcapping"),
-    "attention.scale": _to("attention_multiplier"),
-    "embedding_scale": _to("embedding_multiplier"),
-    "residual_scale": _to("residual_multiplier"),
-    "logit_scale": _to("logits_scaling"),
+    "final_logit_softcapping": _to("final_logit_softcapping", float),
+    "attention.scale": _to("attention_multiplier", float),
+    "embedding_scale": _to("embedding_multiplier", float),
+    "residual_scale": _to("residual_multiplier", float),
+    "logit_scale": _to("logits_scaling", float),
     "attention.sliding_window": _to("sliding_window", lambda value: value or None),
-    "rope.freq_base_swa": _to("rope_local_base_freq"),
+    "rope.freq_base_swa": _to("rope_local_base_freq", float),
 }
 
 
@@ -157,7 +161,7 @@ def _put_rope(
     source: GgufSource,
 ) -> None:
     """rope_theta and rope_scaling, spelled so that every transformers since 4.43 reads them."""
-    theta = plain(given["rope.freq_base"]) if "rope.freq_base" in given else 10000.0
+    theta = float(plain(given["rope.freq_base"])) if "rope.freq_base" in given else 10000.0
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotated = given.get("rope.dimension_count")
     share = "rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"
@@ -165,6 +169,11 @@ def _put_rope(
         if rotated.value != width:
             config["head_dim"] = width = rotated.value
     elif rotated is not None:
+        if not 0 < rotated.value <= width or rotated.value % 2:
+            raise FormatError(
+                f"{source.path}: {row.name}.rope.dimension_count is {rotated.value}, expected an "
+                f"even number of the {width} elements of a head"
+            )
         config[share] = rotated.value / width
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     scaling: dict[str, Any] = {}
@@ -193,7 +202,10 @@ def _put_rope(
         scaling = {"rope_type": kind.value}
         for key, name in _SCALING_KEYS.items():
             if f"rope.scaling.{key}" in given:
-                scaling[name] = plain(given[f"rope.scaling.{key}"])
+                value = plain(given[f"rope.scaling.{key}"])
+                scaling[name] = (
+                    value if name == "original_max_position_embeddings" else float(value)
+                )
     if row.name == "phi3":
         original = given.get("rope.scaling.original_context_length")
         if original is not None:
