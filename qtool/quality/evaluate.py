@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from qtool.calibration import read_text, tokenize
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance import bos_of, first_token
@@ -75,9 +75,9 @@ class Evaluation:
 
 
 def check_protocol(protocol: Protocol) -> None:
-    """UnsupportedError or SourceError for what cannot be evaluated at all."""
+    """UsageError or SourceError for what cannot be evaluated at all."""
     if protocol.name not in PROTOCOLS:
-        raise UnsupportedError(f"--protocol {protocol.name}: expected {' or '.join(PROTOCOLS)}")
+        raise UsageError(f"--protocol {protocol.name}: expected {' or '.join(PROTOCOLS)}")
     if not protocol.text.is_file():
         raise SourceError(f"{protocol.text}: no such text file")
 
@@ -241,12 +241,12 @@ class Condition:
 
 
 def check_figure(condition: Condition, *, reference: bool) -> None:
-    """UnsupportedError where no evaluation, or none without a reference, has the figure."""
+    """UsageError where no evaluation, or none without a reference, has the figure."""
     known = FIGURES | (OF_A_REFERENCE if reference else frozenset())
     if condition.key in known:
         return
     more = "; with --against it is known" if condition.key in OF_A_REFERENCE else ""
-    raise UnsupportedError(
+    raise UsageError(
         f"--fail-if {condition.text}: no figure {condition.key!r}{more}; known: "
         f"{', '.join(sorted(known))}"
     )
@@ -260,6 +260,6 @@ def parse_condition(text: str) -> Condition:
             return Condition(text, match[1], match[2], limit)
     except ValueError:
         pass
-    raise UnsupportedError(
+    raise UsageError(
         f"--fail-if {text}: expected a figure, < <= > or >=, and a number, such as 'kld>0.05'"
     )
