@@ -1,6 +1,6 @@
 """Fuzzing what reads GGUF: nothing but a QtoolError may come out, soon and in little memory.
 
-    python tests/fuzz/fuzz_gguf.py [--seconds 60] [--seed 0] [--atheris] [FILE ...]
+    python tests/fuzz/fuzz_gguf.py [--seconds 60] [--seed 0] [--atheris | --measure] [FILE ...]
 
 Files are made by `gguf_bytes` at random, true ones, and then told lies: a number of the header
 replaced, pieces cut, doubled or moved, bits flipped, a hole of gigabytes behind the end. What is
@@ -9,8 +9,8 @@ to their own bytes, rows that can be read, an inspection that prints. Half of th
 models with a few keys or tensors that are not as they should be, and of every model that is
 accepted plans are made, config.json, tokenizer files and a checkpoint's tensors. With --atheris
 libFuzzer chooses the lies by what they reach in the reader (it has to be installed for this
-Python). A FILE is only tried. Exit status 1 at the first failure, whose file is kept in the working
-directory.
+Python). With --measure all are such models, and transformers runs those that are accepted. A FILE
+is only tried. Exit status 1 at the first failure, whose file is kept in the working directory.
 """
 
 import argparse
@@ -234,6 +234,36 @@ def _recipe(name: str) -> Any:
     from qtool.recipe import load
 
     return load(name)
+
+
+def measured(seconds: float, seed: int, path: Path) -> None:
+    """Wrong models only, and those that are accepted are run by transformers on a few tokens."""
+    from qtool import measure
+    from qtool.errors import QtoolError
+    from qtool.gguf.open import open_source
+    from qtool.gguf.weights import gguf_weights
+    from qtool.progress import Progress
+    from qtool.recipe import Calibration
+
+    choose = random.Random(seed)
+    text = path.with_name("text.txt")
+    text.write_text("ab a cd " * 300)
+    given = Calibration(source=str(text), samples=1, length=8)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        content = wrong_model(choose)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+        try:
+            with gguf_weights(open_source(path)) as (weights, source):
+                measure.measure_importance(weights, source, given, 1, Progress(quiet=True))
+            _TRIED["accepted"] += 1
+        except QtoolError as error:
+            _told(error)
+            _TRIED["refused"] += 1
+        except BaseException:
+            Path("failed-measured.gguf").write_bytes(content)
+            raise
 
 
 def _told(error: Exception) -> None:
@@ -463,6 +493,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--atheris", action="store_true")
+    parser.add_argument("--measure", action="store_true", help="run the models that are accepted")
     parser.add_argument("files", nargs="*", type=Path)
     options = parser.parse_args()
     for file in options.files:
@@ -473,6 +504,8 @@ def main() -> int:
         folder = Path(name)
         if options.atheris:
             guided(options.seconds, options.seed, folder / "m.gguf", folder)
+        elif options.measure:
+            measured(options.seconds, options.seed, folder / "m.gguf")
         else:
             own(options.seconds, options.seed, folder / "m.gguf")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
