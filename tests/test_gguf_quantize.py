@@ -17,6 +17,7 @@ import gguf_files
 import numpy as np
 import pytest
 
+import qtool
 from qtool import native_gguf
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -327,9 +328,13 @@ def _failing(*_: object) -> None:
     raise QtoolError("failing")
 
 
+# Where the package that is tested lies: a checkout beside an installed one has no kernels.
+HOME = Path(qtool.__file__).parent.parent
+
+
 def command(*words: object) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-X", "importtime", "-m", "qtool", "quantize", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=HOME)
 
 
 @pytest.mark.parametrize("model", ["dense.gguf", "tiny"])
@@ -381,7 +386,7 @@ def test_a_signal_leaves_nothing(number: signal.Signals, models: Path, tmp_path:
              1, "--imatrix", models / "experts-imatrix.gguf"]  # fmt: skip
     line = [sys.executable, "-m", "qtool", "quantize", *map(str, words)]
     process = subprocess.Popen(
-        line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}
+        line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}, cwd=HOME
     )
     until = time.monotonic() + 30
     while not (folder.exists() and any(folder.iterdir())) and time.monotonic() < until:
