@@ -13,12 +13,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qtool.errors import RecipeError
 from qtool.recipe_file import (
     Calibration,
+    NamedTable,
     Table,
     conflict,
     document,
@@ -122,7 +123,7 @@ class AwqOptions(Table):
     )
 
 
-class Recipe(Table):
+class Recipe(NamedTable):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
@@ -137,9 +138,6 @@ class Recipe(Table):
     rtn: RtnOptions = RtnOptions()
     gptq: GptqOptions = GptqOptions()
     awq: AwqOptions = AwqOptions()
-
-    _name: str = PrivateAttr(default="recipe")
-    _changes: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("method", mode="before")
     @classmethod
@@ -180,16 +178,6 @@ class Recipe(Table):
         if self.weights is None and (self.rounding != "none" or self.transforms):
             raise conflict("weights", "missing; it says bits, group_size and symmetric")
         return self
-
-    @property
-    def name(self) -> str:
-        """The shipped name, or the file's name without its ending."""
-        return self._name
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """The `--set` items put over the file's keys, but for those of the calibration."""
-        return self._changes
 
     @property
     def rounding(self) -> str:
@@ -248,12 +236,6 @@ class Recipe(Table):
         if self.weights is None:
             raise RecipeError(f"recipe {self.name}: it has no weights to quantize")
         return Scheme(self.weights.bits, self.weights.group_size, self.weights.symmetric)
-
-    def named(self, name: str, sets: Sequence[str]) -> "Recipe":
-        """This recipe, after it was given its name and the `--set` items that changed it."""
-        self._name = name
-        self._changes = tuple(item for item in sets if not item.startswith("calibration."))
-        return self
 
     def effective(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON: what provenance records."""

@@ -8,9 +8,9 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 
 import qtool
@@ -27,6 +27,29 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
+
+
+class NamedTable(Table):
+    """A whole recipe: its keys, its name, and what the command line changed of the file."""
+
+    _name: str = PrivateAttr(default="recipe")
+    _changes: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def name(self) -> str:
+        """The shipped name, or the file's name without its ending."""
+        return self._name
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The `--set` items put over the file's keys, but for those of the calibration."""
+        return self._changes
+
+    def named(self, name: str, sets: Sequence[str]) -> Self:
+        """This recipe, after it was given its name and the `--set` items that changed it."""
+        self._name = name
+        self._changes = tuple(item for item in sets if not item.startswith("calibration."))
+        return self
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)

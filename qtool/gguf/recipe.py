@@ -17,16 +17,15 @@ Tensors are named as in the GGUF file: blk.0.attn_q.weight.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
-from qtool.recipe_file import ALIASES, Calibration, Table, conflict
+from qtool.recipe_file import ALIASES, Calibration, NamedTable, Table, conflict
 
 
 def _file_type(value: str) -> str:
@@ -75,7 +74,7 @@ class GgufOverride(Table):
         return self
 
 
-class GgufRecipe(Table):
+class GgufRecipe(NamedTable):
     """A recipe for one GGUF file, complete: every key has its effective value."""
 
     format: Literal["gguf"]
@@ -88,9 +87,6 @@ class GgufRecipe(Table):
     importance: bool = Field(default=False, description="measure which columns count")
     calibration: Calibration = Calibration()
 
-    _name: str = PrivateAttr(default="recipe")
-    _changes: tuple[str, ...] = PrivateAttr(default=())
-
     check_file_type = field_validator("type")(_file_type)
     check_types = field_validator("output_type", "embedding_type")(_tensor_type)
 
@@ -98,22 +94,6 @@ class GgufRecipe(Table):
     def consistent(self) -> "GgufRecipe":
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
-        return self
-
-    @property
-    def name(self) -> str:
-        """The shipped name, or the file's name without its ending."""
-        return self._name
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """The `--set` items put over the file's keys, but for those of the calibration."""
-        return self._changes
-
-    def named(self, name: str, sets: Sequence[str]) -> "GgufRecipe":
-        """This recipe, after it was given its name and the `--set` items that changed it."""
-        self._name = name
-        self._changes = tuple(item for item in sets if not item.startswith("calibration."))
         return self
 
     @property
