@@ -1,0 +1,92 @@
+"""Whether the files of a safetensors folder are whole and belong together.
+
+Every shard is looked at by itself, so that one broken file does not hide the next.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from qtool.errors import QtoolError
+from qtool.formats import safetensors_file as st
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.verification.finding import Finding
+
+CHECK = "files"
+
+
+def check_files(path: Path) -> Iterator[Finding]:
+    """Findings about the weight files of a folder, or about one file."""
+    if not path.is_dir():
+        yield from _read(path)[1]
+        return
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if len(indexes) != 1:
+        for file in sorted(path.glob("*.safetensors")):
+            yield from _read(file)[1]
+        return
+    yield from _check_index(path, indexes[0])
+
+
+def _read(file: Path) -> tuple[dict[str, TensorInfo], list[Finding]]:
+    try:
+        return st.read_header(file)[0], []
+    except QtoolError as error:
+        return {}, [Finding("error", CHECK, file.name, str(error))]
+
+
+def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
+    try:
+        weight_map = st.read_json(index).get("weight_map")
+    except QtoolError as error:
+        yield Finding("error", CHECK, index.name, str(error))
+        return
+    if not isinstance(weight_map, dict) or not weight_map:
+        yield Finding("error", CHECK, index.name, f"{index.name} has no weight_map")
+        return
+    named = {str(file) for file in weight_map.values()}
+    there: dict[str, set[str]] = {}
+    for file in sorted(named):
+        if not (folder / file).is_file():
+            count = sum(1 for other in weight_map.values() if other == file)
+            yield Finding(
+                "error", CHECK, file,
+                f"{index.name} names {file} for {count} tensors, but there is no such file; "
+                "fetch it again",
+            )  # fmt: skip
+            continue
+        tensors, findings = _read(folder / file)
+        yield from findings
+        if not findings:
+            there[file] = set(tensors)
+    for name, file in weight_map.items():
+        if file in there and name not in there[file]:
+            other = next((f for f, names in there.items() if name in names), None)
+            where = f"it lies in {other}" if other else "no file has it"
+            yield Finding(
+                "error", CHECK, name,
+                f"{index.name} says that {name} is in {file}, but {where}; engines that follow "
+                "the index cannot load it",
+            )  # fmt: skip
+    for file, names in there.items():
+        extra = [name for name in sorted(names) if weight_map.get(name) != file]
+        unknown = [name for name in extra if name not in weight_map]
+        if unknown:
+            yield Finding(
+                "error", CHECK, file,
+                f"{file} holds {len(unknown)} tensors that {index.name} does not name "
+                f"(the first: {unknown[0]}); engines that follow the index lose them",
+            )  # fmt: skip
+        twice = [name for name in extra if name in there.get(str(weight_map.get(name)), ())]
+        if twice:
+            yield Finding(
+                "warning", CHECK, file,
+                f"{file} holds {len(twice)} tensors that {index.name} gives to another file, "
+                f"which has them too (the first: {twice[0]}); remove one copy",
+            )  # fmt: skip
+    for stray in sorted(folder.glob("*.safetensors")):
+        if stray.name not in named:
+            yield Finding(
+                "warning", CHECK, stray.name,
+                f"{stray.name} lies in the folder, but {index.name} does not name it; engines "
+                "that load every file would load it too: remove it, or add it to the index",
+            )  # fmt: skip

@@ -1,0 +1,59 @@
+"""What verifying finds: findings, the error of each layer, and the verdict that holds both."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check has to say."""
+
+    severity: Severity  # an error makes the artifact fail
+    check: str  # which check: a stable id such as "zero-convention"
+    name: str  # of the tensor, module or file; "" where it is the whole artifact
+    message: str  # one sentence: what was found, what was expected, what to do
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far one quantized matrix is from its source."""
+
+    name: str
+    scheme: str
+    relative_error: float  # |W - Q| / |W|, Frobenius norms
+    expected: float | None  # what the scheme alone explains; None where nothing tells
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All that was found in one artifact."""
+
+    path: str
+    format: str
+    engine: str | None
+    tp: int
+    findings: tuple[Finding, ...]
+    layers: tuple[LayerError, ...]  # empty without a model to compare with
+    checks: tuple[str, ...]  # the ids of all checks that ran
+    unquantized_share: float  # of the parameters
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing found is an error."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def json(self) -> dict[str, Any]:
+        """For machines: qtool/schemas/verify.json."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "engine": self.engine,
+            "tp": self.tp,
+            "ok": self.ok,
+            "unquantized_share": self.unquantized_share,
+            "checks": list(self.checks),
+            "findings": [asdict(finding) for finding in self.findings],
+            "layers": [asdict(layer) for layer in self.layers],
+        }
