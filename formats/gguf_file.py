@@ -16,8 +16,9 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from qtool.formats.gguf_header import (
     MAX_TENSORS,
     Header,
     TensorInfo,
-    parse_header,
+    read_header,
 )
 from qtool.formats.gguf_values import Kind, Value
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 else:
     from qtool.lazy_numpy import np
 
-__all__ = ["INTEGERS", "SPLIT_KEYS", "GgufFile", "TensorInfo", "first_parts"]
+__all__ = ["INTEGERS", "SPLIT_KEYS", "GgufFile", "TensorInfo", "first_parts", "part_names"]
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 MAX_PARTS = 1_000
@@ -67,12 +68,22 @@ class GgufFile:
         """Open a file, or a split model by any of its parts; reads headers only."""
         descriptors: dict[Path, int] = {}
         try:
-            file = _open(Path(path), descriptors)
+            file = _open(Path(path), partial(_header, descriptors), Path.is_file, descriptors)
         except BaseException:
             _close(descriptors)
             raise
         weakref.finalize(file, _close, descriptors)
         return file
+
+    @staticmethod
+    def of_headers(path: Path, headers: Mapping[Path, Header]) -> GgufFile:
+        """A model that lies elsewhere, by the headers of its parts: all but its tensors' bytes."""
+        return _open(path, headers.__getitem__, headers.__contains__, {})
+
+    @property
+    def readable(self) -> bool:
+        """Whether tensors can be read."""
+        return bool(self.descriptors)
 
     def read_rows(
         self, name: str, first: int, last: int, out: NDArray[np.uint8] | None = None
@@ -139,21 +150,34 @@ def _read_into(descriptor: int, start: int, view: memoryview, info: TensorInfo) 
         done += got
 
 
-def _open(path: Path, descriptors: dict[Path, int]) -> GgufFile:
-    header = _header(path, descriptors)
-    count = _split(path, header, "split.count", 1)
-    if count <= 1:
-        return _joined((path,), [header], header.metadata, descriptors)
-    files = _parts(path, count)
+def _open(
+    path: Path,
+    header_of: Callable[[Path], Header],
+    there: Callable[[Path], bool],
+    descriptors: Mapping[Path, int],
+) -> GgufFile:
+    """The model that `path` is, or is a part of; `there` says whether another part is."""
+    header = header_of(path)
+    files = part_names(path, header)
+    count = len(files)
+    if count == 1:
+        return _joined(files, [header], header.metadata, descriptors)
+    missing = [file.name for file in files if not there(file)]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise SourceError(
+            f"{path}: one of {count} parts, of which {len(missing)} are not beside it: "
+            f"{', '.join(missing[:3])}{more}; fetch them"
+        )
     headers: list[Header] = []
     metadata, stated, total, read = header.metadata, -1, 0, 0
     for number, file in enumerate(files):
-        part = header if file == path else _header(file, descriptors)
+        part = header if file == path else header_of(file)
         _check_part(file, part, number, count)
         if number == 0:
             metadata, stated = part.metadata, _split(file, part, "split.tensors.count", -1)
         # Of the other parts only the tensors stay: their metadata may be as long as the first's.
-        headers.append(Header(part.version, part.alignment, {}, part.tensors, part.data_start))
+        headers.append(replace(part, metadata={}))
         total, read = total + len(part.tensors), read + part.data_start
         if total > MAX_TENSORS or read > MAX_HEADER_BYTES:
             raise FormatError(
@@ -168,7 +192,7 @@ def _open(path: Path, descriptors: dict[Path, int]) -> GgufFile:
     return _joined(files, headers, metadata, descriptors)
 
 
-def _header(path: Path, descriptors: dict[Path, int]) -> Header:
+def _header(descriptors: dict[Path, int], path: Path) -> Header:
     """The header of one file, which stays open."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -179,7 +203,7 @@ def _header(path: Path, descriptors: dict[Path, int]) -> Header:
         if error.errno == errno.EMFILE:
             why += f" beside {len(descriptors)} parts of its model; allow more with `ulimit -n`"
         raise SourceError(f"{path}: cannot be read ({why})") from None
-    return parse_header(descriptors[path], path)
+    return read_header(descriptors[path], path)
 
 
 def _split(path: Path, header: Header, key: str, default: int) -> int:
@@ -192,8 +216,11 @@ def _split(path: Path, header: Header, key: str, default: int) -> int:
     return int(value.value)
 
 
-def _parts(path: Path, count: int) -> tuple[Path, ...]:
-    """All parts beside this one; FormatError when one is missing."""
+def part_names(path: Path, header: Header) -> tuple[Path, ...]:
+    """The files of the model that `path` opens, by their names alone: one, or all parts."""
+    count = _split(path, header, "split.count", 1)
+    if count <= 1:
+        return (path,)
     found = _PART.fullmatch(path.name)
     if count > MAX_PARTS:
         raise FormatError(f"{path}: one of {count} parts; at most {MAX_PARTS} are read")
@@ -202,18 +229,10 @@ def _parts(path: Path, count: int) -> tuple[Path, ...]:
             f"{path}: one of {count} parts of a model, which must be called "
             f"NAME-00001-of-{count:05}.gguf to NAME-{count:05}-of-{count:05}.gguf"
         )
-    files = tuple(
+    return tuple(
         path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")
         for number in range(1, count + 1)
     )
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise SourceError(
-            f"{path}: one of {count} parts, of which {len(missing)} are not beside it: "
-            f"{', '.join(missing[:3])}{more}; fetch them"
-        )
-    return files
 
 
 def first_parts(files: Iterable[Path]) -> list[Path]:
@@ -263,6 +282,6 @@ def _joined(
         headers[0].alignment,
         MappingProxyType(dict(metadata)),
         MappingProxyType(tensors),
-        sum(os.fstat(descriptor).st_size for descriptor in descriptors.values()),
+        sum(part.file_bytes for part in headers),
         descriptors,
     )

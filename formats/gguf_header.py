@@ -9,7 +9,8 @@
 Offsets count from the start of `data` and are multiples of the alignment; ne[0] is the length of
 a row. Nothing read here is believed before it was checked against the size of the file, and the
 limits below bound the time and the memory that a file can cost: 32 MB of header are read at most,
-of which only keys, names and single strings become objects. Strings are UTF-8; bytes that are not
+of which only keys, names and single strings become objects. A file is read in order through a
+function (offset, count) -> bytes, and less than a megabyte beyond the header. Strings are UTF-8; bytes that are not
 come through `surrogateescape` unchanged. An array of arrays, allowed by the specification, is
 refused as llama.cpp does.
 
@@ -19,7 +20,7 @@ Source: the GGUF specification (ggml, docs/gguf.md).
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -39,6 +40,9 @@ MAX_NAME_LENGTH = 1_024  # ggml's own is 63, some programs built on it allow mor
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 65_536  # whoever writes the model again pads every tensor to it
+READ_AHEAD = 960_000  # bytes asked for at a time
+
+Read = Callable[[int, int], bytes]  # (offset, count) -> `count` bytes, or fewer at a file's end
 
 _OLD_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
 # Numbers that once were types of ggml, and what to say of them.
@@ -91,15 +95,17 @@ class Header:
     metadata: Mapping[str, Value]  # in file order
     tensors: tuple[TensorInfo, ...]  # in file order
     data_start: int
+    file_bytes: int
 
 
 class _Cursor:
     """A position in the header; bytes are read from the file as far as they are asked for."""
 
-    def __init__(self, descriptor: int, size: int, where: str) -> None:
-        self.descriptor, self.size, self.where = descriptor, size, where
+    def __init__(self, read: Read, size: int, where: str) -> None:
+        self.read, self.size, self.where = read, size, where
         self.data = bytearray()
         self.position = 0
+        self.certain = 0  # the header does not end before this byte, as far as is known
         self.strings = 0  # bytes of strings decoded
         self.elements = 0  # strings in arrays
 
@@ -129,7 +135,8 @@ class _Cursor:
         while len(self.data) < end:
             at = len(self.data)
             limit = min(self.size, MAX_HEADER_BYTES)
-            chunk = os.pread(self.descriptor, min(1 << 20, limit - at), at)
+            wanted = max(end - at, self.certain - at, READ_AHEAD)
+            chunk = self.read(at, min(wanted, limit - at))
             if not chunk:
                 raise self.error(f"{what} cannot be read: the file became shorter meanwhile")
             self.data += chunk
@@ -177,6 +184,7 @@ class _Cursor:
         unpack = struct.Struct("<Q").unpack_from
         done = 0
         while done < count:
+            self.certain = self.position + 8 * (count - done)
             self.take(8, what)
             self.position -= 8
             data, position = self.data, self.position
@@ -191,11 +199,16 @@ class _Cursor:
             self.take(position - self.position, what)
 
 
-def parse_header(descriptor: int, path: Path) -> Header:
-    """The header of an open file, checked; FormatError says what is wrong with it."""
+def parse_header(read: Read, size: int, path: Path) -> Header:
+    """The header of a file of `size` bytes, checked; FormatError says what is wrong with it."""
+    return _parse(_Cursor(read, size, str(path)), path)
+
+
+def read_header(descriptor: int, path: Path) -> Header:
+    """The same of an open file."""
     try:
-        cursor = _Cursor(descriptor, os.fstat(descriptor).st_size, str(path))
-        return _parse(cursor, path)
+        size = os.fstat(descriptor).st_size
+        return parse_header(lambda offset, count: os.pread(descriptor, count, offset), size, path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -232,7 +245,7 @@ def _parse(cursor: _Cursor, path: Path) -> Header:
     )
     _check_places(cursor, tensors)
     del cursor.data[cursor.position :]
-    return Header(version, alignment, metadata, tensors, data_start)
+    return Header(version, alignment, metadata, tensors, data_start, cursor.size)
 
 
 def _version(cursor: _Cursor) -> int:

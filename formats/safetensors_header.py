@@ -15,8 +15,9 @@ Source: the format section of the safetensors documentation (huggingface.co/docs
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
+
+Read = Callable[[int, int], bytes]  # (offset, count) -> exactly `count` bytes of a file
 
 
 @dataclass(frozen=True)
@@ -172,26 +175,31 @@ def _read_bytes(path: Path, start: int, count: int) -> bytes:
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Every tensor of a file in the order of the header, and its metadata. Reads no tensor."""
-    where = str(path)
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise SourceError(f"{where}: cannot be read ({error.strerror})") from None
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_header(partial(_read_bytes, path), size, str(path))
+
+
+def parse_header(
+    read: Read, size: int, where: str, most: int = MAX_HEADER_BYTES
+) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The same of a file of `size` bytes, wherever it lies: it is asked for the first 8 bytes and
+    then for a header of at most `most`, and for nothing else."""
     if size < 8:
         raise FormatError(
             f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
         )
-    length = int.from_bytes(_read_bytes(path, 0, 8), "little")
+    length = int.from_bytes(read(0, 8), "little")
     if length > size - 8:
         raise FormatError(
             f"{where}: no safetensors file, or a truncated one: its first bytes say that the "
             f"header is {length} bytes long, and the file has {size}"
         )
-    if length > MAX_HEADER_BYTES:
-        raise FormatError(
-            f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
-        )
-    raw = _read_bytes(path, 8, length)
+    if length > most:
+        raise FormatError(f"{where}: a header of {length} bytes; at most {most} are read")
+    raw = read(8, length)
     if raw[:1] != b"{":
         raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file")
     header = parse_json(raw, f"{where}: header")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.gguf_header import Header, parse_header
+from qtool.formats.gguf_header import Header, read_header
 from qtool.formats.gguf_values import Value, f32, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix import Importance
@@ -132,7 +132,7 @@ def header(path: Path) -> Header:
     """The header of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return parse_header(descriptor, path)
+        return read_header(descriptor, path)
     finally:
         os.close(descriptor)
 
