@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.dtypes import DTYPE_BITS, NUMPY_DTYPES
-from qtool.formats.safetensors_header import MAX_HEADER_BYTES, METADATA, TensorInfo, TensorSpec
+from qtool.formats.safetensors_header import (
+    MAX_HEADER_BYTES,
+    METADATA,
+    TensorInfo,
+    TensorSpec,
+    read_range,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,7 +153,8 @@ def _write_failed(path: Path, error: OSError) -> Exception:
 class StreamWriter:
     """Writes a layout into an existing folder: headers first, then tensors in any order.
 
-    `checksums` holds the CRC-32 of every tensor added, for reading back.
+    `checksums` holds the CRC-32 of every tensor added, for reading back. Files that an earlier run
+    left there are written on; `restore` takes over what is whole in them.
     """
 
     folder: Path
@@ -158,15 +165,17 @@ class StreamWriter:
 
     def __post_init__(self) -> None:
         free = shutil.disk_usage(self.folder).free
-        if self.layout.size > free:
+        there = (self.folder / file.name for file in self.layout.files)
+        needed = self.layout.size - sum(p.stat().st_blocks * 512 for p in there if p.exists())
+        if needed > free:
             raise UnsupportedError(
-                f"{self.folder}: the disk is full: {self.layout.size} bytes are needed, "
+                f"{self.folder}: the disk is full: {needed} bytes are needed, "
                 f"{free} are free; choose another -o"
             )
         for file in self.layout.files:
             path = self.folder / file.name
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
                 self._files[file.name] = descriptor
                 os.truncate(descriptor, file.size)
             except OSError as error:
@@ -205,6 +214,19 @@ class StreamWriter:
         view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._write(file, info.start, view)
         self.checksums[name] = zlib.crc32(view)
+
+    def restore(self, checksums: Mapping[str, int]) -> bool:
+        """Take over tensors of an earlier run, if the files have every one of them as it was."""
+        for name, checksum in checksums.items():
+            if self.checksums.get(name) == checksum:
+                continue  # seen to before
+            if name not in self._places:
+                return False
+            file, info = self._places[name]
+            if zlib.crc32(read_range(self.folder / file, info).data) != checksum:
+                return False
+        self.checksums.update(checksums)
+        return True
 
     def close(self) -> None:
         """Make everything durable and write the index; FormatError if a tensor is missing."""

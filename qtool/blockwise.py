@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import measure, methods
+from qtool import measure, methods, resume
 from qtool.calibration import Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
+from qtool.hidden import keep, take_up
 from qtool.methods import gptq, rtn
 from qtool.outcome import Outcome
 from qtool.plan import Plan
@@ -36,6 +37,7 @@ from qtool.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rar
 from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.summary import ExpertReport, LayerReport
 from qtool.transforms import awq
+from qtool.workspace import Workspace
 
 # Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
 # 32 billion parameters all fit; of 256 experts a few dozen.
@@ -82,18 +84,32 @@ def quantize_blocks(
     checkpoint: Checkpoint,
     sink: Sink,
     progress: Progress,
+    space: Workspace,
     skeleton: Skeleton | None = None,
 ) -> Outcome:
     """Quantize every block in turn. skeleton: of open_skeleton(), where it is open already."""
-    recipe = request.recipe
+    recipe, journal = request.recipe, space.journal
     with Workers(request.threads) as workers:
         with progress.stage("calibrate"):
             given = _given(recipe, checkpoint, request.stats)
+            space.agree({"calibration text": given.record})
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             stream = skeleton.embed(given.tokens)
         run = _Run(recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved)
-        _write_outside(plan, sink, progress)
-        done = [_quantize_block(run, index) for index in progress.blocks(skeleton.count)]
+        outside = resume.finished(journal, sink, None)
+        done = _taken_up(run, space)
+        resume.say(progress, {None: outside, **dict(enumerate(done)), skeleton.count: None})
+        if outside is None:
+            _write_outside(plan, sink, progress)
+            resume.commit(journal, sink, None, Outcome([]), None)
+        for index in progress.blocks(skeleton.count, first=len(done)):
+            outcome = _quantize_block(run, index)
+            with progress.stage("export"):
+                hidden = None
+                if index + 1 < skeleton.count:
+                    hidden = keep(space.folder, index + 1, stream, workers)
+                resume.commit(journal, sink, index, outcome, hidden)
+            done.append(outcome)
     position = {name: number for number, name in enumerate(plan.by_name)}
     layers = sorted(
         (layer for one in done for layer in one.layers), key=lambda layer: position[layer.name]
@@ -102,6 +118,16 @@ def quantize_blocks(
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
     return Outcome(layers, notes, given.record, experts)
+
+
+def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
+    """What an earlier run finished; the stream is then where that run stopped."""
+
+    def found(index: int, kept: Any) -> bool:
+        return take_up(space.folder, index, kept, run.stream, run.workers)
+
+    with run.progress.stage("calibrate"):
+        return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found)
 
 
 def _quantize_block(run: _Run, index: int) -> Outcome:

@@ -6,14 +6,15 @@ plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, 
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import methods, modelcard, provenance
+from qtool import methods, modelcard, provenance, resume
 from qtool.checkpoint import Checkpoint
+from qtool.journal import Journal
 from qtool.methods import rtn
 from qtool.outcome import Outcome
 from qtool.plan import Plan, make_plan
@@ -22,9 +23,10 @@ from qtool.progress import Progress
 from qtool.request import Request
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.sink import Sink, check_values
-from qtool.staging import check_out, staged
+from qtool.staging import check_out
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verify import verify
+from qtool.workspace import workspace
 
 
 def run(request: Request, progress: Progress) -> Summary:
@@ -50,17 +52,22 @@ def run(request: Request, progress: Progress) -> Summary:
         )
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
-    with staged(out) as folder, Sink(plan, checkpoint, folder) as sink:
-        if skeleton is not None:
-            outcome = quantize_blocks(request, plan, checkpoint, sink, progress, skeleton)
-        else:
-            outcome = _quantize_each(request, plan, checkpoint, sink, progress)
-        progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
-        with progress.stage("export"):
-            record = provenance.record(request.recipe, checkpoint, request.model, outcome)
-            sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
+    size = plan.size_bytes
+    with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh) as space:
+        resume.agree(space, request, plan, checkpoint)
+        with Sink(plan, checkpoint, space.artifact) as sink:
+            if skeleton is not None:
+                outcome = quantize_blocks(
+                    request, plan, checkpoint, sink, progress, space, skeleton
+                )
+            else:
+                outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
+            progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
+            with progress.stage("export"):
+                record = provenance.record(request.recipe, checkpoint, request.model, outcome)
+                sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
         with progress.stage("verify"):
-            verify(folder, plan, sink.writer.checksums)
+            verify(space.artifact, plan, sink.writer.checksums)
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),
@@ -85,7 +92,12 @@ def run(request: Request, progress: Progress) -> Summary:
 
 
 def _quantize_each(
-    request: Request, plan: Plan, checkpoint: Checkpoint, sink: Sink, progress: Progress
+    request: Request,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    sink: Sink,
+    progress: Progress,
+    journal: Journal,
 ) -> Outcome:
     """Without a forward pass every tensor stands alone; one a thread is in memory."""
     options = rtn.Options(clip=request.recipe.clips)
@@ -103,14 +115,28 @@ def _quantize_each(
         sink.quantized(planned, quant)
         return LayerReport(planned.name, str(planned.action), frobenius_error(weight, quant))
 
-    layers: list[LayerReport] = []
+    units = [*range(plan.blocks.count), None]
+    with progress.stage("quantize"):
+        done = {block: resume.finished(journal, sink, block) for block in units}
+    resume.say(progress, done)
     with _pool(request.threads) as pool, progress.stage("quantize"):
-        outside = [pool.submit(work, planned) for planned in plan.by_block.get(None, ())]
+
+        def start(block: int | None) -> list[Future[LayerReport | None]]:
+            if done[block] is not None:
+                return []
+            return [pool.submit(work, planned) for planned in plan.by_block.get(block, ())]
+
+        def finish(block: int | None, futures: list[Future[LayerReport | None]]) -> None:
+            if done[block] is None:
+                reports = [report for future in futures if (report := future.result()) is not None]
+                done[block] = Outcome(layers=reports)
+                resume.commit(journal, sink, block, done[block], None)
+
+        outside = start(None)
         for index in progress.blocks(plan.blocks.count):
-            futures = [pool.submit(work, planned) for planned in plan.by_block.get(index, ())]
-            layers += [report for future in futures if (report := future.result()) is not None]
-        layers += [report for future in outside if (report := future.result()) is not None]
-    return Outcome(layers=layers)
+            finish(index, start(index))
+        finish(None, outside)
+    return Outcome(layers=[layer for one in done.values() if one for layer in one.layers])
 
 
 @contextmanager

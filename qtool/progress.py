@@ -63,10 +63,10 @@ class Progress:
         for name in (name for name in STAGES if self.seconds[name]):
             self.say(f"{STAGE_TITLES.get(name, name):>13}  {self.seconds[name]:8.2f} s")
 
-    def blocks(self, count: int, title: str = "block") -> Iterator[int]:
-        """Yield 0 .. count-1, showing how many are done and an estimate of the time left."""
+    def blocks(self, count: int, title: str = "block", first: int = 0) -> Iterator[int]:
+        """Yield first .. count-1, showing how many are done and an estimate of the time left."""
         if self._quiet:
-            yield from range(count)
+            yield from range(first, count)
         elif self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -77,19 +77,21 @@ class Progress:
                 TimeRemainingColumn(),
             )
             with RichProgress(*columns, console=self._console, transient=True) as bar:
-                yield from bar.track(range(count), description=f"{title}s")
+                yield from bar.track(
+                    range(first, count), total=count, completed=first, description=f"{title}s"
+                )
         else:
-            yield from self._plain_blocks(count, title)
+            yield from self._plain_blocks(count, title, first)
 
-    def _plain_blocks(self, count: int, title: str) -> Iterator[int]:
+    def _plain_blocks(self, count: int, title: str, first: int) -> Iterator[int]:
         began = time.monotonic()
-        for index in range(count):
+        for index in range(first, count):
             yield index
             now = time.monotonic()
             done = index + 1
             if done == count or now - self._last_plain >= _PLAIN_EVERY:
                 self._last_plain = now
-                left = (now - began) / done * (count - done)
+                left = (now - began) / (done - first) * (count - done)
                 self.say(f"  {title} {done}/{count}, {now - began:.0f} s, about {left:.0f} s left")
 
     def total(self) -> float:

@@ -33,7 +33,7 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
             # Not config.json's _name_or_path: that of a fine-tune may be its base model.
             "name": hub.public_name(model),
             "digest": f"sha256:{checkpoint.digest()}",
-            **_made_from(checkpoint),
+            **made_from(checkpoint),
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
@@ -41,7 +41,7 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
     }
 
 
-def _made_from(checkpoint: Checkpoint) -> dict[str, Any]:
+def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where the source was itself made of something else, such as a GGUF file: what that was."""
     beside = checkpoint.folder / FILE_NAME
     made = read_json(beside).get("made_from") if beside.is_file() else None

@@ -20,6 +20,7 @@ class Request:
     stats: Path | None
     threads: int
     max_shard_bytes: int
+    fresh: bool = False  # what an earlier run left is thrown away
 
     @property
     def artifact(self) -> Path:

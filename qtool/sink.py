@@ -63,6 +63,25 @@ class Sink:
             raw = from_float32(values, planned.dtype, planned.name)
         self.writer.add(planned.name, raw)
 
+    def checksums(self, block: int | None) -> dict[str, int]:
+        """The CRC-32 of every tensor written for a block, or for what is outside of blocks."""
+        planned = self.plan.by_block.get(block, ())
+        names = (spec.name for tensor in planned for spec in tensor.outputs)
+        return {name: self.writer.checksums[name] for name in names}
+
+    def restore(self, block: int | None, checksums: Any) -> bool:
+        """Take over a block that an earlier run wrote, if the files have all of it."""
+        planned = self.plan.by_block.get(block, ())
+        names = {spec.name for tensor in planned for spec in tensor.outputs}
+        if not isinstance(checksums, dict) or checksums.keys() != names:
+            return False
+        return self.writer.restore(checksums)
+
+    def forget(self, block: int | None) -> None:
+        """Take back restore(): the block is going to be written again."""
+        for name in self.checksums(block):
+            del self.writer.checksums[name]
+
     def close(self, provenance: dict[str, Any], card: str) -> None:
         """Finish the tensor files and write everything beside them."""
         self.writer.close()

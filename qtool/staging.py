@@ -11,8 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from qtool.errors import QtoolError, UnsupportedError
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 def check_out(out: Path) -> None:
@@ -37,14 +40,14 @@ def staged(out: Path) -> Iterator[Path]:
     check_out(out)
     # Through links: a folder cannot be renamed over a link to one.
     target = Path(os.path.realpath(out))
-    with _parents(target, out):
-        with _explained(out):
+    with made_parents(target, out):
+        with explained(out):
             folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            folder.chmod(0o777 & ~_umask())
+            folder.chmod(0o777 & ~umask())
             yield folder
             check_out(out)
-            _give_name(folder, target, out)
+            give_name(folder, target, out)
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, QtoolError) and str(folder) in str(error):
@@ -64,7 +67,7 @@ def check_out_file(out: Path) -> None:
 def check_space(out: Path, nbytes: int) -> None:
     """UnsupportedError where the disk of `out` has less than `nbytes` left."""
     above = (path for path in Path(os.path.realpath(out)).parents if path.exists())
-    with _explained(out):
+    with explained(out):
         free = shutil.disk_usage(next(above)).free
     if free < nbytes:
         raise UnsupportedError(
@@ -74,7 +77,7 @@ def check_space(out: Path, nbytes: int) -> None:
 
 
 # Without the times of the file; not every system has it.
-_sync = getattr(os, "fdatasync", os.fsync)
+sync = getattr(os, "fdatasync", os.fsync)
 
 
 @contextmanager
@@ -83,32 +86,32 @@ def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
     check_out_file(out)
     target = Path(os.path.realpath(out))
     check_space(out, nbytes)
-    with _parents(target, out):
-        with _explained(out):
+    with made_parents(target, out):
+        with explained(out):
             descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         path = Path(name)
         try:
             try:
-                os.fchmod(descriptor, 0o666 & ~_umask())
+                os.fchmod(descriptor, 0o666 & ~umask())
                 yield path, descriptor
-                with _explained(out):
+                with explained(out):
                     # A name given before its bytes are on the disk may outlive them.
-                    _sync(descriptor)
+                    sync(descriptor)
             finally:
                 os.close(descriptor)
             check_out_file(out)
-            _give_name(path, target, out)
+            give_name(path, target, out)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
 
 @contextmanager
-def _parents(target: Path, out: Path) -> Iterator[None]:
+def made_parents(target: Path, out: Path) -> Iterator[None]:
     """Makes the folders above `target`, and removes them again when the body fails."""
     made: list[Path] = []
     try:
-        with _explained(out):
+        with explained(out):
             for parent in reversed(target.parents):
                 if not parent.exists():
                     parent.mkdir()
@@ -117,14 +120,22 @@ def _parents(target: Path, out: Path) -> Iterator[None]:
     except BaseException as error:
         _remove(made)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UnsupportedError(
+            full = UnsupportedError(
                 f"{out}: the disk is full; free some space or choose another -o"
-            ) from None
+            )
+            raise with_notes(full, error) from None
         raise
 
 
+def with_notes(new: Error, old: BaseException) -> Error:
+    """An exception that takes another's place, with what was added to that one."""
+    for note in getattr(old, "__notes__", ()):
+        new.add_note(note)
+    return new
+
+
 @contextmanager
-def _explained(out: Path) -> Iterator[None]:
+def explained(out: Path) -> Iterator[None]:
     """What the system says against making `out`, as a sentence."""
     try:
         yield
@@ -134,7 +145,7 @@ def _explained(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _give_name(staged: Path, target: Path, out: Path) -> None:
+def give_name(staged: Path, target: Path, out: Path) -> None:
     """Rename, over an empty folder of that name, too."""
     kind = "folder" if staged.is_dir() else "file"
     try:
@@ -155,7 +166,7 @@ def _remove(made: list[Path]) -> None:
             break
 
 
-def _umask() -> int:
+def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

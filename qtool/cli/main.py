@@ -77,6 +77,12 @@ def _sentence(error: QtoolError | OSError | MemoryError) -> str:
     return f"{where}{error.strerror or error}"
 
 
+def _say_notes(error: BaseException) -> None:
+    """What was added to an error on its way: what is kept, and how to go on."""
+    for note in getattr(error, "__notes__", ()):
+        print(printable(note), file=sys.stderr)
+
+
 class _EndedBySignal(BaseException):
     """Raised where the work stands, so that what it has half made is removed on the way out."""
 
@@ -110,10 +116,13 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {printable(_sentence(error))}", file=sys.stderr)
+        _say_notes(error)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except _EndedBySignal as ended:
+        _say_notes(ended)
         sys.exit(128 + int(ended.args[0]))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as ended:
         if debug:
             raise
+        _say_notes(ended)
         sys.exit(130)

@@ -46,6 +46,9 @@ def quantize(
     requantize: Annotated[
         bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
@@ -82,13 +85,15 @@ def quantize(
             source = resolve(model)
         if not is_gguf(source):
             refuse(loaded, f"does not read {source} as GGUF", {"--requantize": requantize})
-            request = Request(model, source, loaded, out, stats, count, max_shard_bytes)
+            request = Request(model, source, loaded, out, stats, count, max_shard_bytes, fresh)
             summary = run(request, progress)
         else:
             from qtool.gguf.convert import checkpoint_folder
 
             with checkpoint_folder(source, target, progress, requantize=requantize) as folder:
-                request = Request(model, folder, loaded, target, stats, count, max_shard_bytes)
+                request = Request(
+                    model, folder, loaded, target, stats, count, max_shard_bytes, fresh
+                )
                 summary = run(request, progress)
     else:
         from qtool.gguf.quantize import GgufRequest, run_gguf

@@ -1,0 +1,104 @@
+"""What a run has finished, line by line, so that a killed one goes on where it stopped.
+
+    journal := line*          line := crc32:8 hexadecimal digits  " "  json  "\n"
+    {"fact": NAME, "value": ANY}        what the run is: recipe, source, calibration ...
+    {"done": NAME, ...}                 a unit of work: checksums of what it wrote, its reports
+
+A line counts when its checksum is right; the first that is not ends the journal, and what comes
+after it is cut off. So a line half written, or written by a disk that lost power, is work to do
+again and never work believed. What a line says was written is compared with the file before it is
+trusted, hence no line waits for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from qtool.errors import ResumeError
+
+_LONGEST = 1 << 28  # bytes of a journal that is read: a line a matrix, of the largest models
+
+
+class Journal:
+    """The lines of one run; `done` has those of earlier tries in their order."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there and cut off what is damaged; ResumeError where it cannot be read."""
+        self.path = path
+        self.facts: dict[str, Any] = {}
+        self.done: dict[str, Mapping[str, Any]] = {}
+        self._begins: dict[str, int] = {}  # where each unit's line begins in the file
+        self._lock = Lock()
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
+            self._read()
+        except OSError as error:
+            raise ResumeError(f"{path}: cannot be used ({error.strerror})") from None
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        content = self._file.read(_LONGEST)
+        good = 0
+        for line in content.splitlines(keepends=True):
+            entry = _entry(line)
+            if entry is None:
+                break
+            if isinstance(entry.get("fact"), str) and "value" in entry:
+                self.facts[entry["fact"]] = entry["value"]
+            elif isinstance(entry.get("done"), str):
+                self.done[entry["done"]] = entry
+                self._begins[entry["done"]] = good
+            good += len(line)
+        self._file.truncate(good)
+
+    def agree(self, name: str, value: Any, differs: str) -> None:
+        """Note what this run is; ResumeError, with the sentence `differs`, if it was another."""
+        if name not in self.facts:
+            self._append({"fact": name, "value": value})
+            self.facts[name] = value
+        elif self.facts[name] != json.loads(json.dumps(value)):
+            raise ResumeError(differs)
+
+    def commit(self, name: str, **content: Any) -> None:
+        """A unit of work is finished. Any thread may say so."""
+        entry = {"done": name, **content}
+        self._append(entry)
+        self.done[name] = entry
+
+    def forget_from(self, name: str) -> None:
+        """Drop a finished unit and all that came after it: its work is to be done again."""
+        position = self._begins[name]
+        self._file.truncate(position)
+        for later in [unit for unit, at in self._begins.items() if at >= position]:
+            del self.done[later], self._begins[later]
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        text = json.dumps(entry, separators=(",", ":")).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        with self._lock:
+            if "done" in entry:
+                self._begins[entry["done"]] = self._file.seek(0, os.SEEK_END)
+            while line:
+                line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        self._file.close()
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is damaged."""
+    checksum, _, text = line.removesuffix(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None

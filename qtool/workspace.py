@@ -1,0 +1,174 @@
+"""Where an output is made, so that a run that dies can go on: a hidden folder beside the output.
+
+    .OUT.partial/
+        lock        held by the process at work; the system lets go of it when the process ends
+        journal     what the run is, and what of it is finished (qtool.journal)
+        artifact    the output, a folder or a file, which gets its name when it is whole
+        ...         what a stage keeps to go on with
+
+A run that ends early leaves the folder where something in it is finished, and removes it else. The
+same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import QtoolError, ResumeError
+from qtool.journal import Journal
+from qtool.staging import (
+    check_out,
+    check_out_file,
+    check_space,
+    explained,
+    give_name,
+    made_parents,
+    sync,
+    with_notes,
+)
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs on one output are then not kept apart
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The hidden folder of one run, locked."""
+
+    out: Path  # as the user named it
+    folder: Path
+    journal: Journal
+
+    @property
+    def artifact(self) -> Path:
+        """The output under way."""
+        return self.folder / "artifact"
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Note what this run is made of; ResumeError where the unfinished one was made of other.
+
+        facts: by the name that a person knows them by: recipe, source, calibration ...
+        """
+        for name, value in facts.items():
+            self.journal.agree(
+                name,
+                value,
+                f"{self.out}: an unfinished run with another {name} is kept beside it "
+                f"({self.folder.name}, {_units(self.journal)}); give its command again to finish "
+                "it, or this one with --fresh to start over",
+            )
+
+
+@contextmanager
+def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterator[Workspace]:
+    """A place to make `out` in; `out` is there when the body ends without an exception.
+
+    nbytes: what the disk has to hold. fresh: throw away what an earlier run left.
+    """
+    check = check_out if is_folder else check_out_file
+    target = Path(os.path.realpath(out))
+    folder = target.parent / f".{target.name}.partial"
+    check(out)
+    with made_parents(target, out):
+        with explained(out):
+            lock = _lock(folder, out)
+        kept = False
+        journal = None
+        try:
+            journal = Journal(folder / "journal")
+            if fresh or not journal.done:
+                journal.close()
+                _empty(folder)
+                journal = Journal(folder / "journal")
+            space = Workspace(out, folder, journal)
+            check_space(out, nbytes - _used(folder))
+            if is_folder:
+                with explained(out):
+                    space.artifact.mkdir(exist_ok=True)
+            yield space
+            check(out)
+            if not is_folder:
+                _make_durable(space.artifact, out)
+            give_name(space.artifact, target, out)
+        except BaseException as error:
+            if kept := journal is not None and bool(journal.done):
+                error.add_note(
+                    f"what is finished is kept ({_units(journal)}): the same command goes on from "
+                    "there, --fresh starts over"
+                )
+            if isinstance(error, QtoolError) and str(folder) in str(error):
+                # Nobody knows the hidden folder.
+                said = str(error).replace(str(folder / "artifact"), str(out))
+                raise with_notes(type(error)(said), error) from error
+            raise
+        finally:
+            if journal is not None:
+                journal.close()
+            if not kept:
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(folder: Path, out: Path) -> int:
+    """The descriptor of the lock of `folder`, which is made; ResumeError where it is held."""
+    while True:
+        folder.mkdir(mode=0o777, exist_ok=True)
+        path = folder / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # another run has just removed the folder
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+                return descriptor
+            os.close(descriptor)  # of a folder that has been removed in between
+        except BlockingIOError:
+            who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise ResumeError(
+                f"{out}: another qtool is making it (process {who}); wait for it, or choose "
+                "another -o"
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+def _used(folder: Path) -> int:
+    """Bytes on the disk that the run has already."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def _make_durable(path: Path, out: Path) -> None:
+    """A name given before its bytes are on the disk may outlive them."""
+    with explained(out):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _units(journal: Journal) -> str:
+    count = len(journal.done)
+    return "1 step" if count == 1 else f"{count} steps"
