@@ -114,7 +114,8 @@ def negative(pattern: str) -> bool:
 _HARMLESS = re.compile(r"[\w.\\^$|:?()\[\]\-+*]{1,2000}")
 
 
-def _matches(pattern: str, module: str) -> bool:
+def matches(pattern: str, module: str) -> bool:
+    """Whether an expression of a config means a module, as engines match: from the start."""
     expression = pattern.removeprefix("+:")
     risky = re.search(r"\)\s*[+*{?]", expression) or len(re.findall(r"[+*]", expression)) > 4
     if risky or not _HARMLESS.fullmatch(expression) or len(module) > 256:
@@ -130,7 +131,7 @@ def overridden(module: str, found: ArtifactScheme) -> Scheme:
     if found.scheme is None:
         raise FormatError(f"{module}: the config does not say how it is stored")
     for pattern, keys in found.overrides:
-        if _matches(pattern, module):
+        if matches(pattern, module):
             width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)
             size = group_size_of(keys.get("group_size", found.scheme.group_size))
             symmetric = keys.get("sym", found.scheme.symmetric) is not False

@@ -92,7 +92,7 @@ class Artifact:
     def open(cls, path: Path | str) -> Artifact:
         """Read headers and configs; FormatError where they contradict each other."""
         checkpoint = Checkpoint.open(path)
-        found = detect(_quantization_config(checkpoint))
+        found = detect(quantization_config(checkpoint))
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
             found = _guess(checkpoint, packed[0].removesuffix(".qweight"))
@@ -171,7 +171,7 @@ class Artifact:
 
     def _config_bits(self) -> int:
         """The width that a compressed-tensors config gives its first group."""
-        config = _quantization_config(self.checkpoint)
+        config = quantization_config(self.checkpoint)
         groups = config.get("config_groups")
         if isinstance(groups, dict):
             for group in groups.values():
@@ -232,7 +232,7 @@ def _codes_per_element(dtype: str, last: str, width: int) -> int:
     return 1
 
 
-def _quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The quantization_config from config.json or, without one, from the files beside it."""
     inner = checkpoint.config.get("text_config")
     for config in (checkpoint.config, inner if isinstance(inner, dict) else {}):
