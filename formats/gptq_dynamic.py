@@ -17,6 +17,7 @@ from typing import Any
 
 from qtool.errors import FormatError
 from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
+from qtool.formats.patterns import matches
 from qtool.layer_names import FUSED, is_head
 from qtool.scheme import Scheme
 
@@ -108,22 +109,6 @@ def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
 def negative(pattern: str) -> bool:
     """Whether a pattern leaves modules dense."""
     return pattern.startswith("-:")
-
-
-# Expressions from a file are run only where they cannot take exponential time.
-_HARMLESS = re.compile(r"[\w.\\^$|:?()\[\]\-+*]{1,2000}")
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether an expression of a config means a module, as engines match: from the start."""
-    expression = pattern.removeprefix("+:")
-    risky = re.search(r"\)\s*[+*{?]", expression) or len(re.findall(r"[+*]", expression)) > 4
-    if risky or not _HARMLESS.fullmatch(expression) or len(module) > 256:
-        return False
-    try:
-        return re.match(expression, module) is not None
-    except re.error:
-        return False
 
 
 def overridden(module: str, found: ArtifactScheme) -> Scheme:
