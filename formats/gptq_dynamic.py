@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from qtool.errors import FormatError
+from qtool.formats import patterns
 from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
-from qtool.formats.patterns import matches
 from qtool.layer_names import FUSED, is_head
 from qtool.scheme import Scheme
 
@@ -109,6 +109,16 @@ def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
 def negative(pattern: str) -> bool:
     """Whether a pattern leaves modules dense."""
     return pattern.startswith("-:")
+
+
+def harmless(pattern: str) -> bool:
+    """Whether the expression of a pattern is one that is run."""
+    return patterns.harmless(pattern.removeprefix("+:"))
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether an expression of a config means a module, as engines match: from the start."""
+    return patterns.matches(pattern.removeprefix("+:"), module)
 
 
 def overridden(module: str, found: ArtifactScheme) -> Scheme:
