@@ -9,10 +9,10 @@
 Offsets count from the start of `data` and are multiples of the alignment; ne[0] is the length of
 a row. Nothing read here is believed before it was checked against the size of the file, and the
 limits below bound the time and the memory that a file can cost: 32 MB of header are read at most,
-of which only keys, names and single strings become objects. A file is read in order through a
-function (offset, count) -> bytes, and less than a megabyte beyond the header. Strings are UTF-8; bytes that are not
-come through `surrogateescape` unchanged. An array of arrays, allowed by the specification, is
-refused as llama.cpp does.
+of which only keys, names and single strings become objects. A file is read in order, through a
+function (offset, count) -> bytes, and less than a megabyte beyond the header. Strings are UTF-8;
+bytes that are not come through `surrogateescape` unchanged. An array of arrays, allowed by the
+specification, is refused as llama.cpp does.
 
 Source: the GGUF specification (ggml, docs/gguf.md).
 """

@@ -1,7 +1,8 @@
 """An artifact opened for reading: any checkpoint folder or safetensors file, quantized or not.
 
-The quantized matrices of a folder are the modules that have a `qweight`; everything else is a
-dense tensor. Opening reads headers and JSON only.
+The quantized matrices of a folder are the modules that have a tensor of codes (`qweight`,
+`weight_packed`, a `weight` of bytes); everything else is a dense tensor. Opening reads headers and
+JSON only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
 from qtool.formats import safetensors_file as st
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.formats.stored_codes import SCALE_DTYPES
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -49,11 +52,14 @@ _AUXILIARY = (
     "input_scale",
     "input_zero_point",
     "input_global_scale",
+    "output_scale",
+    "output_zero_point",
     "SCB",
     "weight_format",
     "k_scale",
     "v_scale",
 )
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB")
 _BITSANDBYTES = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state")
 
 
@@ -91,7 +97,11 @@ class Artifact:
     @classmethod
     def open(cls, path: Path | str) -> Artifact:
         """Read headers and configs; FormatError where they contradict each other."""
-        checkpoint = Checkpoint.open(path)
+        return cls.of(Checkpoint.open(path))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Artifact:
+        """The same of an opened checkpoint."""
         found = detect(quantization_config(checkpoint))
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
@@ -113,8 +123,9 @@ class Artifact:
         entries: dict[str, Entry] = {}
         found: list[Entry] = []
         for name, info in tensors.items():
-            if name.endswith(".qweight") and self.found.format != "dense":
-                entry = self._packed(name.removesuffix(".qweight"))
+            module = self._module(name, info.dtype)
+            if module is not None:
+                entry = self._packed(module, name)
             elif not self.decoded and self.found.format != "dense":
                 entry = self._undecoded(name)
             else:
@@ -130,19 +141,36 @@ class Artifact:
                 entries[entry.name] = entry
         return entries
 
-    def _stored(self, module: str) -> tuple[str, ...]:
-        """The tensors of a packed module that are there."""
-        names = (f"{module}.{last}" for last in ("qweight", *_AUXILIARY))
-        return tuple(name for name in names if name in self.checkpoint.tensors)
+    def _module(self, name: str, dtype: str) -> str | None:
+        """The module whose codes a tensor holds, or None."""
+        if self.found.format == "dense":
+            return None
+        module, _, last = name.rpartition(".")
+        if last == "qweight":
+            return module
+        codes = FORMATS[self.found.format].CODES if self.decoded else ()
+        return module if last in codes and dtype not in st.FLOAT_DTYPES else None
 
-    def _packed(self, module: str) -> Entry:
+    def _stored(self, module: str, codes: str) -> tuple[str, ...]:
+        """The tensors of a packed module that are there."""
+        names = (f"{module}.{last}" for last in _AUXILIARY)
+        return (codes, *(name for name in names if name in self.checkpoint.tensors))
+
+    def _look(self, name: str) -> TensorInfo | NDArray[Any] | None:
+        """A header's entry; the two numbers of a weight_shape themselves."""
+        info = self.checkpoint.tensors.get(name)
+        if info is not None and name.endswith(".weight_shape") and info.nbytes <= 64:
+            return self._get(name)
+        return info
+
+    def _packed(self, module: str, codes: str) -> Entry:
         tensors = self.checkpoint.tensors
-        stored = self._stored(module)
-        weight = tensors[f"{module}.qweight"]
+        stored = self._stored(module, codes)
+        weight = tensors[codes]
         scheme: Scheme | str = self.found.format
         if self.decoded:
             module_format = FORMATS[self.found.format]
-            scheme, shape = module_format.scheme_in(module, tensors.get, self.found)
+            scheme, shape = module_format.scheme_in(module, self._look, self.found)
         else:
             shape = weight.shape
         nbytes = sum(tensors[name].nbytes for name in stored)
@@ -181,10 +209,12 @@ class Artifact:
         return 4
 
     def _get(self, name: str) -> NDArray[Any]:
-        """A stored tensor; BF16 as float32. KeyError where there is none."""
+        """A stored tensor; BF16 as float32, small floats as bytes. KeyError where there is none."""
         info = self.checkpoint.tensors[name]
         if info.dtype == "BF16":
             return self.checkpoint.float32(name)
+        if info.dtype.startswith("F8_"):
+            return self.checkpoint.raw(name).reshape(info.shape)
         return self.checkpoint.array(name)
 
     def entry(self, name: str) -> Entry:
@@ -207,11 +237,9 @@ class Artifact:
                 f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"
             )
         quant: GroupQuant = FORMATS[self.found.format].unpack(entry.module, self._get, self.found)
-        if quant.scale.dtype != np.float16:
-            stored = self.checkpoint.tensors[f"{entry.module}.scales"].dtype
-            name_of = {"BF16": "bfloat16", "F32": "float32"}.get(stored, stored)
-            quant = replace(quant, scheme=replace(quant.scheme, scale_dtype=name_of))
-        return quant
+        scales = next(n for n in entry.stored if n.rpartition(".")[2] in _SCALES)
+        dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, quant.scheme.scale_dtype)
+        return replace(quant, scheme=replace(quant.scheme, scale_dtype=dtype))
 
     def dequantized(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """(name, array) of the whole model under its unquantized names, one at a time: float32,

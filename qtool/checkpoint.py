@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -49,6 +49,8 @@ SIDE_PATTERNS = (
 )
 _CHUNK = 1 << 22
 
+Headers = Callable[[Path], tuple[dict[str, TensorInfo], dict[str, str]]]  # see st.read_header
+
 
 def _refuse_pickle(path: Path) -> SourceError:
     return SourceError(
@@ -71,7 +73,7 @@ def _index_path(folder: Path) -> Path | None:
     return others[0] if others else None
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """The weight map: tensor name to file name, each inside the folder."""
     weight_map = st.read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -97,7 +99,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     single = folder / "model.safetensors"
     index = _index_path(folder)
     if index is not None:
-        weight_map = _read_index(index)
+        weight_map = read_index(index)
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.is_file():
@@ -146,8 +148,11 @@ class Checkpoint:
     _file_of: Mapping[str, Path] = field(repr=False)
 
     @classmethod
-    def open(cls, path: Path | str) -> Checkpoint:
-        """Read headers; SourceError or FormatError where anything is missing or contradictory."""
+    def open(cls, path: Path | str, headers: Headers = st.read_header) -> Checkpoint:
+        """Read headers; SourceError or FormatError where anything is missing or contradictory.
+
+        headers: what gives the header of a file, where that is not at its beginning.
+        """
         path = Path(path)
         if path.is_dir():
             files, weight_map = _weight_files(path)
@@ -166,7 +171,7 @@ class Checkpoint:
         metadata: dict[str, str] = {}
         folder = path if path.is_dir() else path.parent
         for file in files:
-            found, its_metadata = st.read_header(file)
+            found, its_metadata = headers(file)
             metadata |= its_metadata
             for name, info in sorted(found.items(), key=lambda item: item[1].start):
                 if weight_map is not None and weight_map.get(name, file.name) != str(

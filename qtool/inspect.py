@@ -109,11 +109,16 @@ class Inspection:
 def inspect(path: Path | str) -> Inspection:
     """Look at a folder or a safetensors file; raises what opening it raises."""
     artifact = Artifact.open(path)
+    return inspection(artifact, sum(file.stat().st_size for file in artifact.checkpoint.files))
+
+
+def inspection(artifact: Artifact, size_bytes: int) -> Inspection:
+    """The same of an opened artifact whose weight files have `size_bytes`."""
     entries = tuple(artifact.entries.values())
     return Inspection(
         artifact,
         entries,
-        size_bytes=sum(file.stat().st_size for file in artifact.checkpoint.files),
+        size_bytes=size_bytes,
         parameters=sum(e.parameters for e in entries),
         tensor_bytes=sum(e.nbytes for e in entries),
         unquantized=sum(e.parameters for e in entries if e.scheme is None),
