@@ -159,9 +159,8 @@ class Artifact:
     def _look(self, name: str) -> TensorInfo | NDArray[Any] | None:
         """A header's entry; the two numbers of a weight_shape themselves."""
         info = self.checkpoint.tensors.get(name)
-        if info is not None and name.endswith(".weight_shape") and info.nbytes <= 64:
-            return self._get(name)
-        return info
+        small = info is not None and name.endswith(".weight_shape") and info.nbytes <= 64
+        return self._get(name) if small and self.checkpoint.readable else info
 
     def _packed(self, module: str, codes: str) -> Entry:
         tensors = self.checkpoint.tensors

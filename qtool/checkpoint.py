@@ -146,6 +146,7 @@ class Checkpoint:
     metadata: Mapping[str, str] = field(repr=False)
     files: tuple[Path, ...]
     _file_of: Mapping[str, Path] = field(repr=False)
+    readable: bool = True  # False: only headers are here
 
     @classmethod
     def open(cls, path: Path | str, headers: Headers = st.read_header) -> Checkpoint:
@@ -189,7 +190,8 @@ class Checkpoint:
             raise SourceError(f"{path}: holds no tensors")
         config_path = folder / "config.json"
         config = st.read_json(config_path) if config_path.is_file() else {}
-        return cls(path, config, tensors, metadata, tuple(files), file_of)
+        here = headers is st.read_header
+        return cls(path, config, tensors, metadata, tuple(files), file_of, here)
 
     @property
     def folder(self) -> Path:
