@@ -1,0 +1,275 @@
+"""Whether vLLM and SGLang have a kernel for the weights, and whether it is the fast one.
+
+    Marlin          4 and 8 bits, for GPTQ symmetric ones; groups of -1, 32, 64 and 128;
+                    out_features in multiples of 64 and in_features of 128, or of 128 and 64
+                    (vLLM pads what does not fit; of experts only the inner width)
+    else            AWQ has a slow kernel of its own; SGLang one of float16 for GPTQ, which
+                    takes zeros as v1 stores them; for GPTQ vLLM has none
+    compressed-     vLLM 2 to 8 bits, but its own kernels are for 4 and 8; SGLang 4 and 8 bits,
+    tensors         symmetric; neither an activation order that leaves groups out of order
+
+Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16, compressed_tensors,
+kernels/linear/mixed_precision), SGLang (quantization/gptq, awq, compressed_tensors).
+"""
+
+from collections.abc import Iterator
+
+from qtool.verification.engine_split import GROUP_SIZES, ranks_of
+from qtool.verification.engine_view import (
+    EngineView,
+    Layer,
+    alike,
+    fused_layers,
+    some,
+    weight_arguments,
+)
+from qtool.verification.finding import Finding
+
+MARLIN_OUT, MARLIN_IN = 64, 128
+BFLOAT_ONLY = ("gemma2", "gemma3", "gemma3_text", "glm4")  # overflow in float16
+_OLD_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
+
+
+def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+    """What of the weights has no kernel, or a slow one."""
+    if view.format == "awq":
+        yield from _awq(view, engine, who)
+    elif view.format == "gptq":
+        yield from _gptq(view, engine, who, tp)
+    elif view.format == "compressed-tensors":
+        yield from _compressed(view, engine, who)
+    integers = [layer for layer in view.quantized if layer.stored and layer.stored.kind == "int"]
+    if integers:
+        yield from _tiles(view, engine, who, tp)
+        yield from _experts(view, engine, who, tp)
+
+
+def fits_marlin(out_features: int, in_features: int) -> bool:
+    """Whether Marlin takes a matrix as it is."""
+    return out_features % MARLIN_OUT == 0 and in_features % MARLIN_IN == 0
+
+
+def _awq(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    if view.layout not in ("gemm", "marlin", ""):
+        yield Finding(
+            "error", "engine-format", "",
+            f"{who} will not load the AWQ layout {view.layout}: it reads gemm only; store the "
+            "artifact with awq.layout=gemm",
+        )  # fmt: skip
+    yield from alike(
+        "error", "engine-scheme", view.quantized,
+        lambda layer: None if layer.stored is None or layer.stored.bits == 4 else (
+            f"{layer.stored.bits}-bit AWQ has no kernel, 4 bits have; use another format"
+        ),
+        who + " will refuse {}",
+    )  # fmt: skip
+    slow = ""
+    if odd := sorted({x.stored.group_size for x in view.quantized if x.stored} - {*GROUP_SIZES}):
+        slow = f"group_size {', '.join(map(str, odd))} is none of -1, 32, 64 and 128"
+    elif view.quantization.get("zero_point") is False:
+        slow = "its config says zero_point: false, which Marlin has no AWQ kernel for"
+    if slow and view.quantized:
+        yield Finding(
+            "warning", "engine-slow", "", f"{who} will serve it with AWQ's slow kernels: {slow}"
+        )
+    kind = view.config.get("model_type")
+    if kind in BFLOAT_ONLY:
+        gravest = "error" if slow and engine == "sglang" else "warning"
+        yield Finding(
+            gravest, "engine-dtype", "",
+            f"{kind} overflows in float16, and AWQ's own kernels compute in float16 alone: only "
+            f"where {who} has Marlin (Ampere and later, groups of -1, 32, 64, 128) can it be "
+            "served, with --dtype bfloat16; compressed-tensors has no such limit",
+        )  # fmt: skip
+
+
+def _gptq(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+    ordered = bool(view.quantization.get("desc_act"))
+
+    def refused(layer: Layer) -> str | None:
+        stored = layer.stored
+        if stored is None:
+            return None
+        if engine == "sglang":
+            if view.layout == "v2" and not stored.symmetric:
+                return (
+                    "asymmetric gptq_v2: its kernel takes zeros as v1 stores them, one too high; "
+                    "store it as v1 or quantize with weights.symmetric=true"
+                )
+            return None
+        if stored.bits not in (4, 8) or not stored.symmetric:
+            kind = f"{stored.bits}-bit {'symmetric' if stored.symmetric else 'asymmetric'} GPTQ"
+            return (
+                f"{kind}, where 4 and 8 bits, symmetric, have a kernel; quantize with "
+                "weights.symmetric=true and 4 or 8 bits, or use transformers"
+            )
+        if stored.group_size not in GROUP_SIZES:
+            return (
+                f"group_size {stored.group_size}, where -1, 32, 64 and 128 have a kernel; "
+                "quantize with one of these"
+            )
+        if ordered and stored.group_size > 0:
+            return (
+                "desc_act: true, groups out of order, which it gave up; quantize with "
+                "gptq.static_groups=true"
+            )
+        return None
+
+    yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
+    if engine != "sglang":
+        return
+    slow = [layer for layer in view.quantized if not _marlin_scheme(layer)]
+    if slow:
+        half = "" if view.model_dtype != "BF16" else "; a bfloat16 model needs --dtype float16"
+        yield Finding(
+            "warning", "engine-slow", slow[0].module,
+            f"{who} will serve {some([layer.module for layer in slow])} with a slow kernel of "
+            f"float16 ({slow[0].stored} is no scheme of Marlin's){half}",
+        )  # fmt: skip
+    if ordered and tp > 1:
+        yield Finding(
+            "warning", "engine-order", "",
+            f"{who} keeps the scales of all groups on every rank, since desc_act is true: slower, "
+            "and wrong answers were seen on AMD; quantize with gptq.static_groups=true",
+        )  # fmt: skip
+
+
+def _marlin_scheme(layer: Layer) -> bool:
+    stored = layer.stored
+    return (
+        stored is not None
+        and stored.bits in (4, 8)
+        and stored.symmetric
+        and stored.group_size in GROUP_SIZES
+    )
+
+
+def _compressed(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    inner = str(view.quantization.get("format") or view.layout)
+    if inner in _OLD_FORMATS or view.quantization.get("sparsity_config"):
+        yield Finding(
+            "error", "engine-format", "",
+            f"{who} will not load it: compressed-tensors gave sparse formats up "
+            f"({inner}); compress the model anew without sparsity",
+        )  # fmt: skip
+        return
+
+    def refused(layer: Layer) -> str | None:
+        arguments, stored = weight_arguments(view.quantization, layer.module), layer.stored
+        if stored is None or stored.kind != "int":
+            return None
+        if arguments.get("actorder") in ("group", "dynamic"):
+            return "actorder group, which it gave up; compress it anew with actorder weight or none"
+        if engine == "sglang" and (not stored.symmetric or stored.bits not in (4, 8)):
+            return f"{stored}, where 4 and 8 bits, symmetric, have a kernel"
+        if not 2 <= stored.bits <= 8:
+            return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
+        return None
+
+    def slow(layer: Layer) -> str | None:
+        stored = layer.stored
+        if (
+            engine == "sglang"
+            or stored is None
+            or stored.kind != "int"
+            or inner != "pack-quantized"
+        ):
+            return None
+        if stored.bits not in (4, 8):
+            return f"{stored.bits} bits need the humming kernels, which are a package of their own"
+        if not stored.symmetric and stored.bits == 8:
+            return "8 bits with zero points have a kernel on Hopper alone, elsewhere none"
+        if stored.group_size not in GROUP_SIZES:
+            return f"group_size {stored.group_size} is not Marlin's: slow kernels, of float16"
+        return None
+
+    yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
+    yield from alike("warning", "engine-slow", view.quantized, slow, who + " is in doubt about {}")
+
+
+def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+    """Fused layers that are no whole number of Marlin's tiles."""
+
+    def why(layer: Layer) -> str | None:
+        ranks = ranks_of(view, layer, tp)
+        out, width = sums[layer.module], layer.in_features
+        if layer.input_split:
+            width //= ranks
+        if fits_marlin(out, width) or (out % MARLIN_IN == 0 and width % MARLIN_OUT == 0):
+            return None
+        shape = f"[{out}, {width}]" + (" a rank" if tp > 1 else "")
+        start = f"{shape} is not of {MARLIN_OUT} rows and {MARLIN_IN} columns or multiples"
+        if engine == "vllm":
+            return f"{start}, so that its inputs and outputs are padded at every step"
+        if view.format == "awq":
+            return f"{start}, so that AWQ's slow kernels serve it"
+        return f"{start}, and nothing is padded; zero-pad it before quantizing, or leave it dense"
+
+    sums: dict[str, int] = {}
+    first: list[Layer] = []
+    for parts in fused_layers(x for x in view.quantized if not x.expert and x.stored).values():
+        rows = [
+            x.out_features if x.input_split else x.out_features // ranks_of(view, x, tp)
+            for x in parts
+        ]
+        sums[parts[0].module] = sum(rows)
+        if all(map(_fit_for_tiles, parts)):
+            first.append(parts[0])
+    if engine == "sglang" and view.format != "awq":
+        yield from alike("error", "engine-shape", first, why, who + " will refuse {}")
+    else:
+        yield from alike("warning", "engine-slow", first, why, who + " will be slow with {}")
+
+
+def _fit_for_tiles(layer: Layer) -> bool:
+    """Whether a matrix goes to Marlin but for its shape."""
+    stored = layer.stored
+    return stored is not None and stored.bits in (4, 8) and stored.group_size in GROUP_SIZES
+
+
+def _experts(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+    """Experts of a block are one layer with kernels of its own."""
+
+    def shapes(layer: Layer) -> tuple[int, int, int] | None:
+        """hidden, inner of a rank, group"""
+        if layer.stored is None or layer.stored.kind != "int" or layer.in_features % tp:
+            return None
+        return layer.out_features, layer.in_features // tp, layer.stored.group_size
+
+    def refused(layer: Layer) -> str | None:
+        if (found := shapes(layer)) is None:
+            return None
+        hidden, inner, size = found
+        if view.format == "compressed-tensors" and size > 0 and hidden % size:
+            return f"the hidden width {hidden} is not a multiple of its group size {size}"
+        smallest = size
+        while smallest > 0 and (inner % smallest or hidden % smallest):
+            smallest //= 2
+        if view.format != "compressed-tensors" and 0 < smallest < 32:
+            return (
+                f"widths {hidden} and {inner} of an expert have no common group of 32 or more, "
+                "which its kernels for experts need"
+            )
+        if engine == "sglang" and view.format == "gptq" and not fits(found):
+            return (
+                f"an expert's widths {hidden} and {inner} are not what Marlin takes (multiples of "
+                f"128 and of {max(64, size)}); zero-pad them before quantizing"
+            )
+        return None
+
+    def fits(found: tuple[int, int, int]) -> bool:
+        hidden, inner, size = found
+        if size not in GROUP_SIZES or hidden % 128:
+            return False
+        return inner % (max(size, 1) if engine == "vllm" else max(64, size)) == 0
+
+    def slow(layer: Layer) -> str | None:
+        if (found := shapes(layer)) is None or fits(found) or refused(layer):
+            return None
+        hidden, inner, size = found
+        group = f"groups of {size}" if size > 0 else "one group a row"
+        return f"widths {hidden} and {inner} with {group} are for Triton's kernels, not for Marlin"
+
+    down = [layer for layer in view.quantized if layer.expert and layer.input_split]
+    yield from alike("error", "engine-experts", down, refused, who + " will refuse {}")
+    yield from alike("warning", "engine-slow", down, slow, who + " will be slow with {}")

@@ -1,0 +1,175 @@
+"""What an engine will refuse, or serve slowly, told from headers and configs alone.
+
+One body of rules for `verify --engine` and `plan --engine`. A refusal is an error, a slow path or
+a doubtful one a warning; the sentence says what to do. The rules of each engine, and the sources
+they were read in, are in the modules imported here.
+
+    vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, and here what
+                     both ask: parts of fused layers stored alike, the head, scales of the KV cache
+    transformers     engine_local: which package loads what, and what that package takes
+    exllama          engine_local: EXL2 and 4-bit GPTQ
+    llama.cpp        engine_local: GGUF, of an architecture and types that it knows
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from qtool.artifact import Artifact
+from qtool.errors import UsageError
+from qtool.gguf.plan import GgufPlan
+from qtool.gguf.source import GgufSource
+from qtool.verification.engine_kernels import kernel_findings
+from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
+from qtool.verification.engine_skips import skip_findings
+from qtool.verification.engine_split import split_findings
+from qtool.verification.engine_view import EngineView, fused_layers, some, view_of
+from qtool.verification.finding import Finding
+
+ENGINES = {
+    "vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers",
+    "llama.cpp": "llama.cpp", "exllama": "ExLlamaV2",
+}  # fmt: skip
+_SERVED = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "dense", "quark")
+_MORE_SERVED = {
+    "vllm": ("fbgemm_fp8", "torchao", "auto-round"),
+    "sglang": ("bitsandbytes", "torchao", "auto-round"),
+}
+_KV_SCALES = (
+    r"\.[kv]_scale$", r"\.kv_scale$", r"\.[qkv]_proj\.[qkv]_scale$", r"\.[qkv]_proj\.output_scale$",
+    r"\.[kv]_cache\.scale$", r"\.q\.scale$", r"\.q_scale$", r"\.prob(_output)?_scale$",
+)  # fmt: skip
+_OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
+
+
+def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> list[Finding]:
+    """All that `engine` on `tp` GPUs has to say of an artifact; UsageError for another name."""
+    check_engine(engine, tp)
+    if isinstance(artifact, GgufSource):
+        types = {tensor.name: tensor.type for tensor in artifact.tensors}
+        return list(gguf_findings(artifact.architecture, types, engine, ENGINES[engine]))
+    return view_findings(view_of(artifact), engine, tp)
+
+
+def gguf_plan_findings(made: GgufPlan, architecture: str, engine: str, tp: int) -> list[Finding]:
+    """The same for a GGUF file that is planned."""
+    check_engine(engine, tp)
+    types = {tensor.name: tensor.type for tensor in made.tensors}
+    return list(gguf_findings(architecture, types, engine, ENGINES[engine]))
+
+
+def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
+    """The same for a view, gravest first."""
+    who = ENGINES[engine] + (f" with --tp {tp}" if tp > 1 else "")
+    if engine == "transformers":
+        found = [*transformers_findings(view), *skip_findings(view, engine, who)]
+    elif engine == "exllama":
+        found = list(exllama_findings(view))
+    elif engine == "llama.cpp":
+        found = list(gguf_findings(None, {}, engine, who))
+    else:
+        found = list(_served(view, engine, who, tp))
+    order = ("error", "warning", "note")
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def check_engine(engine: str, tp: int) -> None:
+    """UsageError where there is no such engine, or no such number of GPUs."""
+    if engine not in ENGINES:
+        raise UsageError(f"--engine is {engine!r}; there are {', '.join(ENGINES)}")
+    if tp < 1:
+        raise UsageError(f"--tp is {tp}; it is a number of GPUs, from 1")
+
+
+def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+    if view.format not in _SERVED + _MORE_SERVED[engine]:
+        yield Finding(
+            "error", "engine-format", "",
+            f"{who} has no loader for {view.format}; store the model as AWQ, GPTQ, "
+            "compressed-tensors or FP8",
+        )  # fmt: skip
+        return
+    yield from kernel_findings(view, engine, who, tp)
+    yield from split_findings(view, who, tp)
+    yield from _fused(view, who)
+    yield from skip_findings(view, engine, who)
+    yield from _head(view, who)
+    yield from _kv_cache(view, who)
+
+
+def _fused(view: EngineView, who: str) -> Iterator[Finding]:
+    """Parts of one layer of the engine that are stored differently."""
+    mixed = []
+    for parts in fused_layers(view.layers).values():
+        kinds: dict[str, str] = {}
+        for layer in parts:
+            kinds.setdefault(str(layer.stored or "dense"), layer.module)
+        if len(kinds) > 1:
+            mixed.append(kinds)
+    if mixed:
+        example = ", ".join(f"{module} is {kind}" for kind, module in [*mixed[0].items()][:3])
+        more = f", and {len(mixed) - 1} more such layers" if len(mixed) > 1 else ""
+        yield Finding(
+            "error", "engine-fused", next(iter(mixed[0].values())),
+            f"{who} makes one layer of these and will refuse parts stored differently: {example}"
+            f"{more}; give them one scheme",
+        )  # fmt: skip
+
+
+def _head(view: EngineView, who: str) -> Iterator[Finding]:
+    """AWQ and GPTQ have a key for the head; a tied one is not loaded at all."""
+    heads = [layer for layer in view.layers if layer.role == "head" and layer.stored is not None]
+    if not heads:
+        return
+    name, tied = heads[0].module, view.config.get("tie_word_embeddings") is True
+    if tied:
+        yield Finding(
+            "warning", "engine-head", name,
+            f"{who} will not load {name}: config.json ties it to the embedding; drop it, or set "
+            "tie_word_embeddings to false",
+        )  # fmt: skip
+    elif view.format in ("awq", "gptq") and view.quantization.get("lm_head") is not True:
+        yield Finding(
+            "error", "engine-head", name,
+            f"{who} will refuse {name}: it is quantized, and quantization_config does not say "
+            "lm_head: true; add that, or leave the head dense",
+        )  # fmt: skip
+
+
+def _kv_cache(view: EngineView, who: str) -> Iterator[Finding]:
+    """Scales of the KV cache: there for each attention layer, under names that engines know."""
+    scales = sorted(
+        n for n in view.names
+        if re.search(r"attn|attention|mixer", n) and re.search(r"scale$", n)
+        and not re.search(_OF_WEIGHTS, n.replace("_proj.output_scale", "_proj.kv"))
+    )  # fmt: skip
+    strange = [n for n in scales if not any(re.search(known, n) for known in _KV_SCALES)]
+    if strange:
+        yield Finding(
+            "warning", "engine-kv-cache", strange[0],
+            f"{who} knows no scale called {some(strange)}, so that it is not loaded; k_scale and "
+            "v_scale beside k_proj and v_proj are what it looks for",
+        )  # fmt: skip
+    wanted = bool(view.quantization.get("kv_cache_scheme"))
+    halves: dict[str, set[str]] = defaultdict(set)
+    for name in scales:
+        if found := re.search(
+            r"^(.*?attn|.*?attention|.*?mixer)\..*?([kv])_?(scale|proj|cache)", name
+        ):
+            halves[found[1]].add(found[2])
+    for layer in view.layers:
+        if wanted and layer.last in ("k_proj", "qkv_proj"):
+            halves.setdefault(layer.module.rpartition(".")[0], set())
+    for kept, text in (
+        (1, "has only one of k_scale and v_scale, which is then taken for both"),
+        (0, "has neither k_scale nor v_scale, though kv_cache_scheme asks for them: 1.0 is taken"),
+    ):
+        bad = [name for name, found in halves.items() if len(found) == kept and kept + wanted]
+        bad = [
+            n for n in bad if not any(s.startswith(n) and s.endswith(".kv_scale") for s in scales)
+        ]
+        if bad:
+            yield Finding(
+                "warning", "engine-kv-cache", bad[0],
+                f"{who}: {some(bad)} {text}; calibrate the KV cache anew",
+            )  # fmt: skip

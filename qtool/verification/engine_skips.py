@@ -1,0 +1,125 @@
+"""Which layers an engine leaves unquantized by the config's lists, against what the files hold.
+
+    AWQ                 modules_to_not_convert   vLLM and SGLang: any entry that is a part of the
+                                                 name; transformers: its start up to a dot, or its
+                                                 end; none: vLLM looks at the dtypes in the headers
+    GPTQ                dynamic, "-:" entries    regular expressions, from the name's start, first
+                                                 match; vLLM else looks at the headers, SGLang not
+    compressed-tensors  ignore, and targets      names, or regular expressions after "re:"
+    FP8                 modules_to_not_convert   whole names
+
+A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`.
+Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
+(awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.formats.facts import names_of
+from qtool.formats.gptq_dynamic import harmless, matches, negative
+from qtool.layer_names import experts_of
+from qtool.verification.engine_view import EngineView, Layer, alike, group_of, names_it
+from qtool.verification.finding import Finding
+
+CHECK = "engine-skip-list"
+
+
+def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    """Layers that the engine takes for quantized and are not, or the other way round."""
+    if not view.quantized or not _readable(view):
+        return
+
+    def named(layer: Layer) -> str | None:
+        if layer.stored is None or (entry := _entry_for(view, layer, engine)) is None:
+            return None
+        return (
+            f"{entry}, so that {who} leaves it unquantized and finds no weight for it; write whole "
+            "names, or an expression that ends with $"
+        )
+
+    def not_named(layer: Layer) -> str | None:
+        if layer.stored is not None or not _asked(view, layer, engine):
+            return None
+        if _entry_for(view, layer, engine) is not None:
+            return None
+        return f"{_list_of(view)} does not name it, so that {who} looks for codes; add its name"
+
+    yield from alike("error", CHECK, view.layers, named, "{} is quantized")
+    # Many model classes of vLLM and SGLang give their routers no quantization at all.
+    routers = [layer for layer in view.layers if layer.role == "router"]
+    others = [layer for layer in view.layers if layer.role != "router"]
+    yield from alike("error", CHECK, others, not_named, "{} is not quantized")
+    yield from alike("warning", CHECK, routers, not_named, "{} is not quantized")
+
+
+def _list_of(view: EngineView) -> str:
+    return {"gptq": "dynamic", "compressed-tensors": "ignore"}.get(
+        view.format, "modules_to_not_convert"
+    )
+
+
+def _names(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    return names_of(
+        quantization.get("modules_to_not_convert") or quantization.get("ignored_layers")
+    )
+
+
+def _readable(view: EngineView) -> bool:
+    """Whether every expression of the config is one that is run here."""
+    expressions: list[str] = []
+    if view.format == "gptq":
+        table = view.quantization.get("dynamic")
+        keys = table if isinstance(table, dict) else {}
+        expressions = [re.sub(r"^[-+]:", "", str(key)) for key in keys]
+    elif view.format == "compressed-tensors":
+        groups = view.quantization.get("config_groups")
+        listed = list(names_of(view.quantization.get("ignore")))
+        for group in groups.values() if isinstance(groups, dict) else ():
+            listed += names_of(group.get("targets")) if isinstance(group, dict) else ()
+        expressions = [n.removeprefix("re:") for n in listed if n.startswith("re:")]
+    return all(map(harmless, expressions))
+
+
+def _asked(view: EngineView, layer: Layer, engine: str) -> bool:
+    """Whether the engine takes a layer for quantized unless a list names it."""
+    if layer.role == "head":
+        # vLLM and SGLang ask `lm_head` of AWQ and GPTQ, and of the others the head's own name.
+        return engine == "transformers" and view.format == "compressed-tensors"
+    if view.format == "awq":
+        return engine != "vllm" or bool(_names(view.quantization))
+    if view.format == "gptq":
+        return engine == "sglang"
+    if view.format == "compressed-tensors":
+        return group_of(view.quantization, layer.module) is not None
+    return view.format == "fp8"
+
+
+def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
+    """The entry that leaves a layer unquantized, as the start of a sentence; None where none."""
+    name = layer.module
+    if found := experts_of(name + ".weight"):
+        name = found[0]  # engines ask for all experts of a block at once
+    where = _list_of(view)
+    if view.format == "gptq":
+        table = view.quantization.get("dynamic")
+        for key in table if isinstance(table, dict) else {}:
+            if matches(str(key).removeprefix("-:"), name):
+                return f"dynamic has {key!r}" if negative(str(key)) else None
+        return None
+    if view.format == "compressed-tensors":
+        for entry in names_of(view.quantization.get("ignore")):
+            if names_it(entry, layer.module) or names_it(entry, name):
+                return f"{where} has {entry!r}"
+        return None
+    for entry in _names(view.quantization):
+        if view.format == "fp8" and engine != "transformers":
+            hit = entry in (name, layer.module)
+        elif engine == "transformers":
+            hit = name == entry or name.startswith(entry + ".") or name.endswith(entry)
+        else:
+            hit = entry in name
+        if hit:
+            return f"{where} has {entry!r}, which is (a part of) its name"
+    return None

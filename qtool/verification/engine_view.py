@@ -1,0 +1,282 @@
+"""A model as engines load it: its linear layers, how each is stored, and the configs.
+
+From names, shapes and configs alone, of an artifact that exists or of a plan of one: every rule
+of every engine reads this view.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qtool.artifact import Artifact, Entry, quantization_config
+from qtool.errors import QtoolError, SourceError
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.planned import Planned
+from qtool.scheme import Dropped, Scheme
+from qtool.structure import (
+    BlockStack,
+    expert_of,
+    expert_parents,
+    find_blocks,
+    fused_key,
+    role,
+    text_config,
+)
+from qtool.verification.finding import Finding, Severity
+from qtool.verification.subject import subject_of
+
+# Linear layers whose input is split between ranks; the output of all others is.
+_ROW_PARALLEL = {
+    "o_proj", "down_proj", "out_proj", "w2", "wo", "dense", "dense_4h_to_h", "fc2", "c_proj",
+}  # fmt: skip
+# Those that every rank holds whole.
+_REPLICATED = {"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "router", "gate"}
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a quantized matrix is stored."""
+
+    kind: str  # int or float, or the name of a format whose inside is not looked at
+    bits: int
+    group_size: int  # input features that share a scale; -1: all of a row
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        if self.kind not in ("int", "float"):
+            return self.kind
+        group = f"g{self.group_size}" if self.group_size > 0 else "channel"
+        letter = "w" if self.kind == "int" else "fp"
+        return f"{letter}{self.bits} {group}" + ("" if self.symmetric else " asym")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer [out_features, in_features]."""
+
+    module: str
+    out_features: int
+    in_features: int
+    stored: Stored | None  # None: dense
+    role: str = "linear"  # or router, head
+
+    @property
+    def last(self) -> str:
+        """The last part of its name."""
+        return self.module.rpartition(".")[2]
+
+    @property
+    def expert(self) -> bool:
+        """Whether it is a part of one expert."""
+        return expert_of(self.module + ".weight") is not None
+
+    @property
+    def input_split(self) -> bool:
+        """Whether tensor parallelism splits its input, and not its output."""
+        return self.last in _ROW_PARALLEL
+
+    @property
+    def whole(self) -> bool:
+        """Whether tensor parallelism leaves it whole, or pads it as it does a head."""
+        return self.role != "linear" or self.last in _REPLICATED
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """What the rules look at."""
+
+    format: str  # awq, gptq, compressed-tensors, fp8, dense, ...
+    layout: str
+    config: Mapping[str, Any]  # config.json
+    quantization: Mapping[str, Any]  # its quantization_config
+    layers: tuple[Layer, ...]
+    names: frozenset[str]  # of all stored tensors
+    model_dtype: str  # of most dense tensors: BF16, F16, F32
+
+    @property
+    def quantized(self) -> tuple[Layer, ...]:
+        """The layers that have codes."""
+        return tuple(layer for layer in self.layers if layer.stored is not None)
+
+    def number(self, *keys: str) -> int | None:
+        """A positive whole number of the language model's config."""
+        text = text_config(self.config)
+        found = (text.get(key) for key in keys)
+        return next((n for n in found if type(n) is int and n > 0), None)
+
+
+def view_of(artifact: Artifact) -> EngineView:
+    """The view of an artifact; what in it cannot be read is left out."""
+    try:
+        entries = artifact.entries
+    except QtoolError:
+        entries = subject_of(artifact.checkpoint.path, artifact, None).entries
+    quantization = quantization_config(artifact.checkpoint)
+    roles = _roles({name: _info(entry) for name, entry in entries.items()}, artifact)
+    layers = []
+    for name, entry in entries.items():
+        if len(entry.shape) != 2 or not name.endswith(".weight"):
+            continue
+        what = "linear" if entry.scheme is not None else roles.get(name)
+        if entry.scheme is not None and roles.get(name) == "head":
+            what = "head"
+        if what is not None:
+            stored = None
+            if entry.scheme is not None:
+                stored = _stored(artifact.found.format, quantization, entry.module, entry.scheme)
+            layers.append(Layer(entry.module, entry.shape[0], entry.shape[1], stored, what))
+    dtypes = Counter(e.dtype for e in entries.values() if e.scheme is None)
+    return EngineView(
+        artifact.found.format,
+        artifact.found.layout,
+        artifact.checkpoint.config,
+        quantization,
+        tuple(layers),
+        frozenset(artifact.checkpoint.tensors),
+        dtypes.most_common(1)[0][0] if dtypes else "",
+    )
+
+
+def view_of_plan(
+    format_: str,
+    layout: str,
+    tensors: Sequence[Planned],
+    config: Mapping[str, Any],
+    quantization: Mapping[str, Any],
+) -> EngineView:
+    """The view of what a plan will write."""
+    layers = []
+    for tensor in tensors:
+        if len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
+            continue
+        reason = tensor.reason or ""
+        if isinstance(tensor.action, Dropped) or (tensor.block is None and "head" not in reason):
+            continue
+        if reason.startswith(("norm", "embedding", "buffer")):
+            continue
+        what = "router" if reason.startswith("router") else "head" if tensor.block is None else ""
+        stored = None
+        if tensor.scheme is not None:
+            stored = _stored(format_, quantization, tensor.module, tensor.scheme)
+        out, width = tensor.shape
+        layers.append(Layer(tensor.module, out, width, stored, what or "linear"))
+    dtypes = Counter(tensor.dtype for tensor in tensors)
+    names = frozenset(spec.name for tensor in tensors for spec in tensor.outputs)
+    most = dtypes.most_common(1)[0][0] if dtypes else ""
+    return EngineView(format_, layout, config, quantization, tuple(layers), names, most)
+
+
+def _info(entry: Entry) -> TensorInfo:
+    return TensorInfo(entry.name, "F16" if entry.scheme else entry.dtype, entry.shape, 0, 0)
+
+
+def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str]:
+    """linear, router or head, by name; other tensors are not there."""
+    try:
+        blocks = find_blocks(infos, artifact.checkpoint.config)
+    except SourceError:
+        blocks = BlockStack("", 0)
+    parents = expert_parents(infos)
+    found = {}
+    for name, info in infos.items():
+        what = role(name, info, blocks, parents)
+        if what.reason is None:
+            found[name] = "linear"
+        elif what.reason.startswith("router"):
+            found[name] = "router"
+        elif what.reason == "output head":
+            found[name] = "head"
+    return found
+
+
+def _stored(
+    format_: str, quantization: Mapping[str, Any], module: str, scheme: Scheme | str
+) -> Stored:
+    if format_ == "compressed-tensors":
+        arguments = weight_arguments(quantization, module)
+        size = arguments.get("group_size")
+        bits = arguments.get("num_bits")
+        return Stored(
+            "float" if arguments.get("type") == "float" else "int",
+            bits if type(bits) is int else 0,
+            size if type(size) is int and size > 0 else -1,
+            arguments.get("symmetric") is not False,
+        )
+    if format_ in ("awq", "gptq") and isinstance(scheme, Scheme):
+        return Stored("int", scheme.bits, scheme.group_size, scheme.symmetric)
+    known = {"fp8": Stored("float", 8, -1), "mxfp4": Stored("float", 4, 32)}
+    return known.get(format_, Stored(format_, 0, -1))
+
+
+def group_of(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
+    """The group of a compressed-tensors config that a linear module falls under: by its name or
+    an expression for it, else by its class."""
+    groups = quantization.get("config_groups")
+    found = [g for g in groups.values() if isinstance(g, Mapping)] if _is_map(groups) else []
+    for by_class in (False, True):
+        for group in found:
+            targets = group.get("targets")
+            for target in targets if isinstance(targets, list) else []:
+                hit = target == "Linear" if by_class else names_it(str(target), module)
+                if hit:
+                    return group
+    return None
+
+
+def weight_arguments(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """What compressed-tensors says of a module's weights; {} where nothing."""
+    weights = (group_of(quantization, module) or {}).get("weights")
+    return weights if isinstance(weights, Mapping) else {}
+
+
+def names_it(target: str, module: str) -> bool:
+    """Whether a name or `re:` expression of compressed-tensors means a module."""
+    from qtool.formats.gptq_dynamic import matches
+
+    if target.startswith("re:"):
+        return matches(target.removeprefix("re:"), module)
+    return target == module
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def fused_layers(layers: Iterable[Layer]) -> dict[str, list[Layer]]:
+    """The linear layers that engines make one of: q/k/v, gate/up, the experts of a block."""
+    groups: dict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        if layer.role == "linear":
+            groups[fused_key(layer.module)].append(layer)
+    return groups
+
+
+def alike(
+    severity: Severity,
+    check: str,
+    layers: Iterable[Layer],
+    why: Callable[[Layer], str | None],
+    opening: str,
+) -> Iterator[Finding]:
+    """A finding for each reason that `why` gives, with the layers that it is given for.
+
+    opening: the sentence up to the reason, with {} for the layers.
+    """
+    reasons: dict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        if (reason := why(layer)) is not None:
+            reasons[reason].append(layer)
+    for reason, same in reasons.items():
+        first = same[0].module
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        yield Finding(severity, check, first, f"{opening.format(first + more)}: {reason}")
+
+
+def some(names: Sequence[str]) -> str:
+    """A few names of many."""
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
