@@ -3,11 +3,29 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qtool.artifact import Entry
+from qtool.artifact import Artifact, Entry
+from qtool.formats import bits
 from qtool.scheme import GroupQuant, Scheme
 
 _LEAST_NORMAL = {"float16": 6.104e-5, "bfloat16": 1.176e-38, "float32": 1.176e-38}
+# Of the range of codes: farther than this from its zero lies the mean of no healthy group, whose
+# weights crowd around 0.
+_FAR = 0.43
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The zeros of one matrix of integers."""
+
+    least: int
+    most: int
+    total: int
+    offset: float  # mean of code - zero; near 0, since weights are about as often + as -
+    at_ends: int  # groups whose zero is 0 or the largest code, and whose mean is far from it
+    v1_stores_middle: bool  # labelled v1, and every stored field is 2^(bits-1)
+    v1_wraps: int  # labelled v1, and 0 is stored as the largest code
 
 
 @dataclass(frozen=True)
@@ -23,22 +41,92 @@ class Measured:
     subnormal: int  # so small that their type keeps few digits
     low_code: int
     high_code: int
+    same_rows: int  # rows with a single code
+    zeros: Zeros | None
+    reordered: bool  # g_idx says something else than k // group_size
+    uneven: int  # groups of another size than the config's, by g_idx
 
 
-def measure(entry: Entry, quant: GroupQuant) -> Measured:
-    """Count in one pass over codes, scales and zeros."""
+def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
+    """Count in a few passes over codes, scales and zeros."""
     scale = quant.scale.astype(np.float32)
-    finite = np.isfinite(scale)
-    least = np.float32(_LEAST_NORMAL.get(quant.scheme.scale_dtype, 0.0))
     size = np.abs(scale)
+    least = np.float32(_LEAST_NORMAL.get(quant.scheme.scale_dtype, 0.0))
+    low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)
     return Measured(
-        entry,
-        quant.scheme,
-        scale.size,
-        int(scale.size - finite.sum()),
-        int((scale == 0).sum()),
-        int((scale < 0).sum()),
-        int(((size > 0) & (size < least)).sum()),
-        int(quant.codes.min()),
-        int(quant.codes.max()),
+        entry=entry,
+        scheme=quant.scheme,
+        scales=scale.size,
+        not_finite=int(scale.size - np.isfinite(scale).sum()),
+        zero_scales=int((scale == 0).sum()),
+        negative=int((scale < 0).sum()),
+        subnormal=int(((size > 0) & (size < least)).sum()),
+        low_code=int(low.min()),
+        high_code=int(high.max()),
+        same_rows=int((low == high).sum()),
+        zeros=_zeros(artifact, entry, quant),
+        reordered=quant.g_idx is not None,
+        uneven=_uneven(quant),
     )
+
+
+def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros:
+    zero = quant.zero
+    top = (1 << quant.scheme.bits) - 1
+    mean = float(quant.codes.sum(dtype=np.int64)) / quant.codes.size
+    return Zeros(
+        least=int(zero.min()),
+        most=int(zero.max()),
+        total=zero.size,
+        offset=mean - float(zero.mean(dtype=np.float64)),
+        at_ends=_far_from_end(quant, top),
+        v1_stores_middle=_stores_middle(artifact, entry, quant),
+        v1_wraps=int((zero == 0).sum()) if artifact.found.layout == "v1" else 0,
+    )
+
+
+def _far_from_end(quant: GroupQuant, top: int) -> int:
+    """Groups with a zero at an end of the range, and weights that are mostly far from 0."""
+    ends = (quant.zero == 0) | (quant.zero == top)
+    if not ends.any():
+        return 0
+    means = group_means(quant, quant.codes)
+    return int((ends & (np.abs(means - quant.zero) > _FAR * top)).sum())
+
+
+def group_means(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.float64]:
+    """The mean of values [out, in] over each group, [out, groups]."""
+    rows, columns = values.shape
+    groups = quant.scale.shape[1]
+    if quant.g_idx is None and columns % groups == 0:
+        cut = values.reshape(rows, groups, columns // groups)
+        return np.asarray(cut.mean(axis=2, dtype=np.float64))
+    index = quant.group_index()
+    order = np.argsort(index, kind="stable")
+    counts = np.bincount(index, minlength=groups)
+    starts = np.minimum(np.cumsum(counts) - counts, columns - 1)
+    sums = np.add.reduceat(values[:, order].astype(np.float64), starts, axis=1)
+    return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), 0.0))
+
+
+def _stores_middle(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:
+    """Whether a file labelled v1 holds the zeros of a symmetric v2."""
+    name = f"{entry.module}.qzeros"
+    middle = 1 << (quant.scheme.bits - 1)
+    if artifact.found.layout != "v1" or not (quant.zero == middle).all():
+        return False
+    if name not in entry.stored:
+        return False
+    row = bits.pack(np.full((1, quant.shape[0]), middle, np.uint8), quant.scheme.bits)
+    return bool((artifact.checkpoint.array(name) == row).all())
+
+
+def _uneven(quant: GroupQuant) -> int:
+    if quant.g_idx is None or quant.scheme.group_size <= 0:
+        return 0
+    counts = np.bincount(quant.g_idx, minlength=quant.scale.shape[1])
+    full, rest = divmod(quant.shape[1], quant.scheme.group_size)
+    expected = np.full(full + bool(rest), quant.scheme.group_size)
+    if rest:
+        expected[-1] = rest
+    return int((np.sort(counts) != np.sort(expected)).sum())

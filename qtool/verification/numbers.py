@@ -2,35 +2,183 @@
 
 from collections.abc import Iterator, Sequence
 
+from qtool.artifact import Artifact, quantization_config
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+
+_SUBNORMAL = 0.01  # of the scales
+_SAME = 0.5  # of the rows
+_OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
+_FEW_WEIGHTS = 4096  # too few to tell anything from means
+_FEW_GROUPS = 8
 
 
-def check_scales(matrices: Sequence[Measured]) -> Iterator[Finding]:
-    """scales: finite, not zero, positive."""
+def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
+    """scales: finite, not zero, positive, and not so small that they are hardly numbers."""
+    converted = _signed(artifact)
     for m in matrices:
         name, what = m.entry.name, None
         if m.not_finite:
             what = f"{m.not_finite} of {m.scales} scales are NaN or infinite"
         elif m.zero_scales:
             what = f"{m.zero_scales} of {m.scales} scales are 0"
-        elif m.negative:
+        elif m.negative and not converted:
             what = f"{m.negative} of {m.scales} scales are negative"
         if what:
             yield Finding(
                 "error", "scales", name,
-                f"{name}: {what}; scales must be finite and positive: quantize this layer anew "
+                f"{name}: {what}; scales must be finite and positive: quantize this layer anew, "
                 "with text that reaches it",
             )  # fmt: skip
+    small = [m for m in matrices if m.subnormal > _SUBNORMAL * m.scales]
+    if small:
+        yield Finding(
+            "warning", "scales", small[0].entry.name,
+            f"{counted(len(small), 'matrix')} ({some([m.entry.name for m in small])}) with many "
+            "scales so small that their type keeps only a few digits of them (subnormal); the "
+            "weights there are distorted",
+        )  # fmt: skip
 
 
-def check_codes(matrices: Sequence[Measured]) -> Iterator[Finding]:
+def _signed(artifact: Artifact) -> bool:
+    """Whether the scales come from a GGUF file, where they may be negative."""
+    record = artifact.provenance or {}
+    return "gguf" in str(record.get("made_from", record.get("converted", ""))).lower()
+
+
+def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
     """codes: a matrix with a single code holds nothing."""
     for m in matrices:
+        name = m.entry.name
+        rows = m.entry.shape[0]
         if m.low_code == m.high_code:
-            name = m.entry.name
             yield Finding(
                 "error", "codes", name,
                 f"{name}: every code is {m.low_code}, so all that the model knew here is gone; "
                 "quantize this layer anew",
             )  # fmt: skip
+        elif m.same_rows > _SAME * rows:
+            yield Finding(
+                "warning", "codes", name,
+                f"{name}: in {m.same_rows} of {rows} rows every code is the same; most of the "
+                "layer is gone, unless the model has it so",
+            )  # fmt: skip
+
+
+def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
+    """zeros: in the middle where symmetric, and none that ran over an end of its range."""
+    odd, far = [], []
+    for m in matrices:
+        middle = 1 << (m.scheme.bits - 1)
+        zeros = m.zeros
+        if zeros is None:
+            continue
+        constant = zeros.least == zeros.most
+        if m.scheme.symmetric and not (constant and zeros.least in (middle, middle - 1)):
+            odd.append(m)
+        elif zeros.at_ends:
+            far.append(m)
+    if odd:
+        z = odd[0].zeros
+        assert z is not None
+        yield Finding(
+            "error", "zeros", odd[0].entry.name,
+            f"the config says symmetric, and {counted(len(odd), 'matrix')} "
+            f"({some([m.entry.name for m in odd])}) have other zeros than "
+            f"{1 << (odd[0].scheme.bits - 1)} ({z.least} to {z.most}); engines that believe the "
+            "config ignore them: set sym to false, or quantize anew",
+        )  # fmt: skip
+    groups = sum(m.zeros.at_ends for m in far if m.zeros)
+    if far:
+        top = (1 << far[0].scheme.bits) - 1
+        yield Finding(
+            "error" if groups >= _FEW_GROUPS else "warning", "zeros", far[0].entry.name,
+            f"{counted(groups, 'group')} of {counted(len(far), 'matrix')} "
+            f"({some([m.entry.name for m in far])}) have the zero 0 or {top}, though their weights "
+            "would then be far from 0 and all of one sign: zeros that ran over the end of their "
+            f"range (0 less one stored as {top}); make the artifact again",
+        )  # fmt: skip
+    wraps = sum(m.zeros.v1_wraps for m in matrices if m.zeros)
+    if wraps:
+        first = next(m for m in matrices if m.zeros and m.zeros.v1_wraps)
+        yield Finding(
+            "warning", "zeros", first.entry.name,
+            f"{counted(wraps, 'zero')} of 0 stored as {(1 << first.scheme.bits) - 1}, as v1 must; "
+            f"engines that add 1 without wrapping read {1 << first.scheme.bits}: write gptq_v2",
+        )  # fmt: skip
+
+
+def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
+    """zero-convention: v1 files hold zeros less one, v2 files and AWQ hold them as they are.
+
+    Symmetric zeros give themselves away. Otherwise the mean of code - zero does: weights are about
+    as often positive as negative, so it is near 0; read by the wrong convention it is off by one.
+    """
+    label = str(artifact.found.layout or artifact.found.format)
+    whole = [m for m in matrices if m.zeros is not None]
+    middle = [m for m in whole if m.zeros and m.zeros.v1_stores_middle]
+    less = [
+        m for m in whole
+        if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
+    ]  # fmt: skip
+    high = [m for m in whole if not m.scheme.symmetric and _off(m) == -1]
+    low = [m for m in whole if not m.scheme.symmetric and _off(m) == 1]
+    for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
+        if not found:
+            continue
+        if artifact.found.format == "gptq" and truth != label:
+            names = {"v1": "gptq", "v2": "gptq_v2"}
+            fix = (
+                f"the label says {names.get(label, label)}, the zeros are {names[truth]}'s: set "
+                f"checkpoint_format to {names[truth]}"
+            )
+        else:
+            fix = "they were written by another convention: make the artifact again"
+        of = "all" if len(found) == len(whole) else f"{len(found)} of {len(whole)}"
+        yield Finding(
+            "error", "zero-convention", found[0].entry.name,
+            f"the zeros of {of} matrices ({some([m.entry.name for m in found])}) are off by one as "
+            f"they are labelled, which makes every weight wrong by a step; {fix}",
+        )  # fmt: skip
+
+
+def _off(m: Measured) -> int:
+    """+1, -1 or 0: by how much the mean of code - zero is off, in whole steps."""
+    zeros = m.zeros
+    if zeros is None or m.entry.parameters < _FEW_WEIGHTS or zeros.at_ends:
+        return 0
+    if abs(abs(zeros.offset) - 1) > _OFF_BY_ONE:
+        return 0
+    return 1 if zeros.offset > 0 else -1
+
+
+def check_order(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
+    """g-idx: there where the config says desc_act, and even."""
+    if artifact.found.format != "gptq":
+        return
+    config = quantization_config(artifact.checkpoint)
+    reordered = [m.entry.name for m in matrices if m.reordered]
+    lost = [m.entry.name for m in matrices if f"{m.entry.module}.g_idx" not in m.entry.stored]
+    uneven = [m for m in matrices if m.uneven]
+    if config.get("desc_act") is True and lost:
+        yield Finding(
+            "error", "g-idx", lost[0],
+            f"the config says desc_act, and {counted(len(lost), 'matrix')} have no g_idx: "
+            f"{some(lost)}; which column is of which group is lost: make the artifact again",
+        )  # fmt: skip
+    if config.get("desc_act") is False and reordered:
+        yield Finding(
+            "error", "g-idx", reordered[0],
+            f"the config says desc_act false, and {counted(len(reordered), 'matrix')} "
+            f"({some(reordered)}) have groups out of order; engines that believe it do not look "
+            "at g_idx: set desc_act to true",
+        )  # fmt: skip
+    if uneven:
+        yield Finding(
+            "error", "g-idx", uneven[0].entry.name,
+            f"{counted(len(uneven), 'matrix')} ({some([m.entry.name for m in uneven])}) with a "
+            f"g_idx that does not give every group {uneven[0].scheme.group_size} columns; it is "
+            "damaged: make the artifact again",
+        )  # fmt: skip

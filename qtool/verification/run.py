@@ -1,6 +1,7 @@
 """`qtool verify`: open, check the files, then the headers, then every number once, and judge."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from qtool.artifact import Artifact, Entry
@@ -8,16 +9,38 @@ from qtool.errors import QtoolError, SourceError
 from qtool.gguf.open import is_gguf
 from qtool.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification import numbers
+from qtool.verification import attention, config, dense, fused, heads, numbers, tensors, tokens
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, LayerError, Verdict
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.subject import Subject, subject_of
 
-# Checks of measured matrices, by id.
-NUMERIC: tuple[tuple[str, Callable[[Sequence[Measured]], Iterator[Finding]]], ...] = (
+Check = Callable[[Subject], Iterator[Finding]]
+NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
+
+# Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
+# `head`, which compares two.
+STRUCTURAL: tuple[tuple[str, Check], ...] = (
+    ("tensors", tensors.check_tensors),
+    ("against", tensors.check_against),
+    ("head", heads.check_head),
+    ("dense-list", config.check_dense_list),
+    ("scheme", config.check_scheme),
+    ("unquantized", config.check_share),
+    ("side-config", config.check_side_files),
+    ("provenance", config.check_provenance),
+    ("fused", fused.check_fused),
+    ("global-scales", fused.check_merged),
+    ("kv-scales", attention.check_kv_scales),
+    ("tokenizer", tokens.check_tokenizer),
+)
+# Checks of measured matrices.
+NUMERIC: tuple[tuple[str, NumericCheck], ...] = (
     ("scales", numbers.check_scales),
     ("codes", numbers.check_codes),
+    ("zeros", numbers.check_zeros),
+    ("zero-convention", numbers.check_convention),
+    ("g-idx", numbers.check_order),
 )
 
 
@@ -51,24 +74,41 @@ def verify_artifact(
     if artifact is None:
         findings.append(Finding("note", checks[-1], "", "nothing else was checked"))
         return Verdict(str(path), "unknown", engine, tp, tuple(findings), (), tuple(checks), 0.0)
-    source = None if against is None else Artifact.open(against)
-    subject = subject_of(path, artifact, source)
-    checks.append("shapes")
-    findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
-    matrices, layers, failed = _measure_all(subject, progress)
-    findings += failed
-    for name, check in NUMERIC:
-        checks.append(name)
-        findings += check(matrices)
+    with ExitStack() as stack:
+        source = None
+        if against is not None:
+            from qtool.quality.weights import open_weights
+
+            source = stack.enter_context(open_weights(against))
+        subject = subject_of(path, artifact, source)
+        checks.append("shapes")
+        findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
+        for name, check in STRUCTURAL:
+            if name != "against" or source is not None:
+                checks.append(name)
+                findings += check(subject)
+        matrices, layers, failed = _measure_all(subject, progress)
+        findings += failed
+        checks.append("dense-values")
+        findings += dense.check_dense(subject)
+        for name, numeric in NUMERIC:
+            checks.append(name)
+            findings += numeric(artifact, matrices)
     if engine is not None:
         from qtool.verification.engine_rules import engine_findings
 
         checks.append("engine")
         findings += engine_findings(artifact, engine, tp)
     return Verdict(
-        str(path), artifact.found.format, engine, tp, tuple(findings), tuple(layers),
-        tuple(checks), _unquantized(subject.entries.values()),
-    )  # fmt: skip
+        str(path),
+        artifact.found.format,
+        engine,
+        tp,
+        tuple(findings),
+        tuple(layers),
+        tuple(checks),
+        _unquantized(subject.entries.values()),
+    )
 
 
 def _measure_all(
@@ -87,7 +127,7 @@ def _measure_all(
             failed.append(Finding("error", "shapes", entry.name, str(error)))
             continue
         assert isinstance(quant, GroupQuant)
-        matrices.append(measure(entry, quant))
+        matrices.append(measure(subject.artifact, entry, quant))
     return matrices, [], failed
 
 

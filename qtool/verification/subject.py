@@ -3,11 +3,17 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from qtool import structure
 from qtool.artifact import Artifact, Entry
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.layer_names import experts_of
+from qtool.structure import BlockStack, Role
+from qtool.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -18,10 +24,56 @@ class Subject:
     artifact: Artifact
     entries: Mapping[str, Entry]  # all that can be made sense of
     broken: Mapping[str, str]  # the other modules, each with what is wrong with it
-    source: Artifact | None = None
+    source: Weights | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+        return self.artifact.checkpoint.config
+
+    @cached_property
+    def present(self) -> frozenset[str]:
+        """Every tensor of the model that is there, in whatever state."""
+        return frozenset([*self.entries, *(f"{module}.weight" for module in self.broken)])
+
+    @cached_property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """The entries as an unquantized checkpoint would have them."""
+        kinds = {name: e.dtype if e.scheme is None else "F16" for name, e in self.entries.items()}
+        return {n: TensorInfo(n, kinds[n], e.shape, 0, 0) for n, e in self.entries.items()}
+
+    @cached_property
+    def blocks(self) -> BlockStack | None:
+        """The decoder blocks; None where nothing is numbered."""
+        try:
+            return structure.find_blocks(self.infos, self.config)
+        except QtoolError:
+            return None
+
+    @cached_property
+    def roles(self) -> Mapping[str, Role]:
+        """What each entry is."""
+        if self.blocks is None:
+            return {}
+        parents = structure.expert_parents(self.infos)
+        return {
+            name: structure.role(name, info, self.blocks, parents)
+            for name, info in self.infos.items()
+        }
+
+    @cached_property
+    def expert_starts(self) -> frozenset[str]:
+        """`...experts.N.` of every expert that has tensors of its own."""
+        found = (experts_of(name) for name in self.present)
+        return frozenset(f"{one[0]}.{one[1]}." for one in found if one)
+
+    @cached_property
+    def linears(self) -> tuple[Entry, ...]:
+        """The linear layers of the blocks, quantized or not."""
+        return tuple(self.entries[name] for name, role in self.roles.items() if not role.reason)
 
 
-def subject_of(path: Path, artifact: Artifact, source: Artifact | None) -> Subject:
+def subject_of(path: Path, artifact: Artifact, source: Weights | None) -> Subject:
     """Sort the stored tensors into entries and broken modules."""
     try:
         return Subject(path, artifact, artifact.entries, {}, source)
@@ -29,7 +81,7 @@ def subject_of(path: Path, artifact: Artifact, source: Artifact | None) -> Subje
         pass  # one module at a time, to say which ones
     groups: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in artifact.checkpoint.tensors.items():
-        groups[_module_of(name)][name] = info
+        groups[module_of(name)][name] = info
     entries: dict[str, Entry] = {}
     broken: dict[str, str] = {}
     for module, tensors in groups.items():
@@ -41,7 +93,7 @@ def subject_of(path: Path, artifact: Artifact, source: Artifact | None) -> Subje
     return Subject(path, artifact, entries, broken, source)
 
 
-def _module_of(name: str) -> str:
+def module_of(name: str) -> str:
     """The module that a stored tensor belongs to; bitsandbytes has names below `.weight`."""
     module, dot, _ = name.rpartition(".weight.")
     return module if dot else name.rpartition(".")[0] or name

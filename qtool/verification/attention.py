@@ -1,0 +1,59 @@
+"""Scales of a quantized key/value cache: all there where the config promises them, and sane."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from qtool.artifact import quantization_config
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+from qtool.verification.subject import Subject
+
+CHECK = "kv-scales"
+_ATTENTION = re.compile(r"(.*\.(?:self_attn|attention|attn|mixer))\.[kv]_proj\.")
+_SCALE = re.compile(r"(.*\.(?:self_attn|attention|attn|mixer))\.(?:(k|v)_proj\.)?(k|v)_scale")
+_ODD = re.compile(r".*\.(?:[kv]_proj\.(?:output_scale|kv_scale)|[kv]_cache_scale|[kv]_scales)")
+
+
+def check_kv_scales(subject: Subject) -> Iterator[Finding]:
+    """kv-scales: k_scale and v_scale in every attention layer."""
+    tensors = subject.artifact.checkpoint.tensors
+    config = quantization_config(subject.artifact.checkpoint)
+    scheme = config.get("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        promised = not scheme.get("dynamic")
+    else:
+        promised = bool(config.get("kv_cache_quant_algo"))
+    there: dict[str, set[str]] = {}
+    for name in tensors:
+        if found := _SCALE.fullmatch(name):
+            there.setdefault(found[1], set()).add(found[3])
+    odd = [name for name in tensors if _ODD.fullmatch(name)]
+    if odd:
+        yield Finding(
+            "warning", CHECK, odd[0],
+            f"{counted(len(odd), 'scale')} of the cache under names that engines do not know: "
+            f"{some(odd)}; they load ...self_attn.k_scale and ...self_attn.v_scale",
+        )  # fmt: skip
+    layers = {found[1] for name in subject.present if (found := _ATTENTION.match(name))}
+    if promised and layers:
+        lost = [f"{a}.{k}_scale" for a in sorted(layers) for k in "kv" if k not in there.get(a, ())]
+        lost = [n for n in lost if n.rpartition(".")[0] + ".kv_scale" not in tensors]
+        if lost:
+            yield Finding(
+                "error", CHECK, lost[0],
+                f"the config promises {2 * len(layers)} stored scales of the cache, and "
+                f"{len(lost)} of them are missing: {some(lost)}; engines take 1.0 instead: "
+                "calibrate the cache anew, or drop kv_cache_scheme",
+            )  # fmt: skip
+    for name, info in tensors.items():
+        if _SCALE.fullmatch(name) and info.dtype in ("F32", "F16", "BF16"):
+            values = subject.artifact.checkpoint.float32(name)
+            if not (np.isfinite(values).all() and (values > 0).all()):
+                yield Finding(
+                    "error", CHECK, name,
+                    f"{name} is {float(values.reshape(-1)[0])}; a scale must be finite and "
+                    "positive: calibrate the cache anew",
+                )  # fmt: skip

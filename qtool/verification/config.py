@@ -1,0 +1,245 @@
+"""What the quantization_config says against what is stored."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from qtool.artifact import Entry, quantization_config
+from qtool.errors import QtoolError
+from qtool.formats.facts import first
+from qtool.formats.gptq_dynamic import matches, overridden
+from qtool.formats.safetensors_header import read_json
+from qtool.layer_names import experts_of, is_head
+from qtool.scheme import Scheme
+from qtool.structure import FUSED_EXPERTS
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+from qtool.verification.subject import Subject
+
+_MUCH_DENSE = 0.2  # of the linear layers' weights
+_LISTS = ("modules_to_not_convert", "dynamic", "ignore", "ignored_layers", "exclude_modules")
+
+
+def says_dense(subject: Subject, module: str) -> bool:
+    """Whether the config leaves a linear layer, named as in the checkpoint, unquantized."""
+    found = subject.artifact.found
+    config = quantization_config(subject.artifact.checkpoint)
+    if found.format == "gptq":
+        if is_head(module):
+            return config.get("lm_head") is not True
+        inside = config.get("modules_in_block_to_quantize")
+        if isinstance(inside, list) and inside:
+            flat = [n for part in inside for n in (part if isinstance(part, list) else [part])]
+            if not any(str(name) in module for name in flat):
+                return True
+        return any(matches(pattern, module) for pattern in found.dense)
+    if found.format == "compressed-tensors":
+        groups = config.get("config_groups")
+        targets = [
+            str(target)
+            for group in (groups.values() if isinstance(groups, dict) else ())
+            if isinstance(group, dict) and isinstance(group.get("targets"), list)
+            for target in group["targets"]
+        ]
+        ignored = any(_means(pattern, module) for pattern in found.dense)
+        return ignored or not any(t == "Linear" or _means(t, module) for t in targets)
+    if found.format == "modelopt":
+        return any(fnmatch(module, pattern) for pattern in found.dense)
+    if is_head(module) and found.format == "awq" and config.get("lm_head") is not True:
+        return True
+    return any(name in module for name in found.dense)
+
+
+def _means(pattern: str, module: str) -> bool:
+    """A target of compressed-tensors: `re:` and an expression, a name, or the end of one."""
+    if pattern.startswith("re:"):
+        return matches(pattern.removeprefix("re:"), module)
+    return pattern == module
+
+
+def check_dense_list(subject: Subject) -> Iterator[Finding]:
+    """dense-list: what the config calls dense is, and nothing else."""
+    if subject.artifact.found.format == "dense":
+        return
+    config = quantization_config(subject.artifact.checkpoint)
+    silent = all(config.get(key) is None for key in _LISTS) and not config.get("config_groups")
+    linears = [e for e in subject.linears if e.scheme is None]
+    heads = [e for e in subject.entries.values() if is_head(e.module) and e.scheme is None]
+    dense = [e.module for e in (*linears, *heads) if not says_dense(subject, e.module)]
+    experts = [module for module in dense if experts_of(module)]
+    if experts:
+        yield Finding(
+            "error", "dense-list", experts[0],
+            f"{counted(len(experts), 'matrix')} of experts are stored unquantized, and the config "
+            f"does not say so: {some(experts)}; quantize them, or name them as left out",
+        )  # fmt: skip
+    others = [module for module in dense if not experts_of(module)]
+    if others:
+        tail = (
+            "the config names no layer as left out: engines that do not look into the headers "
+            "will ask for codes"
+            if silent
+            else "by the config they are quantized, so engines will ask for codes"
+        )
+        yield Finding(
+            "warning" if silent else "error", "dense-list", others[0],
+            f"{counted(len(others), 'linear layer')} stored unquantized: {some(others)}; {tail}",
+        )  # fmt: skip
+    packed = [
+        e.module
+        for e in subject.entries.values()
+        if e.scheme is not None and says_dense(subject, e.module)
+    ]
+    if packed:
+        key = next((key for key in _LISTS if config.get(key)), "lm_head")
+        yield Finding(
+            "error", "dense-list", packed[0],
+            f"{counted(len(packed), 'matrix')} stored quantized, and by the config ({key}) left "
+            f"unquantized: {some(packed)}; engines will ask for a weight that is not there",
+        )  # fmt: skip
+
+
+def check_scheme(subject: Subject) -> Iterator[Finding]:
+    """scheme: bits and group size of the config are those of the shapes."""
+    found = subject.artifact.found
+    if found.scheme is None or found.format not in ("awq", "gptq"):
+        return
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for entry in subject.entries.values():
+        if not isinstance(entry.scheme, Scheme):
+            continue
+        said = overridden(entry.module, found) if found.format == "gptq" else found.scheme
+        columns = entry.shape[-1]
+        if said.bits != entry.scheme.bits or said.groups(columns) != entry.scheme.groups(columns):
+            text = (
+                f"the config says {said.bits} bits in groups of {said.group_size}, and the shapes "
+                f"{entry.scheme.bits} bits in groups of {entry.scheme.group_size}"
+            )
+            wrong[text].append(entry.module)
+    for text, modules in wrong.items():
+        yield Finding(
+            "error", "scheme", modules[0],
+            f"{text}: {counted(len(modules), 'matrix')} ({some(modules)}); engines believe the "
+            "config: correct it",
+        )  # fmt: skip
+
+
+def check_share(subject: Subject) -> Iterator[Finding]:
+    """unquantized: most of what could be quantized is."""
+    if subject.artifact.found.format == "dense":
+        return
+    kinds: Counter[str] = Counter()
+    total = dense = 0
+    names: dict[str, str] = {}
+    for name, role in subject.roles.items():
+        entry = subject.entries[name]
+        if role.reason is not None and role.reason != FUSED_EXPERTS:
+            continue
+        total += entry.parameters
+        if entry.scheme is None:
+            dense += entry.parameters
+            kind = _kind(entry)
+            kinds[kind] += entry.parameters
+            names.setdefault(kind, name)
+    if total and not any(entry.scheme for entry in subject.entries.values()):
+        yield Finding(
+            "error", "unquantized", "",
+            f"the config says {subject.artifact.found.quant_method}, and nothing is quantized",
+        )  # fmt: skip
+    elif total and dense > _MUCH_DENSE * total:
+        kind = kinds.most_common(1)[0][0]
+        yield Finding(
+            "warning", "unquantized", names[kind],
+            f"{dense / total:.0%} of the blocks' linear layers are unquantized, most of them "
+            f"{kind} ({names[kind]}); the artifact is larger than its {_claim(subject)} promise",
+        )  # fmt: skip
+
+
+def _claim(subject: Subject) -> str:
+    scheme = subject.artifact.found.scheme
+    return f"{scheme.bits} bits" if scheme is not None else subject.artifact.found.format
+
+
+def _kind(entry: Entry) -> str:
+    if "experts" in entry.name:
+        return "experts"
+    return entry.module.rpartition(".")[2]
+
+
+# Files that tell the same as config.json, and the keys that must agree, under all their names.
+_SIDE = ("quantize_config.json", "quant_config.json")
+_AGREE = (
+    ("bits", "w_bit", "wbits"),
+    ("group_size", "q_group_size"),
+    ("sym",),
+    ("zero_point",),
+    ("desc_act",),
+    ("checkpoint_format", "version"),
+)
+
+
+def check_side_files(subject: Subject) -> Iterator[Finding]:
+    """side-config: the files beside config.json say what it says."""
+    folder = subject.artifact.checkpoint.folder
+    if not isinstance(subject.config.get("quantization_config"), Mapping):
+        return
+    main = subject.config["quantization_config"]
+    for file in _SIDE:
+        if (folder / file).is_file():
+            yield from _compare(folder / file, main)
+
+
+def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:
+    try:
+        beside = read_json(path)
+    except QtoolError as error:
+        yield Finding("warning", "side-config", path.name, str(error))
+        return
+    for keys in _AGREE:
+        one, other = first(main, *keys), first(beside, *keys)
+        if one is not None and other is not None and _plain(one) != _plain(other):
+            yield Finding(
+                "error", "side-config", path.name,
+                f"config.json says {keys[0]} {one!r}, and {path.name} {other!r}; engines read one "
+                "or the other: make them agree",
+            )  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    return re.sub("[-_]", "", value.lower()) if isinstance(value, str) else value
+
+
+def check_provenance(subject: Subject) -> Iterator[Finding]:
+    """provenance: qtool.json speaks of this artifact."""
+    record = subject.artifact.provenance
+    if record is None:
+        return
+    recipe = record.get("recipe")
+    if not isinstance(recipe, Mapping):
+        return
+    found = subject.artifact.found
+    said = recipe.get("format")
+    if isinstance(said, str) and said != found.format:
+        yield Finding(
+            "error", "provenance", "qtool.json",
+            f"qtool.json says format {said}, config.json {found.format}; one of them is of "
+            "another artifact",
+        )  # fmt: skip
+    weights = recipe.get("weights")
+    if not isinstance(weights, Mapping) or found.scheme is None:
+        return
+    for key, value in (
+        ("bits", found.scheme.bits),
+        ("group_size", found.scheme.group_size),
+        ("symmetric", found.scheme.symmetric),
+    ):
+        if key in weights and weights[key] != value and not recipe.get("overrides"):
+            yield Finding(
+                "error", "provenance", "qtool.json",
+                f"qtool.json says weights.{key} {weights[key]}, config.json {value}; one of them "
+                "is of another artifact",
+            )  # fmt: skip

@@ -1,0 +1,73 @@
+"""The output head against tie_word_embeddings: one copy where tied, its own where not."""
+
+import zlib
+from collections.abc import Iterator
+
+from qtool import structure
+from qtool.gguf.architectures import TABLE
+from qtool.gguf.hf_config import complete
+from qtool.layer_names import is_head
+from qtool.verification.finding import Finding
+from qtool.verification.subject import Subject
+
+CHECK = "head"
+
+
+def tied(subject: Subject) -> bool | None:
+    """Whether config.json ties the head to the embedding; None where it does not say."""
+    config = subject.config
+    for part in (config, structure.text_config(config)):
+        if isinstance(part.get("tie_word_embeddings"), bool):
+            return bool(part["tie_word_embeddings"])
+    named = config.get("architectures")
+    row = TABLE.get(str(named[0])) if isinstance(named, list) and named else None
+    if row is None:
+        return None
+    said = complete(config, row.defaults).get("tie_word_embeddings")
+    return said if isinstance(said, bool) else False
+
+
+def check_head(subject: Subject) -> Iterator[Finding]:
+    """head: there where it is needed, and not twice."""
+    heads = [n for n in subject.present if is_head(n.removesuffix(".weight"))]
+    heads = [n for n in heads if n.endswith(".weight")]
+    is_tied = tied(subject)
+    embeddings = [n for n, role in subject.roles.items() if role.reason == "embedding"]
+    if not heads:
+        if is_tied is False and embeddings:
+            yield Finding(
+                "error", CHECK, "lm_head.weight",
+                "config.json says tie_word_embeddings false, and there is no output head; fetch "
+                "or make the artifact again, or tie it if the source is tied",
+            )  # fmt: skip
+        return
+    entry = subject.entries.get(heads[0])
+    if is_tied is not True or entry is None:
+        return
+    if entry.scheme is not None:
+        yield Finding(
+            "warning", CHECK, heads[0],
+            f"config.json ties the head to the embedding, and {heads[0]} is stored quantized; "
+            "engines that tie take the embedding, and its bytes are of no use",
+        )  # fmt: skip
+        return
+    same = [n for n in embeddings if subject.entries[n].shape == entry.shape]
+    if same and _digest(subject, same[0]) == _digest(subject, heads[0]):
+        yield Finding(
+            "warning", CHECK, heads[0],
+            f"{heads[0]} is a copy of {same[0]}, to which config.json ties it: "
+            f"{entry.nbytes:,} bytes for nothing; leave it out",
+        )  # fmt: skip
+    elif same:
+        yield Finding(
+            "warning", CHECK, heads[0],
+            f"{heads[0]} differs from {same[0]}, to which config.json ties it; engines that tie "
+            "ignore it: set tie_word_embeddings to false if this head is meant",
+        )  # fmt: skip
+
+
+def _digest(subject: Subject, name: str) -> tuple[str, int]:
+    """dtype and CRC-32 of a dense tensor's bytes."""
+    entry = subject.entries[name]
+    raw = subject.artifact.checkpoint.raw(entry.stored[0])
+    return entry.dtype, zlib.crc32(raw.data)

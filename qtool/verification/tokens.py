@@ -1,0 +1,111 @@
+"""The tokenizer against the embedding, and every token id that a config names."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qtool import structure
+from qtool.errors import QtoolError
+from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, read_object
+from qtool.verification.finding import Finding
+from qtool.verification.subject import Subject
+
+CHECK = "tokenizer"
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """tokenizer: there, and no id beyond the rows of the embedding."""
+    folder = subject.artifact.checkpoint.folder
+    rows = _embedding_rows(subject)
+    if rows is not None:
+        yield from _named_ids(subject, folder, rows)
+    files = [name for name in _FILES if (folder / name).is_file()]
+    if not files and not any(folder.glob("*.tiktoken")):
+        yield Finding(
+            "warning", CHECK, "",
+            "the folder has no tokenizer; engines cannot take text: put the model's own beside "
+            "the weights",
+        )  # fmt: skip
+        return
+    try:
+        ids = _ids(folder)
+        special = read_object(folder / CONFIG)
+    except QtoolError as error:
+        yield Finding("error", CHECK, TOKENIZER, str(error))
+        return
+    if not ids:
+        return
+    if rows is not None:
+        beyond = sorted((n, token) for token, n in ids.items() if n >= rows)
+        if beyond:
+            yield Finding(
+                "error", CHECK, TOKENIZER,
+                f"the tokenizer has {len(beyond)} ids beyond the {rows} rows of the embedding (the "
+                f"first: {beyond[0][0]}, {beyond[0][1]!r}); tokenizer and weights are of "
+                "different models, or the embedding was not resized",
+            )  # fmt: skip
+    for key in _NAMED:
+        value = special.get(key)
+        token = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(token, str) and token and token not in ids:
+            yield Finding(
+                "warning", CHECK, CONFIG,
+                f"{CONFIG} names {token!r} as {key}, which the tokenizer does not know; text will "
+                "not begin or end as the model learned it",
+            )  # fmt: skip
+
+
+def _embedding_rows(subject: Subject) -> int | None:
+    found = [
+        subject.entries[name].shape
+        for name, role in subject.roles.items()
+        if role.reason == "embedding" and "position" not in name and "wpe" not in name
+    ]
+    return found[0][0] if len(found) == 1 and len(found[0]) == 2 else None
+
+
+def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
+    """bos, eos and pad of config.json and generation_config.json."""
+    text = structure.text_config(subject.config)
+    configs: list[tuple[str, Mapping[str, Any]]] = [("config.json", {**subject.config, **text})]
+    try:
+        configs.append(("generation_config.json", read_object(folder / "generation_config.json")))
+    except QtoolError as error:
+        yield Finding("error", CHECK, "generation_config.json", str(error))
+    for file, config in configs:
+        for key in _IDS:
+            value = config.get(key)
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and not -1 <= number < rows:
+                    yield Finding(
+                        "error", CHECK, file,
+                        f"{file} says {key} {number}, and the embedding has {rows} rows; "
+                        "generation would never end, or fail: correct it",
+                    )  # fmt: skip
+
+
+def _ids(folder: Path) -> dict[str, int]:
+    """Every token with its id, {} where no JSON file tells."""
+    data = read_object(folder / TOKENIZER)
+    model = data.get("model")
+    ids: dict[str, int] = {}
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if vocabulary is None and not data:
+        vocabulary = read_object(folder / "vocab.json") or None
+    if isinstance(vocabulary, Mapping):
+        ids |= {str(t): n for t, n in vocabulary.items() if isinstance(n, int)}
+    elif isinstance(vocabulary, list):  # Unigram: pieces with scores, in the order of ids
+        for number, piece in enumerate(vocabulary):
+            if isinstance(piece, list) and piece:
+                ids[str(piece[0])] = number
+    for token in data.get("added_tokens") or ():
+        if isinstance(token, Mapping) and isinstance(token.get("id"), int):
+            ids[str(token.get("content"))] = token["id"]
+    decoder = read_object(folder / CONFIG).get("added_tokens_decoder")
+    for number_text, token in (decoder if isinstance(decoder, Mapping) else {}).items():
+        if str(number_text).isdecimal() and isinstance(token, Mapping) and ids:
+            ids.setdefault(str(token.get("content")), int(number_text))
+    return ids
