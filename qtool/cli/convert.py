@@ -2,53 +2,84 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-FORMATS = ("hf",)
+if TYPE_CHECKING:
+    from qtool.convert.certificate import Converted
+
+DTYPES = ("float16", "bfloat16", "float32")
+_SHOWN = 5
 
 
 def convert(
-    artifact: Annotated[Path, typer.Argument(help="a GGUF file, or the first part of one")],
-    to: Annotated[str, typer.Option("--to", help="hf: a Hugging Face checkpoint")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder to make")],
+    artifact: Annotated[Path, typer.Argument(help="a quantized folder, or a GGUF file")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="awq, awq-gemv, awq-gemv-fast, awq-llm, gptq (v1), gptq-v2, compressed-tensors, "
+            "gguf, gguf-q8_0, or hf: dequantized",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="folder or .gguf file to make")],
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="round what is not exact, and record the error")
+    ] = False,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float16, bfloat16 or float32; by default as the file has it"),
+        typer.Option(help="of dequantized tensors: float16, bfloat16, float32; default: as it was"),
+    ] = None,
+    assume: Annotated[
+        str | None,
+        typer.Option(help="v1 or v2: how GPTQ's zeros are stored, whatever the config says"),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Write ARTIFACT as another format, exactly where the format allows."""
+    """Write ARTIFACT as another format: exactly, and certified, or not at all."""
+    from qtool.convert.run import Request
+    from qtool.convert.run import convert as run
+    from qtool.convert.targets import target
     from qtool.errors import UsageError
-    from qtool.formats.gguf_file import GgufFile
     from qtool.formats.safetensors_file import parse_size
-    from qtool.gguf.convert import convert_to_hf
-    from qtool.gguf.from_gguf import gguf_source
-    from qtool.gguf.to_hf import DTYPES
     from qtool.progress import Progress
-    from qtool.staging import check_out
 
-    if to not in FORMATS:
-        raise UsageError(f"--to {to}: expected {', '.join(FORMATS)}")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
-    max_shard_bytes = parse_size(max_shard_size)
-    check_out(out)
-    progress = Progress(quiet=json_)
-    with GgufFile.open(artifact) as file:
-        made = convert_to_hf(gguf_source(file), out, dtype, max_shard_bytes, progress)
+    if assume not in (None, "v1", "v2"):
+        raise UsageError(f"--assume {assume}: expected v1 or v2")
+    request = Request(
+        source=artifact,
+        target=target(to),
+        out=out,
+        lossy=lossy,
+        dtype=dtype,
+        assume=assume,
+        max_shard_bytes=parse_size(max_shard_size),
+    )
+    made = run(request, Progress(quiet=json_))
     if json_:
-        typer.echo(json.dumps(made.json()))
-        return
+        typer.echo(json.dumps(made.json(), allow_nan=False))
+    else:
+        _print(made)
+
+
+def _print(made: "Converted") -> None:
+    certificate = made.certificate
     for warning in made.warnings:
         typer.echo(f"warning: {warning}")
-    exact = "every number as it was"
-    if made.dequantized:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in made.dequantized.items())
-        exact = f"dequantized and rounded to {made.dtype}: {kinds} tensors"
+    for one in certificate.rounded[:_SHOWN]:
+        typer.echo(f"{one.name} {one.why}: {one.what}, relative error {one.relative_error:.3g}")
+    if len(certificate.rounded) > _SHOWN:
+        typer.echo(f"... and {len(certificate.rounded) - _SHOWN} more")
+    exact = f"all {certificate.compared} tensors read back and compared: the same numbers"
+    if certificate.rounded:
+        count = len(certificate.rounded)
+        exact = f"{count} of {certificate.compared} tensors are not the same numbers"
+    layout = f" {certificate.layout}" if certificate.layout else ""
     typer.echo(
-        f"{made.artifact}: {made.architecture}, {made.tensors} tensors, {made.size_bytes:,} bytes; "
-        f"{exact}"
+        f"{made.artifact}: {made.architecture or 'model'} as {certificate.format}{layout}, "
+        f"{made.size_bytes:,} bytes; {exact}"
     )

@@ -1,7 +1,7 @@
 """`qtool convert MODEL.gguf --to hf`: a Hugging Face checkpoint in a folder, with its tokenizer.
 
 open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor: read, write
-     -> config.json, tokenizer, qtool.json -> read back and compare -> final name
+     -> config.json, tokenizer -> read back and compare -> qtool.json -> final name
 """
 
 import json
@@ -9,22 +9,28 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
+from qtool.convert.certificate import Certificate, Rounded, Squares
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.formats.safetensors_writer import StreamWriter, plan_shards
+from qtool.formats.safetensors_file import StreamWriter, plan_shards, to_float32
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf import HfModel, hf_model
+from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
 from qtool.progress import Progress
 from qtool.staging import staged
 
+_AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -37,52 +43,57 @@ class Converted:
     dtype: str
     tensors: int
     size_bytes: int
-    dequantized: dict[str, int]  # block type -> tensors that are rounded to dtype
-    dropped: tuple[tuple[str, str], ...]
+    dequantized: dict[str, int]  # block type -> tensors that are plain numbers now
+    certificate: Certificate
     warnings: tuple[str, ...]
 
     @property
     def exact(self) -> bool:
         """Whether every number is the one of the GGUF file."""
-        return not self.dequantized
-
-    def json(self) -> dict[str, Any]:
-        """The --json object of `qtool convert`."""
-        return {
-            "artifact": self.artifact,
-            "format": "hf",
-            "architecture": self.architecture,
-            "dtype": self.dtype,
-            "exact": self.exact,
-            "tensors": self.tensors,
-            "size_bytes": self.size_bytes,
-            "dequantized": self.dequantized,
-            "dropped": [{"name": name, "reason": reason} for name, reason in self.dropped],
-            "warnings": list(self.warnings),
-        }
+        return self.certificate.exact
 
 
 def convert_to_hf(
-    source: GgufSource, out: Path, dtype: str | None, max_shard_bytes: int, progress: Progress
+    source: GgufSource,
+    out: Path,
+    dtype: str | None,
+    max_shard_bytes: int,
+    progress: Progress,
+    digest: str | None = None,
 ) -> Converted:
-    """Write the checkpoint to `out`; nothing is left under that name unless all succeeds."""
+    """Write the checkpoint to `out`; nothing is left under that name unless all succeeds.
+
+    digest: of the file, to be recorded.
+    """
     model = hf_model(source, dtype)
     files = side_files(source, model)  # before the work: a tokenizer may be one nobody knows
-    with staged(out) as folder, progress.stage("export"):
-        size = _write(model, files, folder, max_shard_bytes, progress)
+    named = str(model.config["torch_dtype"])
     dequantized: dict[str, int] = {}
     for tensor in model.tensors:
         if tensor.source.type.weights > 1:
             kind = tensor.source.type.name
             dequantized[kind] = dequantized.get(kind, 0) + 1
+    with staged(out) as folder, progress.stage("export"):
+        size = _write(model, files, folder, max_shard_bytes, progress)
+        certificate = Certificate(
+            source=origin(source) | {"digest": digest, "dtype": named},
+            format="hf",
+            layout="",
+            compared=sum(len(tensor.specs) for tensor in model.tensors),
+            matrices=sum(dequantized.values()),
+            rounded=[*_rounded(model, Checkpoint.open(folder), named)],
+            dropped=model.dropped,
+        )
+        record = {"made_from": made_from(source), "conversions": [certificate.json()]}
+        (folder / "qtool.json").write_bytes(_json({"qtool": __version__, **record}))
     return Converted(
         artifact=str(out),
         architecture=str(model.config["architectures"][0]),
-        dtype=str(model.config["torch_dtype"]),
-        tensors=sum(len(tensor.specs) for tensor in model.tensors),
+        dtype=named,
+        tensors=certificate.compared,
         size_bytes=size,
         dequantized=dequantized,
-        dropped=model.dropped,
+        certificate=certificate,
         warnings=source.warnings,
     )
 
@@ -143,8 +154,34 @@ def _write(
     return layout.size
 
 
+def _rounded(model: HfModel, written: Checkpoint, dtype: str) -> Iterator[Rounded]:
+    """The quantized tensors whose numbers the dtype does not hold, and how far off they are."""
+    for tensor in model.tensors:
+        if tensor.source.type.weights == 1:
+            continue
+        for number, spec in enumerate(tensor.specs):
+            sums = Squares()
+            for first, values in _values(tensor, number):
+                raw = written.part(spec.name, first, first + len(values))
+                sums.add(values, to_float32(raw, spec.dtype, values.shape))
+            if not sums.same:
+                why = f"is {tensor.source.type.name}, whose products {dtype} does not hold"
+                yield Rounded(spec.name, f"it is rounded to {dtype}", why, sums.relative_error)
+
+
+def _values(tensor: HfTensor, number: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """One tensor's rows as the file has them, in pieces, each with the number of its first."""
+    if tensor.module.rows is not None:
+        yield 0, put_back(tensor.source, tensor.module, tensor.groups)
+        return
+    rows, width = prod(tensor.specs[number].shape[:-1]), tensor.source.in_features
+    step = max(1, _AT_ONCE // width)
+    for first in range(0, rows, step):
+        yield first, tensor.values(number, first, min(rows, first + step))
+
+
 def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
-    """config.json, the tokenizer, and what is known of the origin, by file name."""
+    """config.json and the tokenizer, by file name."""
     try:
         tokenizer = tokenizer_files(source.metadata)
     except QtoolError as error:  # it knows the keys alone
@@ -153,12 +190,18 @@ def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
     return {
         "config.json": _json(model.config),
         "generation_config.json": _json(generation),
-        "qtool.json": _json({"qtool": __version__, "made_from": _origin(source)}),
         **tokenizer,
     }
 
 
-def _origin(source: GgufSource) -> dict[str, Any]:
+def origin(source: GgufSource) -> dict[str, Any]:
+    """What a certificate says of the file."""
+    types = sorted({tensor.type.name for tensor in source.tensors if tensor.type.weights > 1})
+    return {"format": "gguf", "layout": ", ".join(types), "digest": None, "group_size": None}
+
+
+def made_from(source: GgufSource) -> dict[str, Any]:
+    """The same for what is later made of the checkpoint."""
     name = source.metadata.get("general.name")
     return {
         "format": "gguf",

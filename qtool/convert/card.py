@@ -1,0 +1,70 @@
+"""The README.md of a converted checkpoint: what it was, how exact it is, where it comes from."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from qtool import __version__, hub
+from qtool.convert.certificate import Certificate
+from qtool.convert.targets import Target
+
+_SHOWN = 10
+
+
+def render(target: Target, certificate: Certificate, record: Mapping[str, Any]) -> str:
+    """The card; it depends on its arguments alone."""
+    source = certificate.source
+    was = f"{source['format']} {source['layout'] or ''}".strip()
+    count = len(certificate.rounded)
+    kept = (
+        f"all {certificate.compared} tensors read back and compared: the same numbers"
+        if certificate.exact
+        else f"{count} of {certificate.compared} tensors are not the same numbers"
+    )
+    rows = [
+        ("made with", f"qtool {__version__}, `qtool convert --to {target.name}`"),
+        ("converted from", f"{was}, {source['digest']}"),
+        ("exactness", kept),
+    ]
+    table = [f"| {key} | {value} |" for key, value in rows]
+    parts = [
+        _front_matter(target, record),
+        f"# {_name(record) or 'Model'}, {target.name}",
+        "\n".join(["| | |", "|---|---|", *table]),
+        _rounded(certificate),
+        "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
+        + json.dumps(record, indent=2, ensure_ascii=False)
+        + "\n```",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _name(record: Mapping[str, Any]) -> str | None:
+    """What the unquantized model is called, where the record says it."""
+    source = record.get("source")
+    name = source.get("name") if isinstance(source, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
+    lines = ["---"]
+    name = _name(record)
+    if name is not None and hub.is_hub_id(name):
+        lines.append(f"base_model: {name.partition('@')[0]}")
+        if target.format != "hf":
+            lines.append("base_model_relation: quantized")
+    lines += ["library_name: transformers", "pipeline_tag: text-generation", "tags:", "- qtool"]
+    if target.format != "hf":
+        lines += ["- quantized", f"- {target.format}"]
+    return "\n".join([*lines, "---"])
+
+
+def _rounded(certificate: Certificate) -> str:
+    if certificate.exact:
+        return ""
+    worst = sorted(certificate.rounded, key=lambda one: (-one.relative_error, one.name))[:_SHOWN]
+    lines = ["## What was rounded", "", "| tensor | what | relative error |", "|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.what} | {one.relative_error:.3g} |" for one in worst]
+    if len(certificate.rounded) > _SHOWN:
+        lines.append(f"| {len(certificate.rounded) - _SHOWN} more | | |")
+    return "\n".join(lines)

@@ -1,0 +1,43 @@
+"""One matrix made ready for its new format, and how far it is from what it was."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import methods
+from qtool.convert.certificate import Squares
+from qtool.convert.model import Quantized
+from qtool.convert.obstacles import ANEW
+from qtool.convert.plan import Step
+from qtool.convert.survey import grouped, in_dtype, merged
+from qtool.errors import UnsupportedError
+from qtool.methods import rtn
+from qtool.scheme import GroupQuant
+
+
+def fitted(step: Step, value: Quantized) -> GroupQuant:
+    """The matrix under the step's scheme: the same numbers, unless the step is lossy."""
+    assert step.scheme is not None
+    if step.lossy == ANEW:
+        with methods.named(step.tensor.name):
+            made = rtn.quantize(value.dequantize(), None, step.scheme, rtn.Options()).quant
+        return replace(made, scheme=step.scheme)
+    quant = grouped(value)
+    assert quant is not None  # the survey saw to it
+    if quant.scheme.group_size != step.scheme.group_size:
+        quant = merged(quant, step.scheme.group_size)
+    scale = in_dtype(quant.scale, step.scheme.scale_dtype)
+    if not np.isfinite(scale).all():
+        raise UnsupportedError(
+            f"{step.tensor.name}: scales up to {float(np.abs(quant.scale).max()):.3g} are too "
+            f"large for {step.scheme.scale_dtype}"
+        )
+    return replace(quant, scheme=step.scheme, scale=scale)
+
+
+def relative_error(source: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """|source - found| / |source|, of a whole matrix."""
+    sums = Squares()
+    sums.add(source, found)
+    return sums.relative_error

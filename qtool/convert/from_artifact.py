@@ -1,0 +1,144 @@
+"""A quantized safetensors checkpoint as a model to convert."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qtool import structure
+from qtool.artifact import Artifact, Entry
+from qtool.checkpoint import Checkpoint
+from qtool.convert.model import DTYPES, Model, Quantized, Tensor
+from qtool.errors import UnsupportedError
+from qtool.formats.safetensors_file import DTYPE_BITS
+from qtool.scheme import Scheme
+
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
+
+def artifact_model(path: Path, assume: str | None) -> Model:
+    """Headers only; `assume` (v1, v2) is how GPTQ's zeros are stored, whatever the config says."""
+    artifact = Artifact.open(path)
+    found = artifact.found
+    if assume is not None:
+        if found.format != "gptq":
+            raise UnsupportedError(
+                f"{path}: --assume {assume} is about GPTQ's zeros, and this is {found.format}"
+            )
+        artifact = replace(artifact, found=replace(found, layout=assume))
+    if found.format == "dense":
+        raise UnsupportedError(
+            f"{path}: is not quantized; `qtool quantize` does that, into GGUF too"
+        )
+    checkpoint = artifact.checkpoint
+    entries = _in_order(artifact)
+    if all(entry.scheme is None for entry in entries):
+        raise UnsupportedError(f"{path}: its config says {found.format}, and no matrix is packed")
+    for entry in entries:
+        if isinstance(entry.scheme, str):
+            raise UnsupportedError(
+                f"{path}: {entry.name} is stored as {found.format} {found.layout}".rstrip()
+                + ", which is recognised, but not decoded by this version"
+            )
+    return Model(
+        path=path,
+        format=found.format,
+        layout=artifact.found.layout,
+        config=plain_config(checkpoint.config),
+        dtype=_dtype(checkpoint, entries),
+        tensors=tuple(_tensor(artifact, entry) for entry in entries),
+        digest=lambda: f"sha256:{checkpoint.digest()}",
+        provenance=artifact.provenance,
+        side_files=partial(_side_files, checkpoint),
+        checkpoint=checkpoint,
+    )
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the unquantized model."""
+    plain = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
+    inner = plain.get("text_config")
+    if isinstance(inner, dict):
+        plain["text_config"] = plain_config(inner)
+    return plain
+
+
+def _tensor(artifact: Artifact, entry: Entry) -> Tensor:
+    if entry.scheme is None:
+        raw = partial(artifact.checkpoint.raw, entry.stored[0])
+        return Tensor(entry.name, entry.shape, entry.dtype, entry.dtype, raw=raw)
+    assert isinstance(entry.scheme, Scheme)  # the caller has seen to it
+    size = entry.scheme.group_size
+    read = partial(_read, artifact, entry.name)
+    return Tensor(entry.name, entry.shape, entry.dtype, str(entry.scheme), size, read)
+
+
+def _read(artifact: Artifact, name: str) -> Quantized:
+    value = artifact.read(name)
+    assert not isinstance(value, np.ndarray)  # its entry has a scheme
+    return value
+
+
+def _dtype(checkpoint: Checkpoint, entries: Sequence[Entry]) -> str:
+    """The dtype that config.json gives, or that most dense numbers have."""
+    text = structure.text_config(checkpoint.config)
+    for config in (checkpoint.config, text):
+        for key in ("dtype", "torch_dtype"):
+            if (found := DTYPES.get(str(config.get(key)))) is not None:
+                return found
+    sizes = {"F16": 0, "BF16": 0, "F32": 0}
+    for entry in entries:
+        if entry.scheme is None and entry.dtype in sizes:
+            sizes[entry.dtype] += entry.parameters
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _side_files(checkpoint: Checkpoint) -> Iterable[tuple[str, bytes]]:
+    for relative in checkpoint.side_files:
+        yield relative.as_posix(), (checkpoint.folder / relative).read_bytes()
+
+
+def _in_order(artifact: Artifact) -> list[Entry]:
+    """Entries in the order in which they were planned, as far as the files tell.
+
+    Within a file wide dtypes come first, so a matrix has parts in several places, with dense
+    tensors between them. A dense tensor follows the matrix whose part of the same width precedes
+    it, or by its name where there is none; so converting there and back puts every tensor where
+    it was.
+    """
+    tensors = artifact.checkpoint.tensors
+    files = {file: number for number, file in enumerate(artifact.checkpoint.files)}
+    file_of = {name: files[artifact.checkpoint.file_of(name)] for name in tensors}
+    entries = list(artifact.entries.values())
+    packed = [entry for entry in entries if entry.scheme is not None]
+    dense = [entry for entry in entries if entry.scheme is None]
+    names = [entry.name for entry in packed]
+    by_name = names == sorted(names)
+    number_of = {id(entry): number for number, entry in enumerate(packed)}
+
+    def key(name: str) -> tuple[int, int, int]:
+        info = tensors[name]
+        return file_of[name], -DTYPE_BITS[info.dtype], info.start
+
+    # (file, width, position) of every part of a matrix, with the matrix's number
+    parts = sorted((key(name), number_of[id(e)]) for e in packed for name in e.stored)
+    positions = [position for position, _ in parts]
+    begun = [min(file_of[name] for name in entry.stored) for entry in packed]
+    before = [sum(1 for file in begun if file < number) for number in range(len(files))]
+
+    def rank(entry: Entry) -> tuple[int, int, tuple[int, int, int]]:
+        place = key(entry.stored[0])
+        at = bisect_left(positions, place) - 1
+        if at >= 0 and positions[at][:2] == place[:2]:
+            return parts[at][1], 1, place
+        if by_name:  # as transformers saves a model
+            return bisect_left(names, entry.name) - 1, 1, place
+        return before[place[0]] - 1, 1, place
+
+    ranked = [((number, 0, (0, 0, 0)), entry) for number, entry in enumerate(packed)]
+    ranked += [(rank(entry), entry) for entry in dense]
+    return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]

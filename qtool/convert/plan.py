@@ -1,0 +1,173 @@
+"""What becomes of every tensor of a checkpoint: decided before anything is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qtool import structure
+from qtool.convert.model import DTYPE_NAMES, Model, Tensor
+from qtool.convert.obstacles import ANEW, SCALES, Obstacle, refuse
+from qtool.convert.survey import Survey, survey
+from qtool.convert.targets import Target
+from qtool.formats import FORMATS, Options
+from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
+from qtool.progress import Progress
+from qtool.scheme import Scheme
+
+NO_LAYOUT = Options("")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor: codes under `scheme`, or a dense tensor of `dtype`.
+
+    lossy: None where the numbers stay what they are, else what is done to them; `why` says what
+    stands against more.
+    """
+
+    tensor: Tensor
+    scheme: Scheme | None
+    dtype: str
+    lossy: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checkpoint to write: every tensor in order."""
+
+    format: str
+    steps: tuple[Step, ...]
+    options: Options = NO_LAYOUT
+    dense: tuple[str, ...] = ()  # linear layers without codes
+    act_order: bool = False  # some columns are out of group order
+
+
+def dense_plan(model: Model, dtype: str) -> Plan:
+    """Everything as plain numbers: matrices in `dtype`, the rest as it is unless that widens it."""
+    steps = []
+    for tensor in model.tensors:
+        widened = dtype == "F32" and tensor.dtype in FLOAT_DTYPES
+        kept = tensor.read is None and not widened
+        steps.append(Step(tensor, None, tensor.dtype if kept else dtype))
+    return Plan("hf", tuple(steps))
+
+
+def in_dtype(model: Model, dtype: str) -> Model:
+    """The model with a config.json that says this dtype."""
+    config = dict(model.config)
+    key = "dtype" if "dtype" in config and "torch_dtype" not in config else "torch_dtype"
+    config[key] = DTYPE_NAMES[dtype]
+    return replace(model, dtype=dtype, config=config)
+
+
+def codes_plan(target: Target, model: Model, lossy: bool, progress: Progress) -> Plan:
+    """Every linear layer's codes in another format; refuses what cannot be done."""
+    layers, dense = linear_layers(model)
+    merge = model.format == "gguf"
+    tensors = [tensor for tensor in model.quantized if tensor.name in layers]
+    found = [
+        survey(tensors[number], merge=merge, recorded=model.group_size)
+        for number in progress.blocks(len(tensors), "matrix")
+    ]
+    size = _common_size(found, model.group_size) if merge else None
+    wanted, options = _schemes(target, found, model, size)
+    obstacles = []
+    for one in found:
+        obstacles += _obstacles(target, one, wanted.get(one.tensor.name), options)
+    together = FORMATS[target.format].supports_together(set(wanted.values()))
+    if wanted and together is not None:
+        obstacles.append(Obstacle(next(iter(wanted)), f"and others differ: {together}"))
+    refuse(model.path, target, obstacles, lossy)
+    against = {obstacle.name: obstacle for obstacle in reversed(obstacles)}
+    steps = []
+    for tensor in model.tensors:
+        step = Step(tensor, wanted.get(tensor.name), tensor.dtype)
+        if (obstacle := against.get(tensor.name)) is not None:
+            step = replace(step, lossy=obstacle.lossy, why=obstacle.reason)
+        steps.append(step)
+    reordered = any(one.reordered for one in found)
+    return Plan(target.format, tuple(steps), options, tuple(sorted(dense)), reordered)
+
+
+def linear_layers(model: Model) -> tuple[set[str], set[str]]:
+    """Names of the quantized tensors that are linear layers or the head, and of all dense ones
+    that engines would take for linear layers."""
+    infos = {tensor.name: info_of(tensor) for tensor in model.tensors}
+    blocks = structure.find_blocks(infos, model.config)
+    parents = structure.expert_parents(infos)
+    layers, dense = set(), set()
+    for tensor in model.tensors:
+        reason = structure.role(tensor.name, infos[tensor.name], blocks, parents).reason
+        if tensor.read is not None and reason != "embedding":
+            layers.add(tensor.name)
+        elif len(tensor.shape) == 2 and tensor.name.endswith(".weight") and reason != "embedding":
+            dense.add(tensor.name)
+    return layers, dense
+
+
+def info_of(tensor: Tensor) -> TensorInfo:
+    """The header's entry in an unquantized checkpoint; of matrices with codes, made up."""
+    dtype = "F16" if tensor.read is not None else tensor.dtype
+    return TensorInfo(tensor.name, dtype, tensor.shape, 0, byte_size(dtype, tensor.shape))
+
+
+def _common_size(found: Sequence[Survey], recorded: int | None) -> int | None:
+    """The largest group size that says the same of all of them; None where each keeps its own."""
+    usable = [one for one in found if one.scheme is not None]
+    if not usable:
+        return None
+    sizes = frozenset.intersection(*(one.sizes for one in usable))
+    if recorded in sizes:
+        return recorded
+    grouped = max((size for size in sizes if size > 0), default=None)
+    return -1 if grouped is None and -1 in sizes else grouped
+
+
+def _schemes(
+    target: Target, found: Sequence[Survey], model: Model, size: int | None
+) -> tuple[dict[str, Scheme], Options]:
+    """What every matrix with codes gets, and the layout of all."""
+    symmetric = all(one.scheme.symmetric for one in found if one.scheme is not None)
+    dtype = _scale_dtype(target, found, model)
+    wanted = {}
+    for one in found:
+        if one.scheme is not None:
+            group = one.scheme.group_size if size is None else size
+            wanted[one.tensor.name] = Scheme(one.scheme.bits, group, symmetric, dtype)
+    options: Options = FORMATS[target.format].choose(list(wanted.values()), target.layout)
+    return wanted, options
+
+
+def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
+    """float16, or where the format leaves a choice the model's own dtype if that loses nothing."""
+    if target.format != "compressed-tensors":
+        return "float16"
+    kept = [one.scale_dtypes for one in found if one.scheme is not None]
+    held = frozenset.intersection(*kept) if kept else frozenset()
+    order = (DTYPE_NAMES[model.dtype], "float16", "bfloat16", "float32")
+    return next((dtype for dtype in order if dtype in held), "float16")
+
+
+def _obstacles(
+    target: Target, one: Survey, scheme: Scheme | None, options: Options
+) -> list[Obstacle]:
+    """Why one matrix cannot be stored exactly, what is worst first."""
+    name: str = one.tensor.name
+    if one.scheme is None or scheme is None:
+        hint = "dequantize it with --to hf, and quantize that"
+        return [Obstacle(name, str(one.obstacle), hint=hint)]
+    module: Any = FORMATS[target.format]
+    found = []
+    reason = module.supports(scheme, one.tensor.shape, options)
+    if reason is not None:
+        asymmetric = target.name == "gptq" and not scheme.symmetric
+        hint = "--to gptq-v2 holds them" if asymmetric else ""
+        found.append(Obstacle(name, f"cannot be stored: {reason}", hint=hint))
+    if one.reordered and target.format == "awq":
+        reason = "has columns out of group order (desc_act), which awq cannot store"
+        found.append(Obstacle(name, reason, ANEW))
+    if scheme.scale_dtype not in one.scale_dtypes:
+        reason = f"has {one.scheme.scale_dtype} scales, which {scheme.scale_dtype} rounds"
+        found.append(Obstacle(name, reason, SCALES))
+    return found

@@ -1,0 +1,180 @@
+"""Writing a model as a safetensors checkpoint: packed in another format, or dequantized.
+
+The folder's layout follows from the steps alone. Every tensor is read back from the staged folder,
+dequantized and compared with the source before the folder gets its name.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import __version__
+from qtool.artifact import Artifact
+from qtool.convert.certificate import Rounded
+from qtool.convert.codes import fitted, relative_error
+from qtool.convert.model import DTYPE_NAMES, Model
+from qtool.convert.plan import Plan, Step
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats import FORMATS, Facts
+from qtool.formats.safetensors_file import (
+    StreamWriter,
+    TensorSpec,
+    from_float32,
+    plan_shards,
+    to_float32,
+)
+from qtool.progress import Progress
+
+
+@dataclass
+class Written:
+    """Tensors in a staged folder."""
+
+    folder: Path
+    size_bytes: int
+    checksums: dict[str, int]
+    rounded: list[Rounded] = field(default_factory=list)
+
+
+def write(
+    model: Model, plan: Plan, folder: Path, max_shard_bytes: int, progress: Progress
+) -> Written:
+    """Tensors, config.json, and the source's tokenizer."""
+    specs = [spec for step in plan.steps for spec in _specs(step, plan)]
+    layout = plan_shards(specs, max_shard_bytes)
+    config = _config(model, plan, folder)  # before the work: a format may refuse it
+    rounded: list[Rounded] = []
+    with StreamWriter(folder, layout) as writer:
+        for number in progress.blocks(len(plan.steps), "tensor"):
+            _add(plan.steps[number], plan, writer, rounded)
+        writer.close()
+    write_json(folder / "config.json", config)
+    for name, content in model.side_files():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return Written(folder, layout.size, writer.checksums, rounded)
+
+
+def _specs(step: Step, plan: Plan) -> list[TensorSpec]:
+    if step.scheme is None:
+        return [TensorSpec(step.tensor.name, step.dtype, step.tensor.shape)]
+    found: list[TensorSpec] = FORMATS[plan.format].specs(
+        step.tensor.module, step.scheme, step.tensor.shape, plan.options
+    )
+    return found
+
+
+def _add(step: Step, plan: Plan, writer: StreamWriter, rounded: list[Rounded]) -> None:
+    tensor = step.tensor
+    if step.scheme is not None:
+        assert tensor.read is not None
+        quant = fitted(step, tensor.read())
+        packed = FORMATS[plan.format].pack(tensor.module, quant, plan.options)
+        for name, array in packed.items():
+            writer.add(name, array)
+        return
+    if tensor.read is None:
+        assert tensor.raw is not None
+        raw = tensor.raw()
+        if step.dtype != tensor.dtype:
+            values = to_float32(raw, tensor.dtype, tensor.shape)
+            raw = _rounded(step, values, rounded)
+        writer.add(tensor.name, raw)
+        return
+    writer.add(tensor.name, _rounded(step, tensor.read().dequantize(), rounded))
+
+
+def _rounded(step: Step, values: NDArray[np.float32], rounded: list[Rounded]) -> NDArray[np.uint8]:
+    """The bytes of a dense tensor; it is noted where they are not its numbers."""
+    raw = from_float32(values.reshape(step.tensor.shape), step.dtype, step.tensor.name)
+    back = to_float32(raw, step.dtype, step.tensor.shape).reshape(values.shape)
+    if not np.array_equal(back, values):
+        dtype = DTYPE_NAMES[step.dtype]
+        rounded.append(
+            Rounded(
+                step.tensor.name,
+                f"it is rounded to {dtype}",
+                f"is {step.tensor.stored}, whose products {dtype} does not hold",
+                relative_error(values, back),
+            )
+        )
+    return raw
+
+
+def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:
+    """config.json; the files of the format beside it are written."""
+    config = dict(model.config)
+    quantized = {s.tensor.module: s.scheme for s in plan.steps if s.scheme is not None}
+    if not quantized:
+        return config
+    facts = Facts(
+        quantized=quantized,
+        dense=[name.removesuffix(".weight") for name in plan.dense],
+        version=__version__,
+        act_order=plan.act_order,
+    )
+    module = FORMATS[plan.format]
+    config["quantization_config"] = module.config(facts, plan.options)
+    for name, content in module.side_files(facts, plan.options).items():
+        write_json(folder / name, content)
+    return config
+
+
+def compare(steps: Sequence[Step], written: Written, progress: Progress) -> list[Rounded]:
+    """Read everything back; FormatError where a number is not what it should be.
+
+    The tensors whose numbers are not the source's, each with what was lost.
+    """
+    artifact = Artifact.open(written.folder)
+    names = {step.tensor.name for step in steps}
+    for name in names ^ artifact.entries.keys():
+        what = "is missing" if name in names else "was not planned"
+        raise FormatError(f"{written.folder}: tensor {name!r} {what}; this is an error of qtool")
+    rounded = {one.name: one for one in written.rounded}
+    for number in progress.blocks(len(steps), "comparison"):
+        step = steps[number]
+        tensor = step.tensor
+        for name in artifact.entries[tensor.name].stored:
+            if zlib.crc32(artifact.checkpoint.raw(name).data) != written.checksums[name]:
+                raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
+        if step.scheme is None:
+            continue
+        assert tensor.read is not None
+        back = artifact.read(tensor.name)
+        value = tensor.read()
+        source = value.dequantize()
+        found = back if isinstance(back, np.ndarray) else back.dequantize()
+        same = np.array_equal(source, found)
+        if not same and step.lossy is None:
+            raise FormatError(
+                f"{tensor.name}: dequantizes to other numbers than the source; this is an error "
+                "of qtool"
+            )
+        if step.lossy is not None and not np.array_equal(fitted(step, value).dequantize(), found):
+            raise FormatError(f"{tensor.name}: reads back as other numbers than were packed")
+        if not same:
+            error = relative_error(source, found)
+            rounded[tensor.name] = Rounded(tensor.name, str(step.lossy), step.why, error)
+    return [rounded[step.tensor.name] for step in steps if step.tensor.name in rounded]
+
+
+def check_floats(model: Model) -> None:
+    """UnsupportedError for dense tensors that are no plain numbers."""
+    for tensor in model.tensors:
+        if tensor.read is None and tensor.dtype.startswith(("F8", "F6", "F4")):
+            raise UnsupportedError(
+                f"{model.path}: {tensor.name} is {tensor.dtype} without scales, which no other "
+                "format holds"
+            )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """An indented JSON file."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,285 @@
+"""`qtool convert` between formats of checkpoints: exact and certified, or refused with reasons."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantizing
+from artifact_files import random_quant, write_folder
+from safetensors.numpy import load_file, save_file
+
+from qtool.artifact import Artifact
+from qtool.convert.run import Request, convert
+from qtool.convert.targets import TARGETS, target
+from qtool.errors import QtoolError, UnsupportedError, UsageError
+from qtool.hub import resolve
+from qtool.progress import Progress
+from qtool.scheme import GroupQuant, Scheme
+
+AWQ = ("awq", "awq-gemv", "awq-gemv-fast", "awq-llm")
+ASYMMETRIC = (*AWQ, "gptq-v2")
+
+
+def run(source: Path, to: str, out: Path, **more: object) -> Path:
+    convert(Request(source, target(to), out, **more), Progress(quiet=True))  # type: ignore[arg-type]
+    return out
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors*")}
+
+
+def numbers(folder: Path) -> dict[str, np.ndarray]:
+    return dict(Artifact.open(folder).dequantized())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """tiny, rounded to nearest in several formats."""
+    root = tmp_path_factory.mktemp("artifacts")
+    cases = {
+        "asymmetric": ("format=awq",),
+        "symmetric": ("format=awq", "weights.symmetric=true", "weights.group_size=32"),
+        "channel": ("format=awq", "weights.group_size=-1", "weights.symmetric=true"),
+        "eight": ("format=gptq", "weights.bits=8", "weights.symmetric=true"),
+        "three": ("format=gptq", "weights.bits=3", "weights.symmetric=true"),
+        "shards": ("format=gptq", "weights.symmetric=true"),
+    }
+    for name, sets in cases.items():
+        shard = 400_000 if name == "shards" else 1 << 40
+        quantizing.quantize(
+            resolve("tiny"), "w4g128-rtn", root / name, *sets, max_shard_bytes=shard, name="tiny"
+        )
+    return {name: root / name for name in cases}
+
+
+@pytest.fixture(scope="module")
+def layouts(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The asymmetric artifact in every format that holds it."""
+    root = tmp_path_factory.mktemp("layouts")
+    return {to: run(made["asymmetric"], to, root / to) for to in ASYMMETRIC}
+
+
+@pytest.mark.parametrize("to", ASYMMETRIC)
+@pytest.mark.parametrize("have", ASYMMETRIC)
+def test_every_pair_gives_the_same_files(
+    layouts: dict[str, Path], made: dict[str, Path], have: str, to: str, tmp_path: Path
+) -> None:
+    """What a layout becomes does not depend on what it was, so each way back is exact, too."""
+    assert weights(run(layouts[have], to, tmp_path / "out")) == weights(layouts[to])
+    if to == "awq":
+        assert weights(layouts[to]) == weights(made["asymmetric"])
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "back"),
+    [("symmetric", to, "awq") for to in ("awq-llm", "gptq", "gptq-v2")]
+    + [("channel", to, "awq") for to in ("gptq", "awq-gemv-fast")]
+    + [("eight", "gptq-v2", "gptq"), ("three", "gptq-v2", "gptq")],
+)
+def test_there_and_back_gives_the_same_files(
+    made: dict[str, Path], case: str, to: str, back: str, tmp_path: Path
+) -> None:
+    there = run(made[case], to, tmp_path / "there")
+    assert weights(run(there, back, tmp_path / "back")) == weights(made[case])
+    source = numbers(made[case])
+    found = numbers(there)
+    assert found.keys() == source.keys()
+    for name, value in source.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_shards_come_back_as_they_were(made: dict[str, Path], tmp_path: Path) -> None:
+    """Order in the files is that of the plan, found again in each file's regions by width."""
+    source = made["shards"]
+    assert len(weights(source)) > 4
+    run(source, "awq", tmp_path / "there", max_shard_bytes=400_000)
+    run(tmp_path / "there", "gptq", tmp_path / "back", max_shard_bytes=400_000)
+    assert weights(tmp_path / "back") == weights(source)
+
+
+def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path) -> None:
+    out = run(made["symmetric"], "gptq", tmp_path / "out")
+    record = json.loads((out / "qtool.json").read_text())
+    before = json.loads((made["symmetric"] / "qtool.json").read_text())
+    assert record["recipe"] == before["recipe"] and record["source"] == before["source"]
+    (said,) = record["conversions"]
+    assert said["exact"] is True and said["rounded"] == []
+    assert said["compared"] == 38 and said["matrices"] == 28
+    assert said["from"] == {
+        "format": "awq",
+        "layout": "gemm",
+        "digest": f"sha256:{Artifact.open(made['symmetric']).checkpoint.digest()}",
+        "group_size": 32,
+        "dtype": "bfloat16",
+    }
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config == json.loads((out / "quantize_config.json").read_text())
+    assert config["quant_method"] == "gptq" and config["desc_act"] is False
+    assert config["sym"] is True and config["group_size"] == 32
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (out / name).read_bytes() == (resolve("tiny") / name).read_bytes()
+    card = (out / "README.md").read_text()
+    assert "all 38 tensors read back and compared: the same numbers" in card
+    again = run(out, "awq", tmp_path / "again")
+    assert len(json.loads((again / "qtool.json").read_text())["conversions"]) == 2
+
+
+def one_layer(folder: Path, kind: str, quant: GroupQuant, layout: str | None = None) -> Path:
+    """An artifact of a single matrix, and a norm."""
+    folder.mkdir()
+    dense = {"model.norm.weight": np.ones(quant.shape[1], np.float16)}
+    write_folder(folder, kind, {"model.layers.0.mlp.up_proj": quant}, dense, layout)
+    return folder
+
+
+def test_columns_out_of_group_order_are_refused(tmp_path: Path) -> None:
+    quant = random_quant(Scheme(4, 32, False), 64, 128, act_order=True)
+    source = one_layer(tmp_path / "source", "gptq", quant)
+    with pytest.raises(UnsupportedError, match=r"up_proj.*desc_act.*--lossy it is encoded anew"):
+        run(source, "awq", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    back = run(run(source, "gptq-v2", tmp_path / "v2"), "gptq-v2", tmp_path / "again")
+    assert weights(back) == weights(source)
+    assert json.loads((back / "config.json").read_text())["quantization_config"]["desc_act"]
+
+
+def test_lossy_measures_what_is_lost(tmp_path: Path) -> None:
+    quant = random_quant(Scheme(4, 32, False), 64, 128, act_order=True)
+    source = one_layer(tmp_path / "source", "gptq", quant)
+    out = run(source, "awq", tmp_path / "out", lossy=True)
+    (said,) = json.loads((out / "qtool.json").read_text())["conversions"]
+    assert said["exact"] is False
+    (one,) = said["rounded"]
+    assert one["name"] == "model.layers.0.mlp.up_proj.weight"
+    before, after = quant.dequantize(), numbers(out)[one["name"]]
+    expected = np.linalg.norm(before - after) / np.linalg.norm(before)
+    assert 0.005 < one["relative_error"] < 0.2
+    assert one["relative_error"] == pytest.approx(expected, rel=1e-5)
+
+
+def wide_scales(tmp_path: Path, factor: float) -> Path:
+    """A GPTQ artifact with float32 scales."""
+    quant = random_quant(Scheme(4, 32, True), 64, 128)
+    source = one_layer(tmp_path / "source", "gptq", quant)
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.scales"
+    tensors[name] = tensors[name].astype(np.float32) * np.float32(factor)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return source
+
+
+def test_scales_that_float16_holds_are_no_obstacle(tmp_path: Path) -> None:
+    source = wide_scales(tmp_path, 2.0)
+    found = numbers(run(source, "awq", tmp_path / "out"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(found[name], numbers(source)[name])
+
+
+def test_scales_that_float16_rounds(tmp_path: Path) -> None:
+    source = wide_scales(tmp_path, 1.0001)
+    with pytest.raises(UnsupportedError, match="float32 scales, which float16 rounds"):
+        run(source, "awq", tmp_path / "out")
+    out = run(source, "awq", tmp_path / "out", lossy=True)
+    (said,) = json.loads((out / "qtool.json").read_text())["conversions"]
+    assert said["rounded"][0]["what"] == "its scales are rounded"
+    assert 0 < said["rounded"][0]["relative_error"] < 2**-11
+
+
+def test_scales_beyond_float16_are_refused_even_then(tmp_path: Path) -> None:
+    source = wide_scales(tmp_path, 1e9)
+    with pytest.raises(UnsupportedError, match="too large for float16"):
+        run(source, "awq", tmp_path / "out", lossy=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    source = wide_scales(tmp_path, float("nan"))
+    with pytest.raises(QtoolError, match="scale is not finite"):
+        run(source, "gptq-v2", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "said"),
+    [
+        ("asymmetric", "gptq", r"cannot hold every asymmetric zero.*27 more.*--to gptq-v2"),
+        ("eight", "awq", r"awq holds 4 bits only.*27 more"),
+        ("three", "awq-gemv", r"awq holds 4 bits only"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(
+    made: dict[str, Path], case: str, to: str, said: str, tmp_path: Path
+) -> None:
+    for lossy in (False, True):
+        with pytest.raises(UnsupportedError, match=said):
+            run(made[case], to, tmp_path / "out", lossy=lossy)
+    assert list(tmp_path.iterdir()) == []
+
+
+def relabel(source: Path, out: Path, label: str) -> Path:
+    """The same files under another checkpoint_format."""
+    out.mkdir()
+    for path in source.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = label
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def test_a_mislabelled_artifact_is_repaired(made: dict[str, Path], tmp_path: Path) -> None:
+    """Asymmetric zeros say nothing of their convention, so the user has to."""
+    right = run(made["asymmetric"], "gptq-v2", tmp_path / "right")
+    wrong = relabel(right, tmp_path / "wrong", "gptq")
+    plain = numbers(run(wrong, "awq", tmp_path / "plain"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not np.array_equal(plain[name], numbers(right)[name])
+    repaired = run(wrong, "gptq-v2", tmp_path / "repaired", assume="v2")
+    assert weights(repaired) == weights(right)
+    (said,) = json.loads((repaired / "qtool.json").read_text())["conversions"][-1:]
+    assert said["assumed"] == "v2"
+
+
+def test_assume_is_about_gptq(made: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="about GPTQ's zeros"):
+        run(made["asymmetric"], "gptq-v2", tmp_path / "out", assume="v2")
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "float32"])
+def test_dequantized(made: dict[str, Path], dtype: str | None, tmp_path: Path) -> None:
+    out = run(made["asymmetric"], "hf", tmp_path / "out", dtype=dtype)
+    config = json.loads((out / "config.json").read_text())
+    assert "quantization_config" not in config and not (out / "quant_config.json").exists()
+    assert config["dtype"] == (dtype or "bfloat16")
+    (said,) = json.loads((out / "qtool.json").read_text())["conversions"]
+    before, after = numbers(made["asymmetric"]), numbers(out)
+    assert before.keys() == after.keys()
+    rounded = {one["name"]: one["relative_error"] for one in said["rounded"]}
+    assert bool(rounded) == (dtype != "float32") and said["exact"] == (not rounded)
+    for name, value in before.items():
+        error = np.linalg.norm(value - after[name]) / np.linalg.norm(value)
+        assert rounded.get(name, 0.0) == pytest.approx(error, rel=1e-4), name
+        assert (name in rounded) == (error > 0), name
+        assert error <= {"float16": 2**-11, "float32": 0}.get(dtype or "", 2**-8)
+
+
+def test_what_is_not_quantized_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="is not quantized"):
+        run(resolve("tiny"), "awq", tmp_path / "out")
+
+
+def test_targets() -> None:
+    assert target("AWQ_GEMV").name == "awq-gemv" and target("ct").format == "compressed-tensors"
+    assert {found.name for found in TARGETS.values()} == set(TARGETS)
+    with pytest.raises(UsageError, match=r"expected awq, .*gguf"):
+        target("exl2")
+
+
+def test_wide_dense_tensors_keep_their_place(made: dict[str, Path], tmp_path: Path) -> None:
+    """float32 vectors stand among int32 words; in a layout of 16-bit words they stand alone."""
+    model = run(made["asymmetric"], "hf", tmp_path / "model", dtype="float32")
+    source = quantizing.quantize(model, "w4g128-rtn", tmp_path / "source").out
+    fast = run(source, "awq-gemv-fast", tmp_path / "fast")
+    assert weights(run(fast, "awq", tmp_path / "again")) == weights(source)
