@@ -1,21 +1,18 @@
-"""What engines will make of an artifact, told from schemes and shapes.
+"""What engines will make of an artifact that is planned, without one engine being named.
 
-The limits are those of vLLM's kernels, SGLang and GPTQModel as their sources state them:
-Marlin takes 4 and 8 bits, symmetric for GPTQ, groups of -1, 32, 64 and 128, out_features divisible
-by 64 and in_features by 128, and engines fuse q/k/v, gate/up and the experts of a block, whose
-schemes must then be equal.
+One sentence for each combination that some engine refuses or serves slowly; `--engine` asks the
+same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from qtool.planned import Planned
 from qtool.recipe import Recipe
-from qtool.scheme import Dropped
-from qtool.structure import FUSED_EXPERTS, expert_of, fused_key
-
-GROUP_SIZES = (-1, 32, 64, 128)
-MARLIN_OUT, MARLIN_IN = 64, 128
+from qtool.structure import FUSED_EXPERTS, expert_of
+from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engine_split import GROUP_SIZES
+from qtool.verification.engine_view import mixed_parts, planned_layers
 
 
 def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
@@ -23,7 +20,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     quantized = [tensor for tensor in tensors if tensor.scheme is not None]
     if not quantized:
         return []
-    found = [*_format(recipe, quantized), *_groups(quantized), *_fused(tensors)]
+    found = [*_format(recipe, quantized), *_groups(quantized), *_fused(recipe, tensors)]
     found += _marlin(recipe, quantized) + _bfloat16(quantized)
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
@@ -82,20 +79,12 @@ def _groups(quantized: Sequence[Planned]) -> list[str]:
     ]
 
 
-def _fused(tensors: Sequence[Planned]) -> list[str]:
+def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     """Fused layers whose parts are stored differently."""
-    groups: dict[str, dict[str, str]] = defaultdict(dict)
-    for tensor in tensors:
-        if tensor.block is None or len(tensor.shape) != 2 or isinstance(tensor.action, Dropped):
-            continue
-        if tensor.name.endswith(".weight"):
-            stored = "dense" if tensor.scheme is None else str(tensor.scheme)
-            groups[fused_key(tensor.module)].setdefault(stored, tensor.module)
-    mixed = {key: kinds for key, kinds in groups.items() if len(kinds) > 1}
+    mixed = mixed_parts(planned_layers(recipe.format, tensors, {}))
     if not mixed:
         return []
-    kinds = next(iter(mixed.values()))
-    example = ", ".join(f"{module} is {stored}" for stored, module in list(kinds.items())[:3])
+    example = ", ".join(f"{module} is {way}" for way, module in list(mixed[0].items())[:3])
     return [
         f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
         f"refuse to load ({example}); give them one scheme"
@@ -106,7 +95,7 @@ def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     shapes: Counter[tuple[int, ...]] = Counter()
     for tensor in quantized:
         out, width = tensor.shape
-        if out % MARLIN_OUT or width % MARLIN_IN:
+        if not fits_marlin(out, width):
             shapes[tensor.shape] += 1
     if not shapes:
         return []

@@ -10,11 +10,13 @@ import typer
 from qtool.printable import printable
 
 if TYPE_CHECKING:
+    from qtool.checkpoint import Checkpoint
     from qtool.gguf.planned import GgufPlan
     from qtool.gguf.recipe import GgufRecipe
     from qtool.plan import Plan
     from qtool.plan_rows import Row
     from qtool.recipe import Recipe
+    from qtool.verification.finding import Finding
 
 
 def plan(
@@ -36,32 +38,82 @@ def plan(
     requantize: Annotated[
         bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="what will load it: vllm, sglang, transformers, llama.cpp or exllama"),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine shares it between")] = 1,
     all_: Annotated[bool, typer.Option("--all", help="a line for every tensor")] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Say what RECIPE will make of MODEL: each tensor, the size, memory and time."""
+    """Say what RECIPE will make of MODEL: each tensor, the size, memory and time.
+
+    With --engine also what that engine would refuse; exit status 1 where it would.
+    """
     from qtool.cli.quantize import refuse
+    from qtool.errors import UsageError
     from qtool.recipe import Recipe, calibration_sets, load
 
+    if engine is None and tp != 1:
+        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
+    if engine is not None:
+        from qtool.verification.engine_rules import check_engine
+
+        check_engine(engine, tp)
     loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
+    findings: list[Finding] = []
+    made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
-        made = _plan(model, loaded, max_shard_size or "5GB")
-        typer.echo(json.dumps(made.json())) if json_ else _print(made, all_)
+        made, checkpoint = _plan(model, loaded, max_shard_size or "5GB")
+        if engine is not None:
+            findings = _findings(made, checkpoint, engine, tp)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
-        file = _plan_gguf(model, loaded, imatrix, requantize)
-        typer.echo(json.dumps(file.json())) if json_ else _print_gguf(file, all_)
+        made = _plan_gguf(model, loaded, imatrix, requantize)
+        if engine is not None:
+            from qtool.verification.engine_rules import type_findings
+
+            types = {tensor.name: tensor.type for tensor in made.tensors}
+            architecture = str(made.metadata["general.architecture"].value)
+            findings = type_findings(architecture, types, engine, tp)
+    if json_:
+        asked = {} if engine is None else {"engine": engine, "tp": tp}
+        found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
+        typer.echo(json.dumps(made.json() | asked | found))
+    else:
+        _print_any(made, all_)
+        for finding in findings:
+            typer.echo(printable(f"{finding.severity}: {finding.message}"))
+        if engine is not None and not findings:
+            typer.echo(f"note: {engine} has nothing to say against it, as far as shapes tell")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)
 
 
-def _plan(model: str, recipe: "Recipe", max_shard_size: str) -> "Plan":
+def _plan(model: str, recipe: "Recipe", max_shard_size: str) -> "tuple[Plan, Checkpoint]":
     from qtool.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.plan import make_plan
 
     max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
-    return make_plan(recipe, Checkpoint.open(resolve(model)), max_shard_bytes)
+    checkpoint = Checkpoint.open(resolve(model))
+    return make_plan(recipe, checkpoint, max_shard_bytes), checkpoint
+
+
+def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "list[Finding]":
+    """What an engine says of the artifact that is planned."""
+    from qtool.fit import format_options
+    from qtool.formats import FORMATS
+    from qtool.sink import artifact_facts
+    from qtool.verification.engine_rules import view_findings
+    from qtool.verification.engine_view import view_of_plan
+
+    facts, options = artifact_facts(made), format_options(made.recipe)
+    config = {} if facts is None else FORMATS[made.format].config(facts, options)
+    view = view_of_plan(made.format, options.layout, made.tensors, checkpoint.config, config)
+    return view_findings(view, engine, tp)
 
 
 def _plan_gguf(
@@ -77,6 +129,12 @@ def _plan_gguf(
     return make_gguf_plan(
         recipe, source, importance, requantize=requantize, origin=public_name(model)
     )
+
+
+def _print_any(made: "Plan | GgufPlan", every: bool) -> None:
+    from qtool.plan import Plan
+
+    _print(made, every) if isinstance(made, Plan) else _print_gguf(made, every)
 
 
 def _print(made: "Plan", every: bool) -> None:

@@ -213,12 +213,17 @@ def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding
             for x in parts
         ]
         sums[parts[0].module] = sum(rows)
-        if all(map(_fit_for_tiles, parts)):
+        shared = all(_shares(x, ranks_of(view, x, tp)) for x in parts)
+        if shared and all(map(_fit_for_tiles, parts)):
             first.append(parts[0])
     if engine == "sglang" and view.format != "awq":
         yield from alike("error", "engine-shape", first, why, who + " will refuse {}")
     else:
         yield from alike("warning", "engine-slow", first, why, who + " will be slow with {}")
+
+
+def _shares(layer: Layer, ranks: int) -> bool:
+    return (layer.in_features if layer.input_split else layer.out_features) % ranks == 0
 
 
 def _fit_for_tiles(layer: Layer) -> bool:

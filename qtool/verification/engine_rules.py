@@ -13,17 +13,17 @@ they were read in, are in the modules imported here.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qtool.artifact import Artifact
 from qtool.errors import UsageError
-from qtool.gguf.plan import GgufPlan
 from qtool.gguf.source import GgufSource
+from qtool.gguf_types import BlockType
 from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
-from qtool.verification.engine_view import EngineView, fused_layers, some, view_of
+from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
 from qtool.verification.finding import Finding
 
 ENGINES = {
@@ -44,22 +44,23 @@ _OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
 
 def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> list[Finding]:
     """All that `engine` on `tp` GPUs has to say of an artifact; UsageError for another name."""
-    check_engine(engine, tp)
     if isinstance(artifact, GgufSource):
         types = {tensor.name: tensor.type for tensor in artifact.tensors}
-        return list(gguf_findings(artifact.architecture, types, engine, ENGINES[engine]))
+        return type_findings(artifact.architecture, types, engine, tp)
     return view_findings(view_of(artifact), engine, tp)
 
 
-def gguf_plan_findings(made: GgufPlan, architecture: str, engine: str, tp: int) -> list[Finding]:
-    """The same for a GGUF file that is planned."""
+def type_findings(
+    architecture: str, types: Mapping[str, BlockType], engine: str, tp: int
+) -> list[Finding]:
+    """The same for a GGUF file, of which the types are known or planned."""
     check_engine(engine, tp)
-    types = {tensor.name: tensor.type for tensor in made.tensors}
     return list(gguf_findings(architecture, types, engine, ENGINES[engine]))
 
 
 def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
     """The same for a view, gravest first."""
+    check_engine(engine, tp)
     who = ENGINES[engine] + (f" with --tp {tp}" if tp > 1 else "")
     if engine == "transformers":
         found = [*transformers_findings(view), *skip_findings(view, engine, who)]
@@ -99,15 +100,8 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
 
 def _fused(view: EngineView, who: str) -> Iterator[Finding]:
     """Parts of one layer of the engine that are stored differently."""
-    mixed = []
-    for parts in fused_layers(view.layers).values():
-        kinds: dict[str, str] = {}
-        for layer in parts:
-            kinds.setdefault(str(layer.stored or "dense"), layer.module)
-        if len(kinds) > 1:
-            mixed.append(kinds)
-    if mixed:
-        example = ", ".join(f"{module} is {kind}" for kind, module in [*mixed[0].items()][:3])
+    if mixed := mixed_parts(view.layers):
+        example = ", ".join(f"{module} is {way}" for way, module in [*mixed[0].items()][:3])
         more = f", and {len(mixed) - 1} more such layers" if len(mixed) > 1 else ""
         yield Finding(
             "error", "engine-fused", next(iter(mixed[0].values())),

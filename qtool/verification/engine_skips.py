@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.formats.facts import names_of
-from qtool.formats.gptq_dynamic import harmless, matches, negative
+from qtool.formats.gptq_dynamic import negative
+from qtool.formats.patterns import harmless, matches
 from qtool.layer_names import experts_of
 from qtool.verification.engine_view import EngineView, Layer, alike, group_of, names_it
 from qtool.verification.finding import Finding
@@ -105,7 +106,7 @@ def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
     if view.format == "gptq":
         table = view.quantization.get("dynamic")
         for key in table if isinstance(table, dict) else {}:
-            if matches(str(key).removeprefix("-:"), name):
+            if matches(re.sub(r"^[-+]:", "", str(key)), name):
                 return f"dynamic has {key!r}" if negative(str(key)) else None
         return None
     if view.format == "compressed-tensors":

@@ -13,7 +13,9 @@ from typing import Any
 
 from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.errors import QtoolError, SourceError
+from qtool.formats.patterns import matches
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.layer_names import is_head
 from qtool.planned import Planned
 from qtool.scheme import Dropped, Scheme
 from qtool.structure import (
@@ -43,15 +45,12 @@ class Stored:
 
     kind: str  # int or float, or the name of a format whose inside is not looked at
     bits: int
-    group_size: int  # input features that share a scale; -1: all of a row
-    symmetric: bool = True
+    group_size: int  # input features that share a scale; -1: all of a row, or a block of rows
+    symmetric: bool
+    text: str
 
     def __str__(self) -> str:
-        if self.kind not in ("int", "float"):
-            return self.kind
-        group = f"g{self.group_size}" if self.group_size > 0 else "channel"
-        letter = "w" if self.kind == "int" else "fp"
-        return f"{letter}{self.bits} {group}" + ("" if self.symmetric else " asym")
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,28 @@ def view_of(artifact: Artifact) -> EngineView:
     )
 
 
+def planned_layers(
+    format_: str, tensors: Sequence[Planned], quantization: Mapping[str, Any]
+) -> tuple[Layer, ...]:
+    """The layers of what a plan will write."""
+    layers = []
+    for tensor in tensors:
+        if len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
+            continue
+        reason = tensor.reason or ""
+        head = is_head(tensor.module)
+        if isinstance(tensor.action, Dropped) or (tensor.block is None and not head):
+            continue
+        if reason.startswith(("norm", "embedding", "buffer")):
+            continue
+        stored = None
+        if tensor.scheme is not None:
+            stored = _stored(format_, quantization, tensor.module, tensor.scheme)
+        what = "head" if head else "router" if reason.startswith("router") else "linear"
+        layers.append(Layer(tensor.module, *tensor.shape, stored, what))
+    return tuple(layers)
+
+
 def view_of_plan(
     format_: str,
     layout: str,
@@ -149,25 +170,16 @@ def view_of_plan(
     quantization: Mapping[str, Any],
 ) -> EngineView:
     """The view of what a plan will write."""
-    layers = []
-    for tensor in tensors:
-        if len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
-            continue
-        reason = tensor.reason or ""
-        if isinstance(tensor.action, Dropped) or (tensor.block is None and "head" not in reason):
-            continue
-        if reason.startswith(("norm", "embedding", "buffer")):
-            continue
-        what = "router" if reason.startswith("router") else "head" if tensor.block is None else ""
-        stored = None
-        if tensor.scheme is not None:
-            stored = _stored(format_, quantization, tensor.module, tensor.scheme)
-        out, width = tensor.shape
-        layers.append(Layer(tensor.module, out, width, stored, what or "linear"))
     dtypes = Counter(tensor.dtype for tensor in tensors)
-    names = frozenset(spec.name for tensor in tensors for spec in tensor.outputs)
-    most = dtypes.most_common(1)[0][0] if dtypes else ""
-    return EngineView(format_, layout, config, quantization, tuple(layers), names, most)
+    return EngineView(
+        format_,
+        layout,
+        config,
+        quantization,
+        planned_layers(format_, tensors, quantization),
+        frozenset(spec.name for tensor in tensors for spec in tensor.outputs),
+        dtypes.most_common(1)[0][0] if dtypes else "",
+    )
 
 
 def _info(entry: Entry) -> TensorInfo:
@@ -196,20 +208,18 @@ def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str
 def _stored(
     format_: str, quantization: Mapping[str, Any], module: str, scheme: Scheme | str
 ) -> Stored:
-    if format_ == "compressed-tensors":
-        arguments = weight_arguments(quantization, module)
-        size = arguments.get("group_size")
-        bits = arguments.get("num_bits")
-        return Stored(
-            "float" if arguments.get("type") == "float" else "int",
-            bits if type(bits) is int else 0,
-            size if type(size) is int and size > 0 else -1,
-            arguments.get("symmetric") is not False,
-        )
-    if format_ in ("awq", "gptq") and isinstance(scheme, Scheme):
-        return Stored("int", scheme.bits, scheme.group_size, scheme.symmetric)
-    known = {"fp8": Stored("float", 8, -1), "mxfp4": Stored("float", 4, 32)}
-    return known.get(format_, Stored(format_, 0, -1))
+    if isinstance(scheme, Scheme):
+        kind = "float" if scheme.is_float else "int"
+        size = scheme.group_size if scheme.rows == 1 else -1
+        return Stored(kind, scheme.bits, size, scheme.symmetric, str(scheme))
+    arguments = weight_arguments(quantization, module)
+    bits, given = arguments.get("num_bits"), arguments.get("group_size")
+    if type(bits) is not int:
+        return Stored(format_, 0, -1, True, scheme)
+    kind = "float" if arguments.get("type") == "float" else "int"
+    size = given if type(given) is int and given > 0 else -1
+    symmetric = arguments.get("symmetric") is not False
+    return Stored(kind, bits, size, symmetric, str(Scheme(bits, size, symmetric)))
 
 
 def group_of(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
@@ -235,8 +245,6 @@ def weight_arguments(quantization: Mapping[str, Any], module: str) -> Mapping[st
 
 def names_it(target: str, module: str) -> bool:
     """Whether a name or `re:` expression of compressed-tensors means a module."""
-    from qtool.formats.gptq_dynamic import matches
-
     if target.startswith("re:"):
         return matches(target.removeprefix("re:"), module)
     return target == module
@@ -253,6 +261,18 @@ def fused_layers(layers: Iterable[Layer]) -> dict[str, list[Layer]]:
         if layer.role == "linear":
             groups[fused_key(layer.module)].append(layer)
     return groups
+
+
+def mixed_parts(layers: Iterable[Layer]) -> list[dict[str, str]]:
+    """Of each layer that engines fuse of parts stored differently: the ways, each with a part."""
+    found = []
+    for parts in fused_layers(layers).values():
+        ways: dict[str, str] = {}
+        for layer in parts:
+            ways.setdefault("dense" if layer.stored is None else str(layer.stored), layer.module)
+        if len(ways) > 1:
+            found.append(ways)
+    return found
 
 
 def alike(
