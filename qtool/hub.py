@@ -148,7 +148,7 @@ def download(model: HubModel) -> Path:
         )
         if not any(folder.glob("*.safetensors")):
             names = HfApi().list_repo_files(model.repository, revision=folder.name)
-            raise _unusable(where, names)
+            raise unusable(where, names)
     except hub.GatedRepoError:
         raise SourceError(
             f"{where} is gated: accept its terms on its page, then log in with `hf auth login` or "
@@ -174,7 +174,7 @@ def download(model: HubModel) -> Path:
     return folder
 
 
-def _unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
+def unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
     """Why a repository without safetensors at its top is no source."""
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:

@@ -33,6 +33,15 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def write(path: Path) -> int:
     """Write the file; returns its length, most of which is a hole. OSError where files cannot be
     so long."""
+    head, size = header()
+    with open(path, "wb") as file:
+        file.write(head)
+        file.truncate(size)
+    return size
+
+
+def header() -> tuple[bytes, int]:
+    """The bytes before the weights, and the length of the file."""
     tokens = b"".join(text(f"Ġtoken{number}") for number in range(TOKENS))
     merges = b"".join(text(f"Ġab{number} cd{number % 977}") for number in range(MERGES))
     entries = [
@@ -62,7 +71,4 @@ def write(path: Path) -> int:
         infos.append(info(name, shape, kind, offset))
         offset += -(-width * shape[0] * (shape[1] if len(shape) > 1 else 1) // 32) * 32
     head = bytes(Gguf(entries, infos, b""))
-    with open(path, "wb") as file:
-        file.write(head)
-        file.truncate(len(head) + offset)
-    return len(head) + offset
+    return head, len(head) + offset

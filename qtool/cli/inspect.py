@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 
 if TYPE_CHECKING:
     from qtool.gguf.inspect import GgufInspection
@@ -21,7 +21,11 @@ _MODELS = ("model", "architecture", "file type", "parameters", "bits/weight", "b
 
 def inspect(
     artifact: Annotated[
-        Path, typer.Argument(help="a checkpoint folder, a safetensors or a GGUF file")
+        str,
+        typer.Argument(
+            help="a checkpoint folder, a safetensors or a GGUF file, hf://OWNER/NAME[/FILE] or "
+            "http(s)://..., of which headers alone are fetched"
+        ),
     ],
     tensor: Annotated[
         str | None, typer.Option(help="read one tensor: its range, mean, and histogram of codes")
@@ -31,9 +35,17 @@ def inspect(
 ) -> None:
     """Say what ARTIFACT is: format, scheme, bits per weight, tensors, provenance."""
     from qtool.gguf.inspect import gguf_models
+    from qtool.hub import TINY, tiny_folder
 
-    if models := gguf_models(artifact):
-        _inspect_gguf(artifact, models, tensor, all_, json_)
+    path = Path(artifact)
+    if not path.exists():
+        if artifact == TINY:
+            path = tiny_folder()
+        elif (address := _address(artifact)) is not None:
+            _inspect_remote(address, tensor, all_, json_)
+            return
+    if models := gguf_models(path):
+        _inspect_gguf(path, models, tensor, all_, json_)
         return
     from qtool.artifact import Artifact
     from qtool.gguf.inspect_text import Table
@@ -41,14 +53,45 @@ def inspect(
     from qtool.inspect import inspect as look
 
     if tensor is not None:
-        detail = tensor_detail(Artifact.open(artifact), tensor)
+        detail = tensor_detail(Artifact.open(path), tensor)
         _say_detail(detail, json_, detail_lines)
         return
-    found = look(artifact)
+    found = look(path)
     if json_:
         typer.echo(json.dumps(found.json()))
     else:
         _show(found.summary(), [Table(_TITLES, list(found.rows(all_)), 4)])
+
+
+def _address(text: str) -> str | None:
+    """Where a model lies on a server: an address, or what a hub id or an alias means."""
+    from qtool import hub
+
+    if text.lower().startswith(("hf://", "http://", "https://")):
+        return text
+    model = hub.parse(text)
+    return None if model is None else f"hf://{model}"
+
+
+def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool) -> None:
+    from qtool.gguf.inspect_text import Table, summary, tables
+    from qtool.inspect import Inspection
+    from qtool.remote.open import opened
+
+    if tensor is not None:
+        raise UnsupportedError(
+            f"--tensor reads weights, and of {address} only headers are fetched; download it first"
+        )
+    with opened(address) as (found, received):
+        if as_json:
+            typer.echo(json.dumps(found.json()))
+            return
+        fetched = ("fetched", f"{received():,} bytes")
+        if isinstance(found, Inspection):
+            table = Table(_TITLES, list(found.rows(every)), 4)
+            _show([*found.summary(), fetched], [table])
+        else:
+            _show([*summary(found), fetched], tables(found, every))
 
 
 def _inspect_gguf(

@@ -164,7 +164,8 @@ class GgufInspection:
 
     @cached_property
     def importance_entries(self) -> dict[str, list[float]]:
-        """Of an importance matrix: token counts of each entry, one number an expert."""
+        """Of an importance matrix: token counts of each entry, one number an expert; no counts
+        where tensors cannot be read."""
         infos = {
             name.removesuffix(COUNTS): info
             for name, info in self.file.tensors.items()
@@ -175,8 +176,11 @@ class GgufInspection:
                 f"{self.file.path}: more than {_MAX_COUNTS} token counts; expected one for each "
                 "matrix or expert"
             )
-        entries = {}
+        entries: dict[str, list[float]] = {}
         for name, info in infos.items():
+            if not self.file.readable:
+                entries[name] = []
+                continue
             raw = bytearray(info.nbytes)
             self.file.read_into(info.name, 0, memoryview(raw))
             entries[name] = list(struct.unpack(f"<{info.size}f", raw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,11 +152,12 @@ def _entries_table(entries: Mapping[str, list[float]], every: bool) -> Table:
     groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name, counts in entries.items():
         pattern = name if every else _NUMBER.sub("*", name)
-        groups.setdefault((pattern, len(counts)), []).append((min(counts), max(counts)))
+        span = (min(counts, default=math.nan), max(counts, default=math.nan))
+        groups.setdefault((pattern, len(counts)), []).append(span)
     rows = [
         (
             printable(pattern) + (f" ({len(spans)})" if len(spans) > 1 else ""),
-            str(matrices),
+            str(matrices or "-"),
             f"{min(low for low, _ in spans):,.0f}",
             f"{max(high for _, high in spans):,.0f}",
         )

@@ -1,0 +1,1 @@
+"""Models on servers, told by their headers alone."""
