@@ -200,6 +200,11 @@ class GgufWriter:
         self._put(position, data.reshape(-1).data)
         return position, data.nbytes
 
+    def restored(self, index: int) -> None:
+        """Takes a whole tensor as written: an earlier run did it, and its bytes were looked at."""
+        tensor, start = self.layout.tensors[index], self.layout.starts[index]
+        self._note(start, start + tensor.nbytes)
+
     def text(self, key: str, text: str) -> None:
         """Puts another text of the same length in the place of a single string's value."""
         position, length = self.layout.text_at[key]
@@ -237,7 +242,10 @@ class GgufWriter:
         if not view:
             return
         self._write(position, view)
-        start, end = position, position + len(view)
+        self._note(position, position + len(view))
+
+    def _note(self, start: int, end: int) -> None:
+        """Bytes start to end are written."""
         with self._lock:
             if start in self._end_of or end in self._start_of:
                 raise FormatError(

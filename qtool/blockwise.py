@@ -98,7 +98,7 @@ def quantize_blocks(
         run = _Run(recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved)
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space)
-        resume.say(progress, {None: outside, **dict(enumerate(done)), skeleton.count: None})
+        resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
         if outside is None:
             _write_outside(plan, sink, progress)
             resume.commit(journal, sink, None, Outcome([]), None)

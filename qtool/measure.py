@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qtool import resume
 from qtool.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.gguf import kept_importance
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.imatrix import Importance, write_importance
-from qtool.gguf.importance import Gathered, begin_with_bos, first_token
+from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
@@ -25,10 +27,12 @@ from qtool.progress import Progress
 from qtool.recipe import Calibration as Settings
 from qtool.sites import Site, Tracer
 from qtool.stats import SiteStats, StatsFile, StatsWriter, collect
-from qtool.stream import Skeleton, Workers
+from qtool.stream import Skeleton, Stream, Workers
 from qtool.weights import Weights
+from qtool.workspace import Workspace
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
+SQUARE = frozenset({"square"})
 _PROBE_TOKENS = 64
 _NO_BOS = (
     "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
@@ -124,7 +128,7 @@ def calibrate(
         stacked = imatrix is not None
         for site, stats in _measured(skeleton, calibration, wanted, threads, progress, stacked):
             if imatrix is not None:
-                gathered.add(site, stats)
+                gathered.add(Squares.of(site, stats))
             if site.stacked:
                 continue
             sites += 1
@@ -149,17 +153,39 @@ def measure_importance(
     settings: Settings,
     threads: int,
     progress: Progress,
+    space: Workspace | None = None,
 ) -> Importance:
-    """The importance matrix of the unquantized model, by the names that `source` has for it."""
-    with progress.stage("calibrate"):
+    """The importance matrix of the unquantized model, by the names that `source` has for it.
+
+    space: where what is measured of a block is kept, from which a run that died goes on.
+    """
+    with progress.stage("calibrate"), Workers(threads) as workers:
         calibration = calibration_tokens(settings, model.folder)
         calibration = begin_with_bos(calibration, source)
-        gathered = Gathered()
-        needs = frozenset({"square"})
         skeleton = Skeleton.open(model)
-        for site, stats in _measured(skeleton, calibration, needs, threads, progress, stacked=True):
-            gathered.add(site, stats)
-        return gathered.importance(source, calibration)
+        count = skeleton.count
+        blocks: list[list[Squares]] = []
+        if space is not None:
+            space.agree({"calibration text": calibration.record()})
+            blocks = kept_importance.take_up(space, count)
+        if len(blocks) < count:
+            stream = skeleton.embed(calibration.tokens)
+            if space is not None:
+                kept_importance.take_up_hidden(space, blocks, stream, workers)
+            resume.say(progress, len(blocks), count)
+            tracer = Tracer(stacked=True)
+            for index in progress.blocks(count, first=len(blocks)):
+                measured = _measure_block(skeleton, stream, tracer, index, SQUARE, workers)
+                block = [Squares.of(site, stats) for site, stats in measured]
+                if space is not None:
+                    last = index + 1 == count
+                    kept_importance.keep(space, index, block, stream, workers, last=last)
+                blocks.append(block)
+    gathered = Gathered()
+    for block in blocks:
+        for squares in block:
+            gathered.add(squares)
+    return gathered.importance(source, calibration)
 
 
 def _measured(
@@ -175,12 +201,24 @@ def _measured(
         stream = skeleton.embed(calibration.tokens)
         tracer = Tracer(stacked)
         for index in progress.blocks(skeleton.count):
-            block = skeleton.block(index)
-            found = tracer.sites(block, stream)
-            more = index + 1 < skeleton.count
-            stats = collect(block, stream, found.sites, needs, workers, advance=more)
-            for site in found.sites:
-                yield site, stats.pop(site.id)
+            yield from _measure_block(skeleton, stream, tracer, index, needs, workers)
+
+
+def _measure_block(
+    skeleton: Skeleton,
+    stream: Stream,
+    tracer: Tracer,
+    index: int,
+    needs: frozenset[str],
+    workers: Workers,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of one block; the stream is then before the next one."""
+    block = skeleton.block(index)
+    found = tracer.sites(block, stream)
+    more = index + 1 < skeleton.count
+    stats = collect(block, stream, found.sites, needs, workers, advance=more)
+    for site in found.sites:
+        yield site, stats.pop(site.id)
 
 
 def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _quantize_each(
     units = [*range(plan.blocks.count), None]
     with progress.stage("quantize"):
         done = {block: resume.finished(journal, sink, block) for block in units}
-    resume.say(progress, done)
+    resume.say(progress, sum(one is not None for one in done.values()), len(done))
     with _pool(request.threads) as pool, progress.stage("quantize"):
 
         def start(block: int | None) -> list[Future[LayerReport | None]]:

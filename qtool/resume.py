@@ -122,8 +122,7 @@ def finished_blocks(
     return done
 
 
-def say(progress: Progress, done: Mapping[int | None, Outcome | None]) -> None:
+def say(progress: Progress, done: int, count: int) -> None:
     """Tell the user what is taken over."""
-    count = sum(outcome is not None for outcome in done.values())
-    if count:
-        progress.say(f"going on with an earlier run: {count} of {len(done)} steps are finished")
+    if done:
+        progress.say(f"going on with an earlier run: {done} of {count} steps are finished")

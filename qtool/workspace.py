@@ -6,8 +6,8 @@
         artifact    the output, a folder or a file, which gets its name when it is whole
         ...         what a stage keeps to go on with
 
-A run that ends early leaves the folder where something in it is finished, and removes it else. The
-same command goes on from there.
+A run that is ended, or that the system stops (a full disk, a source that is gone), leaves the folder
+where something in it is finished, and the same command goes on from there. Else nothing is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from qtool.staging import (
     explained,
     give_name,
     made_parents,
+    partial,
     sync,
     with_notes,
 )
@@ -75,7 +76,7 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
     """
     check = check_out if is_folder else check_out_file
     target = Path(os.path.realpath(out))
-    folder = target.parent / f".{target.name}.partial"
+    folder = partial(target)
     check(out)
     with made_parents(target, out):
         with explained(out):
@@ -97,9 +98,11 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
             check(out)
             if not is_folder:
                 _make_durable(space.artifact, out)
+            journal.close()
+            _empty(folder, but=space.artifact)  # large states first: see staging._sweep
             give_name(space.artifact, target, out)
         except BaseException as error:
-            if kept := journal is not None and bool(journal.done):
+            if kept := journal is not None and bool(journal.done) and _may_pass(error):
                 error.add_note(
                     f"what is finished is kept ({_units(journal)}): the same command goes on from "
                     "there, --fresh starts over"
@@ -130,7 +133,8 @@ def _lock(folder: Path, out: Path) -> int:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+                with suppress(OSError):  # who it is is for messages only
+                    os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
                 return descriptor
             os.close(descriptor)  # of a folder that has been removed in between
         except BlockingIOError:
@@ -145,12 +149,14 @@ def _lock(folder: Path, out: Path) -> int:
             raise
 
 
-def _empty(folder: Path) -> None:
-    """Remove all but the lock."""
+def _empty(folder: Path, but: Path | None = None) -> None:
+    """Remove all but the lock, and `but`."""
     for path in folder.iterdir():
+        if path == but or path.name == "lock":
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != "lock":
+        else:
             path.unlink()
 
 
@@ -167,6 +173,21 @@ def _make_durable(path: Path, out: Path) -> None:
             sync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same command may get further: after a signal, or what the system refused.
+
+    What is wrong with the source or the recipe stays wrong, and mending it makes another run.
+    """
+    if not isinstance(error, QtoolError) or isinstance(error, ResumeError):
+        return True
+    beneath: BaseException | None = error
+    while beneath is not None:
+        if isinstance(beneath, OSError | MemoryError):
+            return True
+        beneath = beneath.__cause__ or beneath.__context__
+    return False
 
 
 def _units(journal: Journal) -> str:

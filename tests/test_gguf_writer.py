@@ -210,13 +210,13 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, error: type[BaseException]
 def test_bytes_are_on_the_disk_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, sync, seen = tmp_path / "x.gguf", staging._sync, []
+    out, sync, seen = tmp_path / "x.gguf", staging.sync, []
 
     def watched(descriptor: int) -> None:
         seen.append((os.pread(descriptor, 9, 0), out.exists()))
         sync(descriptor)
 
-    monkeypatch.setattr(staging, "_sync", watched)
+    monkeypatch.setattr(staging, "sync", watched)
     with staged_file(out, 3) as (_, descriptor):
         os.pwrite(descriptor, b"abc", 0)
     assert seen == [(b"abc", False)] and out.exists()
@@ -224,7 +224,7 @@ def test_bytes_are_on_the_disk_before_the_name(
     def fails(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(staging, "_sync", fails)
+    monkeypatch.setattr(staging, "sync", fails)
     with (
         pytest.raises(UnsupportedError, match=r"y\.gguf: .*Input/output error"),
         staged_file(tmp_path / "new" / "y.gguf", 3),

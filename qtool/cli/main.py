@@ -26,6 +26,7 @@ from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
+from qtool.cli.report import report
 from qtool.errors import QtoolError, UsageError
 from qtool.printable import printable
 
@@ -59,6 +60,7 @@ for _command in (quantize, calibrate, plan, inspect, convert, recipes, bench):
     app.command()(_command)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(report)
 
 
 def _sentence(error: QtoolError | OSError | MemoryError) -> str:
@@ -94,10 +96,10 @@ def _end(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the body by an exception, unless the caller has other plans."""
+    """Ctrl-C, SIGTERM and SIGHUP end the body by an exception, unless the caller has other plans."""
     before = {}
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             before[number] = signal.signal(number, _end)
     try:
         yield
@@ -121,8 +123,7 @@ def main() -> None:
     except _EndedBySignal as ended:
         _say_notes(ended)
         sys.exit(128 + int(ended.args[0]))
-    except KeyboardInterrupt as ended:
+    except KeyboardInterrupt:
         if debug:
             raise
-        _say_notes(ended)
         sys.exit(130)

@@ -116,7 +116,7 @@ def quantize(
         with progress.stage("download"):
             source = resolve(model)
         summary = run_gguf(
-            GgufRequest(model, source, loaded, out, count, imatrix, requantize), progress
+            GgufRequest(model, source, loaded, out, count, imatrix, requantize, fresh), progress
         )
     if json_:
         typer.echo(json.dumps(summary.json()))

@@ -66,22 +66,18 @@ def begin_with_bos(calibration: Calibration, source: GgufSource) -> Calibration:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A site: what was summed over how many tokens."""
+class Squares:
+    """A site: what was summed over how many tokens, and the checkpoint tensors that read it."""
 
+    id: str
+    names: tuple[str, ...]
+    expert: int | None  # which of the experts that one tensor holds
     square: Floats  # [in]
     count: int
 
-
-@dataclass
-class Gathered:
-    """Sums of squares by the checkpoint tensors that read them."""
-
-    # By tensor, then by the expert's number, of which one tensor may hold all.
-    _seen: dict[str, dict[int, _Seen]] = field(default_factory=dict)
-
-    def add(self, site: "Site", stats: "SiteStats") -> None:
-        """What was measured of a site."""
+    @classmethod
+    def of(cls, site: "Site", stats: "SiteStats") -> "Squares":
+        """What was measured of a site; SourceError where it cannot be true."""
         square = stats.square
         if square is None:
             square = np.zeros(site.in_features, dtype=np.float32)
@@ -90,9 +86,21 @@ class Gathered:
                 f"the input of {site.id} is not finite on the calibration text, so its importance "
                 "cannot be measured; the checkpoint is damaged, or overflows in float32"
             )
-        number = -1 if site.expert is None else site.expert
-        for name in site.names:
-            self._seen.setdefault(name, {})[number] = _Seen(square, stats.count)
+        return cls(site.id, site.names, site.expert, square, stats.count)
+
+
+@dataclass
+class Gathered:
+    """Sums of squares by the checkpoint tensors that read them."""
+
+    # By tensor, then by the expert's number, of which one tensor may hold all.
+    _seen: dict[str, dict[int, Squares]] = field(default_factory=dict)
+
+    def add(self, squares: Squares) -> None:
+        """What was measured of a site."""
+        number = -1 if squares.expert is None else squares.expert
+        for name in squares.names:
+            self._seen.setdefault(name, {})[number] = squares
 
     def importance(self, source: GgufSource, calibration: Calibration) -> Importance:
         """Of every matrix in a block of `source` that reads a site."""
@@ -124,7 +132,7 @@ class Gathered:
             extra={"qtool.calibration": string(json.dumps(record, sort_keys=True))},
         )
 
-    def _rows(self, tensor: SourceTensor) -> list[_Seen]:
+    def _rows(self, tensor: SourceTensor) -> list[Squares]:
         """What a tensor's matrices read, in their order; empty where it is not known of all."""
         found = [self._seen.get(name, {}) for name in tensor.origin]
         if not all(found):

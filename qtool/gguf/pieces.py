@@ -7,6 +7,7 @@ A piece stays in the caches from its first step to its last, so memory does not 
 of the model. Where the cuts are depends on shapes alone: no byte and no sum depends on the threads.
 """
 
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,22 @@ class Done:
         self.written = np.zeros(count, np.uint64)  # checksum of the file's bytes
         self.size = np.zeros(count)  # sum of the squared weights
         self.lost = np.zeros(count)  # sum of the squared differences that quantizing made
+
+    def of(self, numbers: slice) -> str:
+        """All of that of some pieces, as text."""
+        rows = (self.read, self.written, self.size, self.lost)
+        return b64encode(b"".join(row[numbers].tobytes() for row in rows)).decode()
+
+    def put(self, numbers: slice, text: str) -> bool:
+        """The inverse of of(); False where `text` is of another number of pieces."""
+        rows = (self.read, self.written, self.size, self.lost)
+        raw = b64decode(text)
+        count = numbers.stop - numbers.start
+        if len(raw) != 8 * len(rows) * count:
+            return False
+        for place, row in enumerate(rows):
+            row[numbers] = np.frombuffer(raw, row.dtype, count, 8 * count * place)
+        return True
 
 
 class Encoder:

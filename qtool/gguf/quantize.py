@@ -5,8 +5,9 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 """
 
 import math
-from collections.abc import Iterable
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
+from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.pieces import Done, Encoder, Pieces
@@ -27,10 +29,12 @@ from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME
 from qtool.hub import plain_name, public_name
+from qtool.journal import Journal
 from qtool.native.sums import checksum
 from qtool.progress import Progress
-from qtool.staging import check_out_file, check_space, staged_file
+from qtool.staging import check_out_file
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.workspace import Workspace, workspace
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class GgufRequest:
     threads: int
     imatrix: Path | None = None
     requantize: bool = False  # tensors of a quantized type may be encoded anew
+    fresh: bool = False  # what an earlier run left is thrown away
 
     @property
     def artifact(self) -> Path:
@@ -72,7 +77,6 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     plan = make_gguf_plan(
         request.recipe, source, importance, requantize=request.requantize, origin=origin
     )
-    check_space(out, plan.size_bytes)
     notes: list[str] = []
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
@@ -82,33 +86,38 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
-    if importance is None and request.recipe.importance and any(t.importance for t in plan.tensors):
-        importance = _measure(request, source, progress)
-        plan = make_gguf_plan(
-            request.recipe, source, importance, requantize=request.requantize, origin=origin
-        )
-        if request.recipe.calibration.source is None:
-            notes.append(
-                f"importance was measured over {', '.join(importance.datasets)}, Python's own "
-                "documentation; --calibration FILE measures it over text like yours"
+    measures = importance is None and request.recipe.importance
+    with workspace(out, is_folder=False, nbytes=plan.size_bytes, fresh=request.fresh) as space:
+        space.agree(resume.facts(request.recipe, source, request.imatrix))
+        if measures and any(tensor.importance for tensor in plan.tensors):
+            importance = _measure(request, source, progress, space)
+            plan = make_gguf_plan(
+                request.recipe, source, importance, requantize=request.requantize, origin=origin
             )
-    elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
-        notes.append("no tensor of this recipe makes use of importance")
-    if importance is not None:
-        notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
-    layout = plan.layout
-    pieces = Pieces(plan.tensors)
-    done = Done(len(pieces))
-    with staged_file(out, layout.size) as (path, descriptor):
-        writer = GgufWriter(descriptor, layout)
-        with progress.stage("quantize"):
-            _encode(plan, pieces, importance, writer, done, request.threads, progress)
-        with progress.stage("verify"):
-            digest = source_checksum(plan, pieces, done)
-            writer.text(CHECKSUM_KEY, digest)
-            writer.finish()
-            written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
-            verify(path, written, layout, pieces, done, request.threads, range)
+            if request.recipe.calibration.source is None:
+                notes.append(
+                    f"importance was measured over {', '.join(importance.datasets)}, Python's own "
+                    "documentation; --calibration FILE measures it over text like yours"
+                )
+        elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
+            notes.append("no tensor of this recipe makes use of importance")
+        if importance is not None:
+            notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
+        space.agree(resume.header_fact(plan))
+        layout = plan.layout
+        pieces = Pieces(plan.tensors)
+        done = Done(len(pieces))
+        with _opened(space.artifact, layout.size) as descriptor:
+            writer = GgufWriter(descriptor, layout)
+            with progress.stage("quantize"):
+                work = _Work(plan, pieces, done, writer, descriptor, space.journal)
+                _encode(work, importance, request.threads, progress)
+            with progress.stage("verify"):
+                digest = source_checksum(plan, pieces, done)
+                writer.text(CHECKSUM_KEY, digest)
+                writer.finish()
+                written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
+                verify(space.artifact, written, layout, pieces, done, request.threads, range)
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),
@@ -127,7 +136,9 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     )
 
 
-def _measure(request: GgufRequest, source: GgufSource, progress: Progress) -> Importance:
+def _measure(
+    request: GgufRequest, source: GgufSource, progress: Progress, space: Workspace
+) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
     from qtool.checkpoint import Checkpoint
     from qtool.measure import measure_importance
@@ -137,29 +148,59 @@ def _measure(request: GgufRequest, source: GgufSource, progress: Progress) -> Im
         from qtool.gguf.weights import gguf_weights
 
         with gguf_weights(source) as (weights, named):
-            return measure_importance(weights, named, settings, request.threads, progress)
+            return measure_importance(weights, named, settings, request.threads, progress, space)
     checkpoint = Checkpoint.open(request.source)
-    return measure_importance(checkpoint, source, settings, request.threads, progress)
+    return measure_importance(checkpoint, source, settings, request.threads, progress, space)
 
 
-def _encode(
-    plan: GgufPlan,
-    pieces: Pieces,
-    importance: Importance | None,
-    writer: GgufWriter,
-    done: Done,
-    threads: int,
-    progress: Progress,
-) -> None:
+@contextmanager
+def _opened(path: Path, size: int) -> Iterator[int]:
+    """A file of `size` bytes to write into, or to go on writing into."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        os.truncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A file under way."""
+
+    plan: GgufPlan
+    pieces: Pieces
+    done: Done
+    writer: GgufWriter
+    descriptor: int
+    journal: Journal
+
+
+def _encode(work: _Work, importance: Importance | None, threads: int, progress: Progress) -> None:
     """Every piece of every tensor, read, encoded and written."""
+    plan, pieces, done, writer = work.plan, work.pieces, work.done, work.writer
+    left = resume.take_up(work.descriptor, pieces, done, writer, work.journal, threads)
+    if len(left) < len(plan.tensors):
+        taken = len(plan.tensors) - len(left)
+        progress.say(
+            f"going on with an earlier run: {taken} of {len(plan.tensors)} tensors are finished"
+        )
+    numbers = [n for tensor in left for n in range(*pieces.of(tensor).indices(len(pieces)))]
+    commits = resume.Commits(pieces, done, writer, work.journal)
 
-    def worker() -> Encoder:
-        return Encoder(plan.tensors, pieces, partial(_factors, importance), writer, done)
+    def worker() -> Callable[[int], None]:
+        encoder = Encoder(plan.tensors, pieces, partial(_factors, importance), writer, done)
+
+        def encode(place: int) -> None:
+            encoder(numbers[place])
+            commits(numbers[place])
+
+        return encode
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")
 
-    in_order(len(pieces), threads, worker, steps)
+    in_order(len(numbers), threads, worker, steps)
 
 
 def _factors(importance: Importance | None, tensor: PlannedTensor) -> NDArray[np.float32] | None:

@@ -34,14 +34,14 @@ def verify(
         _compare(file, plan, layout)
         descriptor = file.descriptors[path]
 
-        def worker() -> "_Reader":
-            return _Reader(descriptor, layout, pieces, done)
+        def worker() -> "Reader":
+            return Reader(descriptor, layout, pieces, done)
 
         in_order(len(pieces), threads, worker, steps)
 
 
-class _Reader:
-    """One thread's buffer."""
+class Reader:
+    """One thread's buffer, and the way of a piece back through it."""
 
     def __init__(self, descriptor: int, layout: Layout, pieces: Pieces, done: Done) -> None:
         self._descriptor, self._layout = descriptor, layout
@@ -49,7 +49,16 @@ class _Reader:
         self._buffer = np.empty(0, np.uint8)
 
     def __call__(self, number: int) -> None:
-        """Compare one piece."""
+        """FormatError where a piece is not as it was written."""
+        if not self.same(number):
+            name = self._layout.tensors[self._pieces[number].tensor].name
+            raise FormatError(
+                f"tensor {name!r} reads back with other bytes than were written; the disk or the "
+                "memory is faulty"
+            )
+
+    def same(self, number: int) -> bool:
+        """Whether the file has a piece as it was written."""
         piece = self._pieces[number]
         spec = self._layout.tensors[piece.tensor]
         position = self._layout.starts[piece.tensor] + piece.first * spec.row_bytes
@@ -63,11 +72,7 @@ class _Reader:
             if not got:
                 break
             have += got
-        if have < nbytes or checksum(data) != self._done.written[number]:
-            raise FormatError(
-                f"tensor {spec.name!r} reads back with other bytes than were written; the disk or "
-                "the memory is faulty"
-            )
+        return have == nbytes and checksum(data) == self._done.written[number]
 
 
 def _compare(file: GgufFile, plan: GgufPlan, layout: Layout) -> None:

@@ -1,0 +1,76 @@
+"""What an importance matrix is made of, kept block by block, so that a run that dies goes on.
+
+`importance-N` in the workspace holds the sums of squares of block N, float32, one site after
+another; the journal has the sites and the checksum, and those of the hidden states that follow.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qtool.gguf.importance import Squares
+from qtool.hidden import keep as keep_hidden
+from qtool.hidden import take_up as take_up_states
+from qtool.native.sums import checksum
+from qtool.stream import Stream, Workers
+from qtool.workspace import Workspace
+
+
+def keep(
+    space: Workspace,
+    index: int,
+    block: Sequence[Squares],
+    stream: Stream,
+    workers: Workers,
+    *,
+    last: bool,
+) -> None:
+    """Block `index` is measured; the stream is before the next one."""
+    sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
+    sums.tofile(space.folder / f"importance-{index}")
+    space.journal.commit(
+        _unit(index),
+        sites=[[s.id, s.names, s.expert, s.count, s.square.size] for s in block],
+        sums=checksum(sums.view(np.uint8)),
+        hidden=[] if last else keep_hidden(space.folder, index + 1, stream, workers),
+    )
+
+
+def take_up(space: Workspace, count: int) -> list[list[Squares]]:
+    """The leading blocks that are measured; what is damaged is forgotten with all after it."""
+    found: list[list[Squares]] = []
+    while len(found) < count and (entry := space.journal.done.get(_unit(len(found)))) is not None:
+        path = space.folder / f"importance-{len(found)}"
+        widths = [site[4] for site in entry["sites"]]
+        sums = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
+        if sums.size != sum(widths) or checksum(sums.view(np.uint8)) != entry["sums"]:
+            space.journal.forget_from(_unit(len(found)))
+            break
+        parts = np.split(sums, np.cumsum(widths)[:-1]) if widths else []
+        found.append(
+            [
+                Squares(name, tuple(names), expert, part, tokens)
+                for (name, names, expert, tokens, _), part in zip(
+                    entry["sites"], parts, strict=True
+                )
+            ]
+        )
+    return found
+
+
+def take_up_hidden(
+    space: Workspace, kept: list[list[Squares]], stream: Stream, workers: Workers
+) -> None:
+    """Bring the stream to where the measuring goes on; what has no states is measured again."""
+    while kept:
+        name = _unit(len(kept) - 1)
+        if take_up_states(
+            space.folder, len(kept), space.journal.done[name]["hidden"], stream, workers
+        ):
+            return
+        space.journal.forget_from(name)
+        kept.pop()
+
+
+def _unit(index: int) -> str:
+    return f"importance of block {index}"

@@ -1,0 +1,266 @@
+"""A run that dies goes on where it stopped, and ends with the bytes of one that did not."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quantizing import build, files, text_file
+
+import qtool
+from qtool.errors import ResumeError, UnsupportedError
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.hub import tiny_folder
+from qtool.journal import Journal
+from qtool.pipeline import run
+from qtool.progress import Progress
+from qtool.recipe import Recipe, load
+from qtool.request import Request
+from qtool.summary import Summary
+from qtool.workspace import workspace
+
+SMALL = ["calibration.samples=4", "calibration.length=48"]
+SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq"]
+GGUF = ["q4_k_m", "iq2_xs"]
+
+
+class Died(BaseException):
+    """As sudden as a signal: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_file(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("llama", tmp_path_factory.mktemp("model"))
+
+
+def quantize(
+    model: Path, recipe: str, out: Path, text: Path, *, fresh: bool = False, threads: int = 2
+) -> Summary:
+    sets = [f"calibration.source={text}", *SMALL]
+    if recipe.startswith("w"):
+        sets.append("weights.group_size=32")
+    loaded = load(recipe, sets)
+    progress = Progress(quiet=True)
+    if isinstance(loaded, Recipe):
+        request = Request(str(model), model, loaded, out, None, threads, 1 << 30, fresh)
+        return run(request, progress)
+    return run_gguf(GgufRequest(str(model), model, loaded, out, threads, fresh=fresh), progress)
+
+
+def dying(after: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The journal's line number `after` is the last thing a run does; how many it has written."""
+    commit, count = Journal.commit, 0
+
+    def counted(journal: Journal, name: str, **content: object) -> None:
+        nonlocal count
+        if count >= after:
+            raise Died
+        commit(journal, name, **content)
+        count += 1
+
+    monkeypatch.setattr(Journal, "commit", counted)
+    return lambda: count
+
+
+def content(out: Path) -> dict[str, bytes] | bytes:
+    return files(out) if out.is_dir() else out.read_bytes()
+
+
+@pytest.mark.parametrize("recipe", [*SAFETENSORS, *GGUF])
+def test_dying_after_every_step(
+    recipe: str, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try gets a step further, so every step is once the last one and once the first."""
+    source = tiny_folder() if recipe in GGUF else model
+    quantize(source, recipe, tmp_path / "whole", text)
+    out = tmp_path / "out"
+    each = 9 if recipe in GGUF else 1  # a tensor is a step there, and there are many
+    tries = 0
+    while not out.exists():
+        tries += 1
+        assert tries < 30
+        with monkeypatch.context() as patched:
+            written = dying(each, patched)
+            try:
+                quantize(source, recipe, out, text, threads=1)
+            except Died:
+                assert written() == each and not out.exists()
+    assert tries >= 4
+    assert content(out) == content(tmp_path / "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
+
+
+def died(
+    model: Path, recipe: str, out: Path, text: Path, after: int, patch: pytest.MonkeyPatch
+) -> Path:
+    """A run that died after some steps; its hidden folder."""
+    with patch.context() as patched, pytest.raises(Died):
+        dying(after, patched)
+        quantize(model, recipe, out, text, threads=1)
+    return out.with_name(f".{out.name}.partial")
+
+
+def damage(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [
+        ("w4g128-rtn", "artifact"),
+        ("w4g128-rtn", "journal"),
+        ("w4g128-awq", "artifact"),
+        ("w4g128-awq", "journal"),
+        ("w4g128-awq", "hidden"),
+        ("q4_k_m", "artifact"),
+        ("q4_k_m", "journal"),
+    ],
+)
+def test_what_is_damaged_is_done_again(
+    recipe: str,
+    what: str,
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bit of what was written, of the journal, or of the states that were kept, turns over."""
+    source = tiny_folder() if recipe in GGUF else model
+    quantize(source, recipe, tmp_path / "whole", text)
+    out = tmp_path / "out"
+    folder = died(source, recipe, out, text, 20 if recipe in GGUF else 3, monkeypatch)
+    kept = [*folder.glob("hidden-*")] if what == "hidden" else [folder / what]
+    kept = [one / "model.safetensors" if one.is_dir() else one for one in kept]
+    assert kept
+    for path in kept:
+        for place in (1, 3, 5):
+            damage(path, path.stat().st_size * place // 8)
+    quantize(source, recipe, out, text)
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_half_a_line_is_no_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.agree("recipe", {"bits": 4}, "no")
+    for name in ("a", "b", "c"):
+        journal.commit(name, value=name)
+    journal.close()
+    whole = (tmp_path / "journal").read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / "journal").write_bytes(whole[:length])
+        journal = Journal(tmp_path / "journal")
+        lines = whole[:length].count(b"\n")
+        assert [*journal.done] == ["a", "b", "c"][: max(0, lines - 1)]
+        journal.close()
+        assert (tmp_path / "journal").stat().st_size == len(
+            b"".join(whole.splitlines(True)[:lines])
+        )
+    (tmp_path / "journal").write_bytes(whole)
+    journal = Journal(tmp_path / "journal")
+    journal.forget_from("b")
+    assert [*journal.done] == ["a"]
+    with pytest.raises(ResumeError, match="other bits"):
+        journal.agree("recipe", {"bits": 3}, "other bits")
+    journal.commit("d")
+    journal.close()
+    assert [*Journal(tmp_path / "journal").done] == ["a", "d"]
+
+
+def test_another_run_is_not_gone_on_with(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of work are neither mixed with others nor thrown away unasked."""
+    out = tmp_path / "out"
+    folder = died(model, "w4g128-gptq", out, text, 2, monkeypatch)
+    before = files(folder)
+    with pytest.raises(ResumeError, match=r"out: an unfinished run with another recipe is kept"):
+        quantize(model, "w4g128-awq", out, text)
+    assert files(folder).keys() == before.keys()
+    other = text_file(tmp_path / "other.txt", seed=1)
+    with pytest.raises(ResumeError, match=r"with another (recipe|calibration text) is kept"):
+        quantize(model, "w4g128-gptq", out, other)
+    weights = model / "model.safetensors"
+    times = weights.stat()
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with pytest.raises(ResumeError, match=r"with another source is kept .*--fresh to start over"):
+        quantize(model, "w4g128-gptq", out, text)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    quantize(model, "w4g128-rtn", out, text, fresh=True)
+    quantize(model, "w4g128-rtn", tmp_path / "whole", text)
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_two_runs_on_one_output(tmp_path: Path) -> None:
+    """The second one is told who is at work; when that one is gone it may begin."""
+    out = tmp_path / "out"
+    with workspace(out, is_folder=True, nbytes=0, fresh=False) as space:
+        (space.artifact / "a").write_text("a")
+        with (
+            pytest.raises(
+                ResumeError, match=rf"another qtool is making it \(process {os.getpid()}\)"
+            ),
+            workspace(out, is_folder=True, nbytes=0, fresh=True),
+        ):
+            pass
+        assert (space.artifact / "a").exists()
+    assert files(out) == {"a": b"a"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from qtool.journal import Journal
+from qtool.cli.main import main
+commit = Journal.commit
+def killed(*given, **content):
+    commit(*given, **content)
+    os.kill(os.getpid(), signal.SIGKILL)
+Journal.commit = killed
+sys.argv = ["qtool", *sys.argv[1:]]
+main()
+"""
+
+
+def test_kill_9(model: Path, tmp_path: Path) -> None:
+    """The real thing: the lock is free again, the folder is found, --json tells of nothing else."""
+    out = tmp_path / "out"
+    words = ["quantize", model, "--recipe", "w4g128-rtn", "--set", "weights.group_size=32",
+             "-o", out, "--json"]  # fmt: skip
+    home = Path(qtool.__file__).parent.parent
+    for code in (["-c", KILLED], ["-c", KILLED], ["-m", "qtool"]):
+        ended = subprocess.run(
+            [sys.executable, *code, *map(str, words)], cwd=home, capture_output=True, text=True
+        )
+        assert ended.returncode == (-9 if code[0] == "-c" else 0), ended.stderr
+    assert json.loads(ended.stdout)["artifact"] == str(out)
+    quantize(model, "w4g128-rtn", tmp_path / "whole", model / "none")
+    for name in ("model.safetensors", "config.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
+
+
+def test_what_is_left_beside_a_finished_output_is_swept(tmp_path: Path) -> None:
+    """A run that is killed between the last rename and the end leaves its lock."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a").write_text("a")
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial/lock").write_text("1")
+    with (
+        pytest.raises(UnsupportedError, match="exists and is not empty"),
+        workspace(out, is_folder=True, nbytes=0, fresh=False),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
