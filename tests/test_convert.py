@@ -10,7 +10,8 @@ from artifact_files import random_quant, write_folder
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
-from qtool.convert.run import Request, convert
+from qtool.convert.request import Request
+from qtool.convert.run import convert
 from qtool.convert.targets import TARGETS, target
 from qtool.errors import QtoolError, UnsupportedError, UsageError
 from qtool.hub import resolve

@@ -39,7 +39,7 @@ def convert(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Write ARTIFACT as another format: exactly, and certified, or not at all."""
-    from qtool.convert.run import Request
+    from qtool.convert.request import Request
     from qtool.convert.run import convert as run
     from qtool.convert.targets import target
     from qtool.errors import UsageError

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import methods
+from qtool.convert.blocks import BlockMatrix
 from qtool.convert.certificate import Squares
 from qtool.convert.model import Quantized
-from qtool.convert.obstacles import ANEW
+from qtool.convert.obstacles import ANEW, ZEROS
 from qtool.convert.plan import Step
 from qtool.convert.survey import grouped, in_dtype, merged
 from qtool.errors import UnsupportedError
@@ -24,6 +25,9 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
             made = rtn.quantize(value.dequantize(), None, step.scheme, rtn.Options()).quant
         return replace(made, scheme=step.scheme)
     quant = grouped(value)
+    if quant is None and step.lossy == ZEROS:
+        assert isinstance(value, BlockMatrix)
+        quant = value.nearest
     assert quant is not None  # the survey saw to it
     if quant.scheme.group_size != step.scheme.group_size:
         quant = merged(quant, step.scheme.group_size)

@@ -62,3 +62,9 @@ class Model:
     def quantized(self) -> tuple[Tensor, ...]:
         """The tensors that have codes."""
         return tuple(tensor for tensor in self.tensors if tensor.read is not None)
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that config.json names."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else None

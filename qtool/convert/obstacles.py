@@ -8,7 +8,10 @@ from qtool.convert.targets import Target
 from qtool.errors import UnsupportedError
 
 SCALES = "its scales are rounded"
+ZEROS = "its zero points are rounded"
+OFFSETS = "its minimums are rounded"
 ANEW = "it is encoded anew"
+ROUNDED = "it is rounded"
 
 
 @dataclass(frozen=True)

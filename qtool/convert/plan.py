@@ -1,16 +1,26 @@
 """What becomes of every tensor of a checkpoint: decided before anything is written."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from qtool import structure
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
-from qtool.convert.obstacles import ANEW, SCALES, Obstacle, refuse
+from qtool.convert.obstacles import ANEW, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.survey import Survey, survey
 from qtool.convert.targets import Target
 from qtool.formats import FORMATS, Options
-from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
+from qtool.formats.safetensors_file import (
+    FLOAT_DTYPES,
+    TensorInfo,
+    byte_size,
+    from_float32,
+    to_float32,
+)
+from qtool.layer_names import is_head
 from qtool.progress import Progress
 from qtool.scheme import Scheme
 
@@ -61,8 +71,11 @@ def in_dtype(model: Model, dtype: str) -> Model:
     return replace(model, dtype=dtype, config=config)
 
 
-def codes_plan(target: Target, model: Model, lossy: bool, progress: Progress) -> Plan:
-    """Every linear layer's codes in another format; refuses what cannot be done."""
+def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: Progress) -> Plan:
+    """Every linear layer's codes in another format; refuses what cannot be done.
+
+    dtype: of quantized tensors that are no linear layers, which become plain numbers.
+    """
     layers, dense = linear_layers(model)
     merge = model.format == "gguf"
     tensors = [tensor for tensor in model.quantized if tensor.name in layers]
@@ -78,11 +91,14 @@ def codes_plan(target: Target, model: Model, lossy: bool, progress: Progress) ->
     together = FORMATS[target.format].supports_together(set(wanted.values()))
     if wanted and together is not None:
         obstacles.append(Obstacle(next(iter(wanted)), f"and others differ: {together}"))
+    others = [tensor for tensor in model.quantized if tensor.name not in layers]
+    obstacles += [found for tensor in others if (found := _rounds(tensor, dtype)) is not None]
     refuse(model.path, target, obstacles, lossy)
     against = {obstacle.name: obstacle for obstacle in reversed(obstacles)}
     steps = []
     for tensor in model.tensors:
-        step = Step(tensor, wanted.get(tensor.name), tensor.dtype)
+        plain = tensor.dtype if tensor.read is None else dtype
+        step = Step(tensor, wanted.get(tensor.name), plain)
         if (obstacle := against.get(tensor.name)) is not None:
             step = replace(step, lossy=obstacle.lossy, why=obstacle.reason)
         steps.append(step)
@@ -91,15 +107,18 @@ def codes_plan(target: Target, model: Model, lossy: bool, progress: Progress) ->
 
 
 def linear_layers(model: Model) -> tuple[set[str], set[str]]:
-    """Names of the quantized tensors that are linear layers or the head, and of all dense ones
-    that engines would take for linear layers."""
+    """Names of the quantized tensors that keep their codes: linear layers, and a head like them;
+    and of all others that engines would take for linear layers."""
     infos = {tensor.name: info_of(tensor) for tensor in model.tensors}
     blocks = structure.find_blocks(infos, model.config)
+    usual = Counter(tensor.stored for tensor in model.quantized).most_common(1)[0][0]
     parents = structure.expert_parents(infos)
     layers, dense = set(), set()
     for tensor in model.tensors:
         reason = structure.role(tensor.name, infos[tensor.name], blocks, parents).reason
-        if tensor.read is not None and reason != "embedding":
+        # llama.cpp's files often have a head of a type of its own, which needs not be quantized.
+        other_head = is_head(tensor.module) and tensor.stored != usual
+        if tensor.read is not None and reason != "embedding" and not other_head:
             layers.add(tensor.name)
         elif len(tensor.shape) == 2 and tensor.name.endswith(".weight") and reason != "embedding":
             dense.add(tensor.name)
@@ -158,7 +177,7 @@ def _obstacles(
         hint = "dequantize it with --to hf, and quantize that"
         return [Obstacle(name, str(one.obstacle), hint=hint)]
     module: Any = FORMATS[target.format]
-    found = []
+    found = [] if one.obstacle is None else [Obstacle(name, one.obstacle, one.lossy)]
     reason = module.supports(scheme, one.tensor.shape, options)
     if reason is not None:
         asymmetric = target.name == "gptq" and not scheme.symmetric
@@ -171,3 +190,17 @@ def _obstacles(
         reason = f"has {one.scheme.scale_dtype} scales, which {scheme.scale_dtype} rounds"
         found.append(Obstacle(name, reason, SCALES))
     return found
+
+
+def _rounds(tensor: Tensor, dtype: str) -> Obstacle | None:
+    """What stands against a tensor as plain numbers of a dtype."""
+    assert tensor.read is not None
+    values = tensor.read().dequantize()
+    raw = from_float32(values, dtype, tensor.name)
+    if np.array_equal(to_float32(raw, dtype, values.shape), values):
+        return None
+    reason = (
+        f"is no linear layer, so it becomes plain numbers, and {DTYPE_NAMES[dtype]} rounds its "
+        f"{tensor.stored}"
+    )
+    return Obstacle(tensor.name, reason, ROUNDED, hint="--dtype float32 holds it")

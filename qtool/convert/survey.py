@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.convert.blocks import BLOCK, Q4_1, BlockMatrix
 from qtool.convert.model import Quantized, Tensor
+from qtool.convert.obstacles import ANEW, ZEROS
 from qtool.errors import FormatError
 from qtool.native import floats
 from qtool.scheme import GroupQuant, Scheme
@@ -20,20 +22,16 @@ _MERGED = (64, 128)
 
 @dataclass(frozen=True)
 class Survey:
-    """One matrix. `obstacle` is set where it has no codes in groups of columns at all."""
+    """One matrix. Where `obstacle` says that it is not codes in groups of columns, `lossy` is what
+    makes it that, if anything does."""
 
     tensor: Tensor
     obstacle: str | None = None
+    lossy: str | None = None
     scheme: Scheme | None = None  # symmetric as its zeros are, whatever the config says
     reordered: bool = False  # columns are out of group order
     scale_dtypes: frozenset[str] = frozenset()  # the ones that hold every scale
     sizes: frozenset[int] = frozenset()  # larger group sizes that say the same; -1 is the row
-
-    @property
-    def plain(self) -> Scheme:
-        """The scheme, where there is no obstacle."""
-        assert self.scheme is not None
-        return self.scheme
 
 
 def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) -> Survey:
@@ -45,7 +43,7 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
     value = tensor.read()
     quant = grouped(value)
     if quant is None:
-        return Survey(tensor, obstacle=f"is stored as {tensor.stored}, not as codes and scales")
+        return _without_codes(tensor, value)
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
     middle = 1 << (quant.scheme.bits - 1)
@@ -64,8 +62,18 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
     )
 
 
+def _without_codes(tensor: Tensor, value: Quantized) -> Survey:
+    if isinstance(value, BlockMatrix) and value.type is Q4_1:
+        reason = "has minimums (Q4_1) that are no whole zero point times a scale"
+        how = ANEW if value.nearest is None else ZEROS
+        return Survey(tensor, reason, how, Scheme(4, BLOCK, False), scale_dtypes=frozenset(_KEPT))
+    return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
+
+
 def grouped(value: Quantized) -> GroupQuant | None:
     """Integer codes with a scale per row and group of columns, or None where it is not that."""
+    if isinstance(value, BlockMatrix):
+        return value.grouped
     if not isinstance(value, GroupQuant) or value.scheme.is_float or value.outer is not None:
         return None
     rows = value.shape[0]

@@ -50,7 +50,7 @@ class HfTensor:
     def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """Each tensor's name and bytes."""
         for number, spec in enumerate(self.specs):
-            yield spec.name, self._bytes(number, spec)
+            yield spec.name, self.bytes_of(number)
 
     def values(self, number: int, first: int, last: int) -> NDArray[np.float32]:
         """float32 [last - first, in_features]: rows of one of the tensors."""
@@ -58,7 +58,9 @@ class HfTensor:
         values = floats_of(self.source, start + first, start + last)
         return values - np.float32(self.module.add) if self.module.add else values
 
-    def _bytes(self, number: int, spec: TensorSpec) -> NDArray[np.uint8]:
+    def bytes_of(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of one of the tensors."""
+        spec = self.specs[number]
         if self.module.rows is not None:
             return _stored(put_back(self.source, self.module, self.groups), spec.dtype, spec.name)
         # Vectors of several experts are rows of one tensor.
@@ -86,10 +88,11 @@ class HfModel:
     dtype: str  # of the matrices: F16, BF16 or F32
 
 
-def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
+def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = None) -> HfModel:
     """Plan the checkpoint; `dtype` (float16, bfloat16, float32) by default as the file has it.
 
-    Reads only vectors. UnsupportedError where transformers has no such model, FormatError where
+    usual: what most matrices were before they were quantized, F16, BF16 or F32, where that is
+    known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError where
     the file lacks a tensor or has one that no module of the table is.
     """
     row = TABLE[class_of(source)]
@@ -103,7 +106,7 @@ def hf_model(source: GgufSource, dtype: str | None = None) -> HfModel:
                     "a number for each two elements of a head"
                 )
             vectors[name] = floats_of(tensors[name], 0, tensors[name].rows).reshape(-1)
-    wanted = DTYPES[dtype] if dtype is not None else _usual_dtype(source)
+    wanted = DTYPES[dtype] if dtype is not None else usual or _usual_dtype(source)
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)
     completed = complete(config, row.defaults)

@@ -1,0 +1,127 @@
+"""Q4_0, Q4_1 and Q8_0 as integer codes with a scale for every 32 columns, and back.
+
+    Q4_0   d:f16  q:u8[16]          w = (q - 8) * d      byte i holds weights i (low) and i + 16
+    Q4_1   d:f16  m:f16  q:u8[16]   w = q * d + m        likewise
+    Q8_0   d:f16  q:i8[32]          w = q * d
+
+So Q4_0 holds symmetric codes of up to four bits, Q8_0 whatever is at most 128 off its zero, and
+Q4_1 asymmetric codes where -zero * d, which m has to be, is a float16.
+
+Source: ggml's definition of its block types (ggml-common.h).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import native_gguf
+from qtool.gguf_types import BY_NAME, BlockType
+from qtool.scheme import GroupQuant, Scheme
+
+Bytes = NDArray[np.uint8]
+BLOCK = 32
+Q4_0, Q4_1, Q8_0 = (BY_NAME[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
+TYPES = {block.name: block for block in (Q4_0, Q4_1, Q8_0)}
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """Rows of blocks, in a checkpoint's order."""
+
+    raw: Bytes  # [out, bytes of a row]
+    type: BlockType
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """float32 [out, in], as ggml computes it."""
+        columns = self.raw.shape[1] // self.type.nbytes * self.type.weights
+        return native_gguf.dequantize(self.raw, self.type, columns)
+
+    @cached_property
+    def nearest(self) -> GroupQuant | None:
+        """Codes and scales that give these numbers, or for Q4_1 the nearest to them."""
+        if self.type.name not in TYPES:
+            return None
+        return unpack(self.raw, self.type)
+
+    @cached_property
+    def grouped(self) -> GroupQuant | None:
+        """The same where it gives exactly these numbers."""
+        found = self.nearest
+        if found is None or self.type is not Q4_1:
+            return found
+        return found if offsets(found)[1] else None
+
+
+def spread(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """One of scale and zero, which are [out, groups], for every 32 columns."""
+    columns = quant.shape[1]
+    size = quant.scheme.group_size if quant.scheme.group_size > 0 else columns
+    return np.repeat(values, size // BLOCK, axis=1)
+
+
+def offsets(quant: GroupQuant) -> tuple[NDArray[np.float16], bool]:
+    """-zero * scale as Q4_1 stores it, [out, groups], and whether that is exact."""
+    wide = -(quant.zero.astype(np.float32) * quant.scale.astype(np.float32))
+    with np.errstate(over="ignore"):
+        half = wide.astype(np.float16)
+    return half, bool((half.astype(np.float32) == wide).all())
+
+
+def fits_bytes(quant: GroupQuant) -> bool:
+    """Whether every code is at most 128 below and 127 above its zero, as Q8_0 holds."""
+    off = quant.codes.astype(np.int16) - quant.zero.astype(np.int16)[:, quant.group_index()]
+    return not off.size or (int(off.min()) >= -128 and int(off.max()) <= 127)
+
+
+def pack(quant: GroupQuant, block: BlockType) -> Bytes:
+    """uint8 [out, bytes of a row]. The caller has seen to it that the type holds the codes; scales
+    are rounded to float16 where they are wider."""
+    rows, columns = quant.shape
+    count = columns // BLOCK
+    out = np.empty((rows, count, block.nbytes), np.uint8)
+    scale = spread(quant, quant.scale).astype("<f2")
+    out[..., :2] = scale[..., None].view(np.uint8)
+    if block is Q8_0:
+        zero = spread(quant, quant.zero).astype(np.int16)[..., None]
+        codes = quant.codes.reshape(rows, count, BLOCK).astype(np.int16) - zero
+        out[..., 2:] = codes.astype(np.int8).view(np.uint8)
+        return out.reshape(rows, count * block.nbytes)
+    codes = quant.codes.reshape(rows, count, BLOCK)
+    if block is Q4_0:
+        codes = codes + np.uint8(8 - (1 << (quant.scheme.bits - 1)))
+    else:
+        out[..., 2:4] = spread(quant, offsets(quant)[0]).astype("<f2")[..., None].view(np.uint8)
+    out[..., block.nbytes - 16 :] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+    return out.reshape(rows, count * block.nbytes)
+
+
+def unpack(raw: Bytes, block: BlockType) -> GroupQuant | None:
+    """The codes of rows [out, bytes of a row]; None where Q4_1's m is no multiple of its d, but for
+    the rounding to float16."""
+    rows = len(raw)
+    blocks = np.ascontiguousarray(raw).reshape(rows, -1, block.nbytes)
+    count = blocks.shape[1]
+    scale = np.ascontiguousarray(blocks[..., :2]).view("<f2").reshape(rows, count)
+    if block is Q8_0:
+        codes = blocks[..., 2:] ^ np.uint8(128)  # q + 128
+        scheme = Scheme(8, BLOCK, True)
+        zero = np.full((rows, count), 128, np.uint8)
+        return GroupQuant(scheme, codes.reshape(rows, -1), scale, zero)
+    packed = blocks[..., block.nbytes - 16 :]
+    codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+    if block is Q4_0:
+        zero = np.full((rows, count), 8, np.uint8)
+        return GroupQuant(Scheme(4, BLOCK, True), codes.reshape(rows, -1), scale, zero)
+    offset = np.ascontiguousarray(blocks[..., 2:4]).view("<f2").reshape(rows, count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.rint(-offset.astype(np.float32) / scale.astype(np.float32))
+    zero = np.where(scale == 0, 0, ratio)
+    if not (np.isfinite(zero).all() and (zero >= 0).all() and (zero <= 15).all()):
+        return None
+    quant = GroupQuant(
+        Scheme(4, BLOCK, False), codes.reshape(rows, -1), scale, zero.astype(np.uint8)
+    )
+    again, _ = offsets(quant)
+    return quant if np.array_equal(again, offset) else None

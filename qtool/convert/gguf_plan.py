@@ -1,0 +1,151 @@
+"""What a checkpoint's matrices become in a GGUF file: Q4_0, Q4_1 or Q8_0, or the reason why not.
+
+    symmetric, up to 4 bits     Q4_0      asymmetric, up to 4 bits    Q4_1
+    more bits                   Q8_0      with --to gguf-q8_0         Q8_0
+
+Everything else, names, order of rows, metadata and the tokenizer, is what the file has that
+`qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.checkpoint import Checkpoint
+from qtool.convert.blocks import BLOCK, Q4_0, Q4_1, Q8_0, fits_bytes, offsets
+from qtool.convert.model import Model, Tensor
+from qtool.convert.obstacles import ANEW, OFFSETS, SCALES, Obstacle, refuse
+from qtool.convert.plan import info_of
+from qtool.convert.survey import grouped, in_dtype
+from qtool.convert.targets import Target
+from qtool.errors import FormatError
+from qtool.formats.safetensors_file import TensorInfo
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.hf_rows import HfRows
+from qtool.gguf.kinds import output_order
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf_types import BlockType
+from qtool.layer_names import is_head
+from qtool.progress import Progress
+from qtool.scheme import GroupQuant
+
+
+@dataclass(frozen=True)
+class GgufStep:
+    """One tensor of the file; `parts` are the matrices that it is made of, none where it is copied
+    from the checkpoint."""
+
+    source: SourceTensor
+    type: BlockType
+    parts: tuple[Tensor, ...] = ()
+    order: NDArray[np.int64] | None = None  # which row of the matrix each row is
+    against: Mapping[str, Obstacle] | None = None  # by part: what is done because of what
+
+
+def gguf_plan(
+    target: Target, model: Model, lossy: bool, progress: Progress
+) -> tuple[GgufSource, list[GgufStep]]:
+    """Every tensor in the order of writing; refuses what cannot be done."""
+    assert model.checkpoint is not None
+    source = hf_source(unquantized(model, model.checkpoint))
+    by_name = {tensor.name: tensor for tensor in model.quantized}
+    tensors = output_order(source.tensors)
+    steps, obstacles = [], []
+    for number in progress.blocks(len(tensors), "tensor"):
+        step = _step(target, tensors[number], by_name)
+        steps.append(step)
+        obstacles += (step.against or {}).values()
+    refuse(model.path, target, obstacles, lossy)
+    return source, steps
+
+
+def unquantized(model: Model, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as it would be without quantization, as far as headers tell."""
+    embeddings = {t.dtype for t in model.tensors if t.read is None and "embed" in t.name}
+    tensors: dict[str, TensorInfo] = {}
+    for tensor in model.tensors:
+        info = info_of(tensor)
+        if tensor.read is None:
+            info = checkpoint.tensors[tensor.name]
+        elif is_head(tensor.module) and info.dtype in embeddings:
+            # It has codes, so it differs from the embedding; no byte of it is to be compared.
+            info = replace(info, dtype="F32")
+        tensors[tensor.name] = info
+    files = {
+        name: checkpoint.file_of(name) if name in checkpoint.tensors else checkpoint.files[0]
+        for name in tensors
+    }
+    return replace(checkpoint, config=model.config, tensors=tensors, _file_of=files)
+
+
+def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -> GgufStep:
+    parts = tuple(by_name[name] for name in source.origin if name in by_name)
+    if not parts:
+        return GgufStep(source, source.type)
+    name = parts[0].name
+    reader = getattr(source.read, "__self__", None)
+    if not isinstance(reader, HfRows) or reader.add or len(parts) != len(source.origin):
+        why = f"belongs to {source.name} together with tensors that are not quantized"
+        return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
+    order = None
+    if reader.rows is not None:
+        if len(parts) > 1:
+            why = f"is one of several tensors whose rows {source.name} mixes"
+            return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
+        order = reader.rows.forward(
+            np.arange(source.rows, dtype=np.int64), reader.groups, source.rows
+        )
+    found = {part.name: _looked_at(part, target) for part in parts}
+    types = {kind for kind, _ in found.values()}
+    type_ = max(types, key=lambda kind: kind.nbytes)  # Q4_1 holds what Q4_0 does
+    against = {part: obstacle for part, (_, obstacle) in found.items() if obstacle is not None}
+    if len(types) > 1 and types != {Q4_0, Q4_1}:
+        why = f"is not as wide as all others that {source.name} is made of"
+        against.setdefault(name, Obstacle(name, why))
+    return GgufStep(source, type_, parts, order, against)
+
+
+def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | None]:
+    """The block type of one matrix, and what stands against it."""
+    assert tensor.read is not None
+    quant = grouped(tensor.read())
+    if quant is None:
+        reason = f"is stored as {tensor.stored}, not as whole numbers and scales"
+        hint = "dequantize it with --to hf, and quantize that"
+        return Q8_0, Obstacle(tensor.name, reason, hint=hint)
+    type_ = _type(quant, target)
+    if not np.isfinite(quant.scale).all():
+        raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
+    columns, size = quant.shape[1], quant.scheme.group_size
+    if columns % BLOCK:
+        reason = f"has {columns} in_features, which blocks of {BLOCK} do not divide"
+        return type_, Obstacle(tensor.name, reason)
+    if quant.g_idx is not None:
+        reason = "has columns out of group order (desc_act), which GGUF cannot store"
+        return type_, Obstacle(tensor.name, reason, ANEW)
+    if size > 0 and size % BLOCK:
+        reason = f"has groups of {size}, which are no multiple of {BLOCK}"
+        return type_, Obstacle(tensor.name, reason, ANEW)
+    if type_ is Q8_0 and not fits_bytes(quant):
+        reason = "has codes more than 127 above or 128 below their zero, which Q8_0 cannot hold"
+        return type_, Obstacle(tensor.name, reason, ANEW)
+    half = in_dtype(quant.scale, "float16")
+    if not np.isfinite(half).all():
+        reason = f"has scales up to {float(np.abs(quant.scale).max()):.3g}, beyond float16"
+        return type_, Obstacle(tensor.name, reason)
+    if (half.astype(np.float32) != quant.scale.astype(np.float32)).any():
+        reason = f"has {quant.scheme.scale_dtype} scales, which float16 rounds"
+        return type_, Obstacle(tensor.name, reason, SCALES)
+    if type_ is Q4_1 and not offsets(quant)[1]:
+        reason = "has zero points whose products with the scales Q4_1 rounds"
+        return type_, Obstacle(tensor.name, reason, OFFSETS, hint="--to gguf-q8_0 holds them")
+    return type_, None
+
+
+def _type(quant: GroupQuant, target: Target) -> BlockType:
+    if target.layout == "Q8_0" or quant.scheme.bits > 4:
+        return Q8_0
+    symmetric = bool((quant.zero == 1 << (quant.scheme.bits - 1)).all())
+    return Q4_0 if symmetric else Q4_1

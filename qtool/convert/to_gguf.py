@@ -1,0 +1,202 @@
+"""Writing a quantized checkpoint as GGUF, block by block the same numbers.
+
+The file is read back from its hidden name and dequantized; every matrix is compared with the
+checkpoint's before the file gets its name.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import __version__, native_gguf
+from qtool.convert.blocks import Q4_0, Q4_1, Q8_0, pack
+from qtool.convert.certificate import (
+    Certificate,
+    Converted,
+    Rounded,
+    Squares,
+    provenance,
+    source_record,
+)
+from qtool.convert.from_gguf import PROVENANCE
+from qtool.convert.gguf_plan import GgufStep, gguf_plan
+from qtool.convert.model import DTYPE_NAMES, Model, Tensor
+from qtool.convert.obstacles import ANEW
+from qtool.convert.request import Request
+from qtool.convert.survey import grouped
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_values import Value, string, u32
+from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
+from qtool.gguf.kinds import stored_shape
+from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
+from qtool.gguf_types import BlockType
+from qtool.progress import Progress
+from qtool.staging import staged_file
+
+FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7}  # general.file_type
+_AT_ONCE = 1 << 24  # bytes of plain numbers copied in one piece
+
+
+def convert(request: Request, model: Model, progress: Progress) -> Converted:
+    """Make the file; nothing is left under its name unless all of it succeeds."""
+    if model.checkpoint is None:
+        raise UnsupportedError(
+            f"{model.path}: is GGUF already; `qtool quantize` makes another type of it"
+        )
+    with progress.stage("survey"):
+        source, steps = gguf_plan(request.target, model, request.lossy, progress)
+        rounded = [one for step in steps for one in _rounded(step)]
+    types = Counter(step.type for step in steps if step.parts)
+    layout_name = types.most_common(1)[0][0]
+    certificate = Certificate(
+        source=source_record(model),
+        format="gguf",
+        layout=", ".join(sorted(kind.name for kind in types)),
+        compared=len(steps),
+        matrices=len(model.quantized),
+        rounded=rounded,
+        dropped=(*model.dropped, *source.dropped),
+        assumed=request.assume,
+    )
+    metadata = _metadata(source, layout_name, provenance(model, certificate))
+    specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
+    layout = lay_out(metadata, specs)
+    with staged_file(request.out, layout.size) as (path, descriptor):
+        writer = GgufWriter(descriptor, layout)
+        with progress.stage("export"):
+            for number in progress.blocks(len(steps), "tensor"):
+                for first, rows in _rows(steps[number]):
+                    writer.rows(number, first, rows)
+            writer.finish()
+        with progress.stage("verify"):
+            _compare(path, layout, metadata, steps, progress)
+    return Converted(
+        artifact=str(request.out),
+        target=request.target,
+        certificate=certificate,
+        architecture=model.architecture,
+        dtype=DTYPE_NAMES[model.dtype],
+        tensors=len(steps),
+        size_bytes=layout.size,
+        dequantized={},
+        warnings=(*model.warnings, *source.warnings),
+    )
+
+
+def _metadata(source: GgufSource, usual: BlockType, record: dict[str, Any]) -> dict[str, Value]:
+    """The keys that convert_hf_to_gguf.py writes, the file's type, and where it comes from."""
+    added = {
+        "general.quantization_version": u32(QUANTIZATION_VERSION),
+        "general.file_type": u32(FILE_TYPES[usual]),
+        "qtool.version": string(__version__),
+    }
+    made_of = record.get("source")
+    name = made_of.get("name") if isinstance(made_of, dict) else None
+    if isinstance(name, str):
+        added["qtool.source"] = string(name)
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    added[PROVENANCE] = string(text)
+    kept = {key: value for key, value in source.metadata.items() if key not in added}
+    return kept | added
+
+
+def _blocks(step: GgufStep, part: Tensor) -> NDArray[np.uint8]:
+    """One matrix in its new type, rows in the file's order: uint8 [out, bytes of a row]."""
+    assert part.read is not None
+    value = part.read()
+    obstacle = (step.against or {}).get(part.name)
+    if obstacle is not None and obstacle.lossy == ANEW:
+        raw = native_gguf.encode(np.ascontiguousarray(value.dequantize()), step.type)
+    else:
+        quant = grouped(value)
+        assert quant is not None  # the plan saw to it
+        raw = pack(quant, step.type)
+    return raw if step.order is None else raw[step.order]
+
+
+def _source(step: GgufStep, part: Tensor) -> NDArray[np.float32]:
+    """The matrix as the checkpoint has it, rows in the file's order."""
+    assert part.read is not None
+    values = part.read().dequantize()
+    return values if step.order is None else values[step.order]
+
+
+def _rounded(step: GgufStep) -> Iterator[Rounded]:
+    """What is lost of the parts that are not stored exactly."""
+    for part in step.parts:
+        if (obstacle := (step.against or {}).get(part.name)) is None:
+            continue
+        source = _source(step, part)
+        found = native_gguf.dequantize(_blocks(step, part), step.type, source.shape[1])
+        sums = Squares()
+        sums.add(source, found)
+        if not sums.same:
+            what = str(obstacle.lossy)
+            yield Rounded(part.name, what, obstacle.reason, sums.relative_error)
+
+
+def _rows(step: GgufStep) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """What is written: rows, and the number of their first."""
+    first = 0
+    for part in step.parts:
+        raw = _blocks(step, part)
+        yield first, np.ascontiguousarray(raw)
+        first += len(raw)
+    if not step.parts:
+        yield from _plain_rows(step)
+
+
+def _plain_rows(step: GgufStep) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    source = step.source
+    count = max(1, _AT_ONCE // step.type.row_bytes(source.in_features))
+    for first in range(0, source.rows, count):
+        last = min(source.rows, first + count)
+        yield first, np.ascontiguousarray(source.read(first, last))
+
+
+def _compare(
+    path: Path,
+    layout: Layout,
+    metadata: dict[str, Value],
+    steps: list[GgufStep],
+    progress: Progress,
+) -> None:
+    """Read the file back; FormatError where anything is not what it should be."""
+    with GgufFile.open(path) as file:
+        found = [(t.name, t.shape, t.type, t.start) for t in file.tensors.values()]
+        wanted = [
+            (spec.name, spec.shape, spec.type, start)
+            for spec, start in zip(layout.tensors, layout.starts, strict=True)
+        ]
+        if found != wanted or dict(file.metadata) != metadata:
+            raise FormatError(f"{path}: its header reads back otherwise than planned")
+        for number in progress.blocks(len(steps), "comparison"):
+            _compare_step(file, steps[number])
+
+
+def _compare_step(file: GgufFile, step: GgufStep) -> None:
+    name, first = step.source.name, 0
+    for part in step.parts:
+        source = _source(step, part)
+        raw = file.read_rows(name, first, first + len(source))
+        first += len(source)
+        back = native_gguf.dequantize(raw, step.type, source.shape[1])
+        if part.name in (step.against or {}):
+            same = np.array_equal(raw, _blocks(step, part))
+        else:
+            same = np.array_equal(back, source)
+        if not same:
+            raise FormatError(
+                f"{part.name}: reads back as other numbers than the checkpoint's; this is an "
+                "error of qtool"
+            )
+    if not step.parts:
+        for start, rows in _plain_rows(step):
+            if not np.array_equal(file.read_rows(name, start, start + len(rows)), rows):
+                raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
