@@ -60,7 +60,7 @@ def inspect(
     if json_:
         typer.echo(json.dumps(found.json()))
     else:
-        _show(found.summary(), [Table(_TITLES, list(found.rows(all_)), 4)])
+        show(found.summary(), [Table(_TITLES, list(found.rows(all_)), 4)])
 
 
 def _address(text: str) -> str | None:
@@ -89,9 +89,9 @@ def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool
         fetched = ("fetched", f"{received():,} bytes")
         if isinstance(found, Inspection):
             table = Table(_TITLES, list(found.rows(every)), 4)
-            _show([*found.summary(), fetched], [table])
+            show([*found.summary(), fetched], [table])
         else:
-            _show([*summary(found), fetched], tables(found, every))
+            show([*summary(found), fetched], tables(found, every))
 
 
 def _inspect_gguf(
@@ -111,7 +111,7 @@ def _inspect_gguf(
         elif as_json:
             typer.echo(json.dumps(found.json()))
         else:
-            _show(summary(found), tables(found, every))
+            show(summary(found), tables(found, every))
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def _list_models(models: list[Path], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"format": "gguf", "models": found}))
     else:
-        _show([], [Table(_MODELS, rows, 3)])
+        show([], [Table(_MODELS, rows, 3)])
 
 
 def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
@@ -157,7 +157,7 @@ def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
             typer.echo(line)
 
 
-def _show(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
+def show(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
     if sys.stdout.isatty():
         _print_rich(summary, tables)
     else:

@@ -21,6 +21,7 @@ from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
 from qtool.cli.compare import compare
 from qtool.cli.convert import convert
+from qtool.cli.diff import diff
 from qtool.cli.eval import evaluate
 from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
@@ -56,7 +57,7 @@ def _options(
     pass
 
 
-for _command in (quantize, calibrate, plan, inspect, convert, recipes, bench):
+for _command in (quantize, calibrate, plan, inspect, diff, convert, recipes, bench):
     app.command()(_command)
 app.command("eval")(evaluate)
 app.command()(compare)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_header import TensorInfo
-from qtool.gguf_types import BY_NAME
+from qtool.gguf_types import BY_NAME, BlockType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,15 +32,19 @@ def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
     for first in range(0, info.nbytes, count):
         raw = np.empty(min(count, info.nbytes - first), np.uint8)
         file.read_into(info.name, first, raw.data)
-        if block.name in BY_NAME:
-            from qtool import native_gguf
+        yield numbers(raw, block)
 
-            weights = len(raw) // block.nbytes * block.weights
-            yield native_gguf.dequantize(raw.reshape(1, -1), block, weights)[0]
-        elif block.name == "BF16":
-            yield (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            yield raw.view(_NUMPY[block.name])
+
+def numbers(raw: NDArray[np.uint8], block: BlockType) -> NDArray[Any]:
+    """What whole blocks stand for, [n] of float or int."""
+    if block.name in BY_NAME:
+        from qtool import native_gguf
+
+        weights = len(raw) // block.nbytes * block.weights
+        return native_gguf.dequantize(raw.reshape(1, -1), block, weights)[0]
+    if block.name == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return raw.view(_NUMPY[block.name])
 
 
 def statistics(file: GgufFile, info: TensorInfo) -> dict[str, Any]:

@@ -1,0 +1,33 @@
+"""`qtool diff`: how two artifacts differ."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def diff(
+    a: Annotated[str, typer.Argument(help="a folder, a safetensors or a GGUF file, or a hub id")],
+    b: Annotated[str, typer.Argument(help="the one to compare it with, of any format")],
+    all_: Annotated[bool, typer.Option("--all", help="a row for every difference")] = False,
+    fail_if_different: Annotated[
+        bool, typer.Option("--fail-if-different", help="exit with 1 where anything differs")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Say how A and B differ: metadata, tensors that one lacks, storage, and the numbers."""
+    from qtool.cli.inspect import show
+    from qtool.diff import diff as run
+    from qtool.diff_text import left_out, summary, tables
+    from qtool.hub import resolve
+    from qtool.progress import Progress
+
+    found = run(resolve(a), resolve(b), Progress(quiet=json_))
+    if json_:
+        typer.echo(json.dumps(found.json(), allow_nan=False))
+    else:
+        show(summary(found), tables(found, all_))
+        for line in () if all_ else left_out(found):
+            typer.echo(line)
+    if fail_if_different and found.different:
+        raise typer.Exit(1)
