@@ -44,6 +44,7 @@ def take_up(folder: Path, index: int, kept: Any, stream: Stream, workers: Worker
     path = _path(folder, index)
     if not isinstance(kept, list) or len(kept) != len(starts):
         return False
+    expected: list[int] = kept
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -60,7 +61,7 @@ def take_up(folder: Path, index: int, kept: Any, stream: Stream, workers: Worker
             return found
 
         def good(number: int) -> bool:
-            return checksum(_bytes(read(number))) == kept[number]
+            return checksum(_bytes(read(number))) == expected[number]
 
         # All are looked at before the first is believed; they need not fit in memory twice.
         if not all(workers.map(good, range(len(starts)))):

@@ -129,8 +129,8 @@ def _quantize_each(
         def finish(block: int | None, futures: list[Future[LayerReport | None]]) -> None:
             if done[block] is None:
                 reports = [report for future in futures if (report := future.result()) is not None]
-                done[block] = Outcome(layers=reports)
-                resume.commit(journal, sink, block, done[block], None)
+                outcome = done[block] = Outcome(layers=reports)
+                resume.commit(journal, sink, block, outcome, None)
 
         outside = start(None)
         for index in progress.blocks(plan.blocks.count):

@@ -6,8 +6,9 @@
         artifact    the output, a folder or a file, which gets its name when it is whole
         ...         what a stage keeps to go on with
 
-A run that is ended, or that the system stops (a full disk, a source that is gone), leaves the folder
-where something in it is finished, and the same command goes on from there. Else nothing is left.
+A run that is ended, or that the system stops (a full disk, a source that is gone), leaves the
+folder where something in it is finished, and the same command goes on from there. Else nothing is
+left.
 """
 
 from __future__ import annotations
