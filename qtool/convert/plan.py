@@ -86,13 +86,13 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
     size = _common_size(found, model.group_size) if merge else None
     wanted, options = _schemes(target, found, model, size)
     obstacles = []
-    for one in found:
-        obstacles += _obstacles(target, one, wanted.get(one.tensor.name), options)
+    for seen in found:
+        obstacles += _obstacles(target, seen, wanted.get(seen.tensor.name), options)
     together = FORMATS[target.format].supports_together(set(wanted.values()))
     if wanted and together is not None:
         obstacles.append(Obstacle(next(iter(wanted)), f"and others differ: {together}"))
     others = [tensor for tensor in model.quantized if tensor.name not in layers]
-    obstacles += [found for tensor in others if (found := _rounds(tensor, dtype)) is not None]
+    obstacles += [one for tensor in others if (one := _rounds(tensor, dtype)) is not None]
     refuse(model.path, target, obstacles, lossy)
     against = {obstacle.name: obstacle for obstacle in reversed(obstacles)}
     steps = []
@@ -102,7 +102,7 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
         if (obstacle := against.get(tensor.name)) is not None:
             step = replace(step, lossy=obstacle.lossy, why=obstacle.reason)
         steps.append(step)
-    reordered = any(one.reordered for one in found)
+    reordered = any(seen.reordered for seen in found)
     return Plan(target.format, tuple(steps), options, tuple(sorted(dense)), reordered)
 
 

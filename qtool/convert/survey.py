@@ -42,8 +42,15 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
     assert tensor.read is not None
     value = tensor.read()
     quant = grouped(value)
+    obstacle = None
+    if quant is None and isinstance(value, BlockMatrix) and value.type is Q4_1:
+        obstacle = "has minimums (Q4_1) that are no whole zero point times a scale"
+        quant = value.nearest
+        if quant is None:
+            scheme = Scheme(4, BLOCK, False)
+            return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
     if quant is None:
-        return _without_codes(tensor, value)
+        return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
     middle = 1 << (quant.scheme.bits - 1)
@@ -55,19 +62,13 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
         sizes.add(-1)
     return Survey(
         tensor,
+        obstacle,
+        None if obstacle is None else ZEROS,
         scheme=scheme,
         reordered=reordered,
         scale_dtypes=frozenset(d for d in _KEPT if _KEPT[d](quant.scale)),
         sizes=frozenset(sizes),
     )
-
-
-def _without_codes(tensor: Tensor, value: Quantized) -> Survey:
-    if isinstance(value, BlockMatrix) and value.type is Q4_1:
-        reason = "has minimums (Q4_1) that are no whole zero point times a scale"
-        how = ANEW if value.nearest is None else ZEROS
-        return Survey(tensor, reason, how, Scheme(4, BLOCK, False), scale_dtypes=frozenset(_KEPT))
-    return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
 
 
 def grouped(value: Quantized) -> GroupQuant | None:

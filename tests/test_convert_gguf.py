@@ -1,0 +1,358 @@
+"""`qtool convert` to GGUF and from it: the same numbers as other people's code reads them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import quantizing
+from artifact_files import random_quant, write_folder
+from numpy.typing import NDArray
+
+from qtool.artifact import Artifact
+from qtool.convert.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
+from qtool.convert.request import Request
+from qtool.convert.run import convert
+from qtool.convert.targets import target
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf import convert as gguf_convert
+from qtool.gguf import from_hf
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf_types import BlockType
+from qtool.hub import resolve
+from qtool.progress import Progress
+from qtool.recipe import load
+from qtool.scheme import GroupQuant, Scheme
+
+
+def run(source: Path, to: str, out: Path, **more: object) -> Path:
+    convert(Request(source, target(to), out, **more), Progress(quiet=True))  # type: ignore[arg-type]
+    return out
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors*")}
+
+
+def numbers(folder: Path) -> dict[str, NDArray[np.float32]]:
+    return dict(Artifact.open(folder).dequantized())
+
+
+def types(file: Path) -> dict[str, str]:
+    with GgufFile.open(file) as opened:
+        return {name: info.type.name for name, info in opened.tensors.items()}
+
+
+def said(file: Path) -> dict[str, object]:
+    """What the last conversion says of itself."""
+    with GgufFile.open(file) as opened:
+        record = json.loads(opened.metadata["qtool.provenance"].value)
+    found: dict[str, object] = record["conversions"][-1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """tiny, rounded to nearest in several formats."""
+    root = tmp_path_factory.mktemp("artifacts")
+    cases = {
+        "gptq": ("format=gptq", "weights.symmetric=true"),
+        "gptq-32": ("format=gptq", "weights.symmetric=true", "weights.group_size=32"),
+        "gptq-channel": ("format=gptq", "weights.symmetric=true", "weights.group_size=-1"),
+        "gptq-8": ("format=gptq", "weights.symmetric=true", "weights.bits=8"),
+        "gptq-3": ("format=gptq", "weights.symmetric=true", "weights.bits=3"),
+        "awq": ("format=awq", "weights.symmetric=true", "weights.group_size=64"),
+        "awq-asymmetric": ("format=awq",),
+    }
+    for name, sets in cases.items():
+        quantizing.quantize(resolve("tiny"), "w4g128-rtn", root / name, *sets, name="tiny")
+    return {name: root / name for name in cases}
+
+
+@pytest.mark.parametrize(
+    ("case", "back", "expected"),
+    [
+        ("gptq", "gptq", "Q4_0"),
+        ("gptq-32", "gptq", "Q4_0"),
+        ("gptq-channel", "gptq", "Q4_0"),
+        ("gptq-8", "gptq", "Q8_0"),
+        ("awq", "awq", "Q4_0"),
+    ],
+)
+def test_there_and_back_gives_the_same_files(
+    made: dict[str, Path], case: str, back: str, expected: str, tmp_path: Path
+) -> None:
+    file = run(made[case], "gguf", tmp_path / "file.gguf")
+    found = types(file)
+    assert found["blk.0.attn_q.weight"] == found["blk.3.ffn_down.weight"] == expected
+    assert found["token_embd.weight"] == "BF16" and found["output_norm.weight"] == "F32"
+    folder = run(file, back, tmp_path / "folder")
+    assert weights(folder) == weights(made[case])
+    record = json.loads((folder / "qtool.json").read_text())
+    assert [one["exact"] for one in record["conversions"]] == [True, True]
+    assert record["recipe"]["name"] == "w4g128-rtn"
+
+
+def their_order(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """The rows of q and k as llama.cpp rotates them: neighbours instead of halves."""
+    rows, columns = values.shape
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq-8", "gptq-3", "awq"])
+def test_gguf_py_reads_the_same_numbers(made: dict[str, Path], case: str, tmp_path: Path) -> None:
+    file = run(made[case], "gguf", tmp_path / "file.gguf")
+    theirs = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        theirs[tensor.name] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    for name, values in numbers(made[case]).items():
+        if values.ndim == 2 and "layers" in name:
+            block, part = name.split(".")[2], name.split(".")[-2]
+            ours = {
+                "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+                "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
+                "down_proj": "ffn_down",
+            }[part]  # fmt: skip
+            if part in ("q_proj", "k_proj"):
+                values = their_order(values, 4 if part == "q_proj" else 2)
+            np.testing.assert_array_equal(theirs[f"blk.{block}.{ours}.weight"], values)
+
+
+def variant(
+    source: Path, out: Path, change: Callable[[GroupQuant], GroupQuant], layout: str = "v2"
+) -> Path:
+    """The artifact as GPTQ, with other codes, scales or zeros."""
+    artifact = Artifact.open(source)
+    quants, dense = {}, {}
+    for name, entry in artifact.entries.items():
+        value = artifact.read(name)
+        if isinstance(value, GroupQuant):
+            quants[entry.module] = change(value)
+        else:
+            dense[name] = value
+    out.mkdir()
+    write_folder(out, "gptq", quants, dense, layout)
+    config = json.loads((source / "config.json").read_text())
+    written = json.loads((out / "config.json").read_text())
+    config["quantization_config"] = written["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (out / name).write_bytes((source / name).read_bytes())
+    return out
+
+
+def test_zero_points_that_q4_1_holds(made: dict[str, Path], tmp_path: Path) -> None:
+    """A power of two times a float16 is one."""
+
+    def change(quant: GroupQuant) -> GroupQuant:
+        zero = np.array([0, 4, 2, 8], np.uint8)[np.arange(quant.zero.size) % 4]
+        return replace(
+            quant,
+            scheme=replace(quant.scheme, symmetric=False),
+            zero=zero.reshape(quant.zero.shape),
+        )
+
+    source = variant(made["gptq-32"], tmp_path / "source", change)
+    file = run(source, "gguf", tmp_path / "file.gguf")
+    assert types(file)["blk.0.attn_v.weight"] == "Q4_1"
+    back = run(file, "gptq-v2", tmp_path / "back")
+    before, after = numbers(source), numbers(back)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+def test_zero_points_that_q4_1_rounds(made: dict[str, Path], tmp_path: Path) -> None:
+    source = made["awq-asymmetric"]
+    with pytest.raises(
+        UnsupportedError, match=r"Q4_1 rounds.*27 more.*--to gguf-q8_0 holds them.*--lossy"
+    ):
+        run(source, "gguf", tmp_path / "file.gguf")
+    assert list(tmp_path.iterdir()) == []
+    exact = run(source, "gguf-q8_0", tmp_path / "exact.gguf")
+    assert said(exact)["exact"] is True
+    assert types(exact)["blk.1.ffn_up.weight"] == "Q8_0"
+    rounded = run(source, "gguf", tmp_path / "rounded.gguf", lossy=True)
+    record = said(rounded)
+    assert record["exact"] is False
+    errors = [one["relative_error"] for one in record["rounded"]]  # type: ignore[attr-defined]
+    assert len(errors) == 28 and 0 < max(errors) < 1e-3
+    with pytest.raises(UnsupportedError, match="no whole zero point times a scale"):
+        run(rounded, "awq", tmp_path / "again")
+    again = run(rounded, "awq", tmp_path / "again", lossy=True)
+    assert weights(again) == weights(source)  # whole zero points are the nearest to the rounded
+
+
+def test_columns_out_of_group_order(made: dict[str, Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def change(quant: GroupQuant) -> GroupQuant:
+        return replace(quant, g_idx=rng.permutation(quant.group_index()).astype(np.int32))
+
+    source = variant(made["gptq-32"], tmp_path / "source", change, "v1")
+    with pytest.raises(UnsupportedError, match=r"desc_act.*GGUF.*27 more.*--lossy it is encoded"):
+        run(source, "gguf", tmp_path / "file.gguf")
+    file = run(source, "gguf", tmp_path / "file.gguf", lossy=True)
+    errors = [one["relative_error"] for one in said(file)["rounded"]]  # type: ignore[attr-defined]
+    assert len(errors) == 28 and min(errors) > 0.001 and max(errors) < 0.2
+
+
+def test_groups_of_sixteen(made: dict[str, Path], tmp_path: Path) -> None:
+    def change(quant: GroupQuant) -> GroupQuant:
+        factor = np.array([1, 2], np.float16)
+        return replace(
+            quant,
+            scheme=replace(quant.scheme, group_size=16),
+            scale=np.repeat(quant.scale, 2, axis=1)
+            * factor[np.arange(2 * quant.scale.shape[1]) % 2],
+            zero=np.repeat(quant.zero, 2, axis=1),
+        )
+
+    source = variant(made["gptq-32"], tmp_path / "source", change, "v1")
+    with pytest.raises(UnsupportedError, match=r"groups of 16.*multiple of 32"):
+        run(source, "gguf", tmp_path / "file.gguf")
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """tiny as GGUF by a recipe."""
+    root, found = tmp_path_factory.mktemp("gguf"), {}
+
+    def make(recipe: str) -> Path:
+        if recipe not in found:
+            chosen = load(recipe)
+            assert isinstance(chosen, GgufRecipe)
+            out = root / f"{recipe}.gguf"
+            run_gguf(GgufRequest("tiny", resolve("tiny"), chosen, out, 2), Progress(quiet=True))
+            found[recipe] = out
+        return found[recipe]
+
+    return make
+
+
+@pytest.mark.parametrize(("recipe", "to"), [("q4_0", "awq"), ("q4_0", "gptq"), ("q8_0", "gptq")])
+def test_files_of_llama_cpps_kind(
+    quantized: Callable[[str], Path], recipe: str, to: str, tmp_path: Path
+) -> None:
+    """Linear layers keep their codes; the embedding, which is quantized too, cannot."""
+    file = quantized(recipe)
+    with pytest.raises(UnsupportedError, match=r"embed_tokens.*--dtype float32 holds it"):
+        run(file, to, tmp_path / "out")
+    out = run(file, to, tmp_path / "out", dtype="float32")
+    found, plain = numbers(out), numbers(run(file, "hf", tmp_path / "hf", dtype="float32"))
+    assert found.keys() == plain.keys()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    scheme = Artifact.open(out).entry("model.layers.0.mlp.up_proj").scheme
+    assert isinstance(scheme, Scheme) and scheme.group_size == 32 and scheme.symmetric
+    lossy = run(file, to, tmp_path / "lossy", lossy=True)
+    (record,) = json.loads((lossy / "qtool.json").read_text())["conversions"]
+    assert [one["name"] for one in record["rounded"]] == ["model.embed_tokens.weight"]
+
+
+def test_minimums_that_are_no_zero_points(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+    file = quantized("q4_1")
+    with pytest.raises(UnsupportedError, match=r"Q4_1.*no whole zero point.*--lossy"):
+        run(file, "awq", tmp_path / "out", dtype="float32")
+    out = run(file, "awq", tmp_path / "out", dtype="float32", lossy=True)
+    (record,) = json.loads((out / "qtool.json").read_text())["conversions"]
+    errors = [one["relative_error"] for one in record["rounded"]]
+    assert len(errors) == 28 and min(errors) > 0.001 and max(errors) < 0.2
+
+
+def test_super_blocks_are_refused(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+    for lossy in (False, True):
+        with pytest.raises(UnsupportedError, match=r"Q4_K.*--to hf"):
+            run(quantized("q4_k_m"), "awq", tmp_path / "out", lossy=lossy)
+    with pytest.raises(UnsupportedError, match="is GGUF already"):
+        run(quantized("q4_0"), "gguf", tmp_path / "out.gguf")
+
+
+def test_a_file_that_is_not_quantized(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no tensor is quantized"):
+        run(quantized("bf16"), "gptq", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "gpt_neox"])
+def test_experts_and_fused_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of experts, and rows of fused layers in another order, go there and back."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
+    monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
+    model = quantizing.build(name, tmp_path / "model")
+    source = quantizing.quantize(
+        model, "w4g128-rtn", tmp_path / "source", "format=gptq", "weights.symmetric=true",
+        "weights.group_size=32",
+    ).out  # fmt: skip
+    file = run(source, "gguf", tmp_path / "file.gguf")
+    back = numbers(run(file, "gptq", tmp_path / "back"))
+    for key, value in numbers(source).items():
+        np.testing.assert_array_equal(back[key], value, err_msg=key)
+    if name == "mixtral":
+        assert types(file)["blk.1.ffn_down_exps.weight"] == "Q4_0"
+
+
+@pytest.mark.parametrize("block", [Q4_0, Q4_1, Q8_0], ids=lambda block: block.name)
+def test_blocks_are_those_of_gguf_py(block: BlockType) -> None:
+    """Bytes drawn at random, read by gguf-py and by us; then packed again from the codes."""
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (16, 4, block.nbytes), dtype=np.uint8)
+    scale = rng.uniform(-0.1, 0.1, (16, 4)).astype(np.float16)
+    raw[..., :2] = scale[..., None].view(np.uint8)
+    if block is Q4_1:
+        zero = rng.choice([1, 2, 4, 8], (16, 4)).astype(np.float16)
+        raw[..., 2:4] = (-zero * scale)[..., None].view(np.uint8)
+    raw = raw.reshape(16, -1)
+    theirs = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[block.name])
+    quant = unpack(raw, block)
+    assert quant is not None
+    np.testing.assert_array_equal(quant.dequantize(), theirs)
+    np.testing.assert_array_equal(BlockMatrix(raw, block).dequantize(), theirs)
+    np.testing.assert_array_equal(pack(quant, block), raw)
+
+
+def test_wide_groups_and_few_bits_in_blocks() -> None:
+    for bits, size in ((2, 64), (3, 128), (4, -1)):
+        quant = random_quant(Scheme(bits, size, True), 8, 256)
+        raw = pack(quant, Q4_0)
+        np.testing.assert_array_equal(BlockMatrix(raw, Q4_0).dequantize(), quant.dequantize())
+    quant = random_quant(Scheme(8, 64, True), 8, 256)
+    found = BlockMatrix(pack(quant, Q8_0), Q8_0)
+    np.testing.assert_array_equal(found.dequantize(), quant.dequantize())
+
+
+def test_provenance_that_makes_no_sense_is_passed_over(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is text from a file: a wrong size of groups is not believed, nor a dtype."""
+    file = run(made["gptq"], "gguf", tmp_path / "file.gguf")
+    raw = bytearray(file.read_bytes())
+    for old, new in (
+        (b'"group_size":128', b'"group_size":[8]'),
+        (b'"conversions"', b'"xonversions"'),
+    ):
+        at = raw.find(old)
+        assert at > 0 and len(old) == len(new)
+        other = bytearray(raw)
+        other[at : at + len(old)] = new
+        (tmp_path / "other.gguf").write_bytes(other)
+        found = numbers(run(tmp_path / "other.gguf", "gptq", tmp_path / new.hex()))
+        for name, value in numbers(made["gptq"]).items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_nothing_is_left_where_the_tokenizer_is_unknown(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in made["gptq"].iterdir():
+        if path.name != "tokenizer.json":
+            (source / path.name).write_bytes(path.read_bytes())
+    with pytest.raises((UnsupportedError, FormatError, Exception), match="tokenizer"):
+        run(source, "gguf", tmp_path / "file.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
