@@ -3,16 +3,18 @@
     python tests/bars/kill.py MODEL --recipe w4g128-awq --recipe q4_k_m [--kills 100] [--seed 0]
         [--option=--samples=8 --option=--length=128]
 
-Each recipe runs undisturbed first. Then one run after the other is killed at a moment drawn evenly
-from the time that one took, and the same command is given again, until the output is there; after
-five kills it is left alone. A difference in any byte, or anything left beside the output, fails
-(exit status 1).
+Each recipe runs undisturbed first. Then one run after the other is killed, one time in six at a
+moment drawn evenly from all the time that one took, else from its end of starting up (Python, the
+model's headers, until the journal is there) on; and the same command is given again, until the
+output is there; after five kills it is left alone. A difference in any byte, or anything left
+beside the output, fails (exit status 1).
 
     kills      SIGKILLs; `before` of them came before the first step was finished
     resumed    commands that went on with steps that an earlier one had finished
-    redone     time from the last finished step to the kill, by the time of the whole run: the work
-               that had to be done again; the mean over kills after the first step, and the largest
-    step       the longest that a step took in the undisturbed run, by the time of the whole run
+    redone     time from the last finished step to the kill, by the time of the whole run less its
+               starting up: the work that had to be done again; mean and largest, over kills after
+               the first step
+    step       the longest that a step took in the undisturbed run, by the same
 """
 
 import argparse
@@ -63,13 +65,25 @@ def steps_of(journal: Path) -> tuple[int, float]:
         return 0, 0.0
 
 
-def watched(command: list[str], journal: Path) -> tuple[float, float]:
-    """Seconds of an undisturbed run, and of its longest step."""
+@dataclass(frozen=True)
+class Times:
+    """Seconds of an undisturbed run."""
+
+    whole: float
+    ready: float  # until the journal is there
+    step: float  # the longest
+
+
+def watched(command: list[str], journal: Path) -> Times:
+    """Run a command and look on."""
     began = time.time()
+    ready = 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     times: dict[int, float] = {}
     while process.poll() is None:
         count, at = steps_of(journal)
+        if not ready and journal.exists():
+            ready = time.time() - began
         if count:
             times.setdefault(count, at)
         time.sleep(0.005)
@@ -79,11 +93,11 @@ def watched(command: list[str], journal: Path) -> tuple[float, float]:
         sys.exit(f"{' '.join(command)}: {process.stderr.read().decode()}")
     moments = [*times.values()]
     gaps = [later - at for at, later in pairwise(moments)]
-    return whole, max(gaps, default=whole)
+    return Times(whole, ready, max(gaps, default=whole))
 
 
 def one_output(
-    command: list[str], out: Path, whole: float, expected: dict[str, str], left: int, tally: Tally
+    command: list[str], out: Path, times: Times, expected: dict[str, str], left: int, tally: Tally
 ) -> None:
     """Kill, begin again, and compare at the end. left: how many kills are still wanted."""
     journal = out.with_name(f".{out.name}.partial") / "journal"
@@ -91,10 +105,13 @@ def one_output(
     for kills in range(MOST_KILLS + 1):
         finished, _ = steps_of(journal)
         tally.resumed += finished > 0
+        began = time.time()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         stop = kills < MOST_KILLS and left > 0
         try:
-            _, said = process.communicate(timeout=random.uniform(0, whole) if stop else None)
+            first = 0.0 if random.random() < 1 / 6 else times.ready
+            moment = random.uniform(first, times.whole)
+            _, said = process.communicate(timeout=moment if stop else None)
         except subprocess.TimeoutExpired:
             moment = time.time()
             process.send_signal(signal.SIGKILL)
@@ -103,7 +120,9 @@ def one_output(
             left -= 1
             count, at = steps_of(journal)
             if count:
-                tally.redone.append(max(0.0, moment - at) / whole)
+                # Starting up comes again with every command, and is no work of this one.
+                lost = moment - max(at, began + times.ready)
+                tally.redone.append(max(0.0, lost) / (times.whole - times.ready))
             else:
                 tally.before += 1
             if not out.exists():
@@ -143,16 +162,17 @@ def main() -> None:
             base += [word for option in given.option for word in option.split("=")]
             whole_out, out = Path(folder) / "whole", Path(folder) / "out"
             journal = whole_out.with_name(".whole.partial") / "journal"
-            whole, step = watched([*base, "-o", str(whole_out)], journal)
+            times = watched([*base, "-o", str(whole_out)], journal)
             expected, tally = digest(whole_out), Tally()
             while tally.kills < given.kills:
                 left = given.kills - tally.kills
-                one_output([*base, "-o", str(out)], out, whole, expected, left, tally)
+                one_output([*base, "-o", str(out)], out, times, expected, left, tally)
             mean = sum(tally.redone) / max(1, len(tally.redone))
             most = max(tally.redone, default=0.0)
+            work = times.whole - times.ready
             print(f"{recipe:>16} {tally.runs:5} {tally.kills:6} {tally.before:7} "
                   f"{tally.resumed:8} {tally.mismatches:11} {mean:7.2%} {most:7.2%} "
-                  f"{step / whole:7.2%} {whole:8.2f}", flush=True)  # fmt: skip
+                  f"{times.step / work:7.2%} {times.whole:8.2f}", flush=True)  # fmt: skip
             bad += tally.mismatches
     sys.exit(bad > 0)
 
