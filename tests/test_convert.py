@@ -7,52 +7,33 @@ import numpy as np
 import pytest
 import quantizing
 from artifact_files import random_quant, write_folder
+from converting import MATRICES, TENSORS, artifacts, converted, numbers, run, weights
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
+from qtool import schemas
 from qtool.artifact import Artifact
-from qtool.convert.request import Request
-from qtool.convert.run import convert
+from qtool.cli import main
 from qtool.convert.targets import TARGETS, target
 from qtool.errors import QtoolError, UnsupportedError, UsageError
 from qtool.hub import resolve
-from qtool.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 
 AWQ = ("awq", "awq-gemv", "awq-gemv-fast", "awq-llm")
 ASYMMETRIC = (*AWQ, "gptq-v2")
 
 
-def run(source: Path, to: str, out: Path, **more: object) -> Path:
-    convert(Request(source, target(to), out, **more), Progress(quiet=True))  # type: ignore[arg-type]
-    return out
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors*")}
-
-
-def numbers(folder: Path) -> dict[str, np.ndarray]:
-    return dict(Artifact.open(folder).dequantized())
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """tiny, rounded to nearest in several formats."""
-    root = tmp_path_factory.mktemp("artifacts")
     cases = {
         "asymmetric": ("format=awq",),
         "symmetric": ("format=awq", "weights.symmetric=true", "weights.group_size=32"),
         "channel": ("format=awq", "weights.group_size=-1", "weights.symmetric=true"),
         "eight": ("format=gptq", "weights.bits=8", "weights.symmetric=true"),
         "three": ("format=gptq", "weights.bits=3", "weights.symmetric=true"),
-        "shards": ("format=gptq", "weights.symmetric=true"),
     }
-    for name, sets in cases.items():
-        shard = 400_000 if name == "shards" else 1 << 40
-        quantizing.quantize(
-            resolve("tiny"), "w4g128-rtn", root / name, *sets, max_shard_bytes=shard, name="tiny"
-        )
-    return {name: root / name for name in cases}
+    return artifacts(tmp_path_factory.mktemp("artifacts"), cases)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +72,16 @@ def test_there_and_back_gives_the_same_files(
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_shards_come_back_as_they_were(made: dict[str, Path], tmp_path: Path) -> None:
+def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
     """Order in the files is that of the plan, found again in each file's regions by width."""
-    source = made["shards"]
-    assert len(weights(source)) > 4
-    run(source, "awq", tmp_path / "there", max_shard_bytes=400_000)
-    run(tmp_path / "there", "gptq", tmp_path / "back", max_shard_bytes=400_000)
-    assert weights(tmp_path / "back") == weights(source)
+    quantizing.quantize(
+        resolve("tiny"), "w4g128-rtn", tmp_path / "source", "weights.symmetric=true",
+        max_shard_bytes=400_000,
+    )  # fmt: skip
+    assert len(weights(tmp_path / "source")) > 4
+    run(tmp_path / "source", "gptq", tmp_path / "there", max_shard_bytes=300_000)
+    run(tmp_path / "there", "awq", tmp_path / "back", max_shard_bytes=400_000)
+    assert weights(tmp_path / "back") == weights(tmp_path / "source")
 
 
 def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path) -> None:
@@ -107,7 +91,7 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     assert record["recipe"] == before["recipe"] and record["source"] == before["source"]
     (said,) = record["conversions"]
     assert said["exact"] is True and said["rounded"] == []
-    assert said["compared"] == 38 and said["matrices"] == 28
+    assert said["compared"] == TENSORS and said["matrices"] == MATRICES
     assert said["from"] == {
         "format": "awq",
         "layout": "gemm",
@@ -121,8 +105,8 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     assert config["sym"] is True and config["group_size"] == 32
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (resolve("tiny") / name).read_bytes()
-    card = (out / "README.md").read_text()
-    assert "all 38 tensors read back and compared: the same numbers" in card
+    assert "base_model: org/tiny" in (card := (out / "README.md").read_text())
+    assert f"all {TENSORS} tensors read back and compared: the same numbers" in card
     again = run(out, "awq", tmp_path / "again")
     assert len(json.loads((again / "qtool.json").read_text())["conversions"]) == 2
 
@@ -205,8 +189,8 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "to", "said"),
     [
-        ("asymmetric", "gptq", r"cannot hold every asymmetric zero.*27 more.*--to gptq-v2"),
-        ("eight", "awq", r"awq holds 4 bits only.*27 more"),
+        ("asymmetric", "gptq", r"cannot hold every asymmetric zero.*6 more.*--to gptq-v2"),
+        ("eight", "awq", r"awq holds 4 bits only.*6 more"),
         ("three", "awq-gemv", r"awq holds 4 bits only"),
     ],
 )
@@ -284,3 +268,57 @@ def test_wide_dense_tensors_keep_their_place(made: dict[str, Path], tmp_path: Pa
     source = quantizing.quantize(model, "w4g128-rtn", tmp_path / "source").out
     fast = run(source, "awq-gemv-fast", tmp_path / "fast")
     assert weights(run(fast, "awq", tmp_path / "again")) == weights(source)
+
+
+def keys_of(schema: dict[str, object]) -> set[str]:
+    properties, required = schema["properties"], schema["required"]
+    assert isinstance(properties, dict) and isinstance(required, list)
+    assert schema["additionalProperties"] is False and set(required) == set(properties)
+    return set(properties)
+
+
+def test_json_is_what_the_schema_says(made: dict[str, Path], tmp_path: Path) -> None:
+    text = (Path(schemas.__path__[0]) / "convert.json").read_text()
+    schema = json.loads(text)
+    exact = converted(made["asymmetric"], "gptq-v2", tmp_path / "exact").json()
+    rounded = converted(made["asymmetric"], "hf", tmp_path / "rounded").json()
+    for said in (exact, rounded):
+        assert said.keys() == keys_of(schema)
+        assert said["source"].keys() == keys_of(schema["properties"]["source"])
+    assert len(rounded["rounded"]) == MATRICES and not rounded["exact"] and exact["exact"]
+    for one in rounded["rounded"]:
+        assert one.keys() == keys_of(schema["properties"]["rounded"]["items"])
+    assert rounded["dequantized"] == {"w4 g128 asym": MATRICES}
+
+
+COMMANDS = {
+    "no such file": ("{nowhere}", "--to", "awq", "-o", "{out}"),
+    "expected awq, awq-gemv": ("{asymmetric}", "--to", "exl2", "-o", "{out}"),
+    "expected v1 or v2": ("{eight}", "--to", "gptq", "--assume", "v3", "-o", "{out}"),
+    "expected float16, bfloat16": ("{eight}", "--to", "hf", "--dtype", "int8", "-o", "{out}"),
+    "is not empty": ("{eight}", "--to", "gptq", "-o", "{asymmetric}"),
+    "name the file to make": ("{eight}", "--to", "gguf", "-o", "{asymmetric}"),
+}
+
+
+@pytest.mark.parametrize("said", COMMANDS)
+def test_wrong_commands_get_a_sentence(said: str, made: dict[str, Path], tmp_path: Path) -> None:
+    places = {"nowhere": tmp_path / "nowhere", "out": tmp_path / "out", **made}
+    arguments = [word.format(**places) for word in COMMANDS[said]]
+    found = CliRunner().invoke(main.app, ["convert", *arguments])
+    assert said in str(found.exception) and isinstance(found.exception, QtoolError)
+    assert isinstance(found.exception, UsageError) == said.startswith("expected")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_was_kept(made: dict[str, Path], tmp_path: Path) -> None:
+    arguments = ["convert", str(made["asymmetric"]), "--to", "awq-llm", "-o", str(tmp_path / "out")]
+    found = CliRunner().invoke(main.app, arguments)
+    assert found.exit_code == 0
+    assert found.stdout.startswith(f"{tmp_path / 'out'}: LlamaForCausalLM as awq llm_awq, ")
+    assert found.stdout.endswith(
+        f"all {TENSORS} tensors read back and compared: the same numbers\n"
+    )
+    arguments = ["convert", str(made["eight"]), "--to", "hf", "--json", "-o", str(tmp_path / "hf")]
+    said = json.loads(CliRunner().invoke(main.app, arguments).stdout)
+    assert said["format"] == "hf" and said["matrices"] == MATRICES

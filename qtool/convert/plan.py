@@ -183,8 +183,8 @@ def _obstacles(
         asymmetric = target.name == "gptq" and not scheme.symmetric
         hint = "--to gptq-v2 holds them" if asymmetric else ""
         found.append(Obstacle(name, f"cannot be stored: {reason}", hint=hint))
-    if one.reordered and target.format == "awq":
-        reason = "has columns out of group order (desc_act), which awq cannot store"
+    if one.reordered and target.format != "gptq":
+        reason = f"has columns out of group order (desc_act), which {target.format} cannot store"
         found.append(Obstacle(name, reason, ANEW))
     if scheme.scale_dtype not in one.scale_dtypes:
         reason = f"has {one.scheme.scale_dtype} scales, which {scheme.scale_dtype} rounds"
