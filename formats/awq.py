@@ -57,6 +57,7 @@ else:
 
 
 NAME = "awq"
+CODES = ("qweight",)
 BITS = 4
 ZERO_SYMMETRIC = 8
 

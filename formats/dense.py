@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 NAME = "dense"
+CODES: tuple[str, ...] = ()
 _REASON = "the dense format stores no codes; choose awq or gptq"
 
 

@@ -3,6 +3,7 @@
 Every format module has the same functions:
 
     NAME
+    CODES                                    last parts of the names of tensors that hold codes
     choose(schemes, layout)                  -> Options        one layout for a whole artifact
     supports(scheme, shape, options)         -> str | None     the reason why it cannot be stored
     supports_together(schemes)               -> str | None     the same, of an artifact's mixture
@@ -48,6 +49,7 @@ class Facts:
     version: str = ""  # of qtool
     static_groups: bool = True
     damp_percent: float | None = None  # None: the method was not GPTQ
+    activations: Mapping[str, object] | None = None  # the recipe's table
     act_order: bool = False  # g_idx is not k // group_size
     mse: bool = False
 
@@ -66,6 +68,15 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The modules that a config's targets name, and how they are stored."""
+
+    targets: tuple[str, ...]  # names, classes such as Linear, or "re:" and an expression
+    scheme: Scheme
+    activations: Mapping[str, object] | None = None  # as the config has it; None: unquantized
+
+
+@dataclass(frozen=True)
 class ArtifactScheme:
     """What a config says about a quantized checkpoint. `scheme` is None where not decoded here."""
 
@@ -75,6 +86,7 @@ class ArtifactScheme:
     layout: str = ""
     dense: tuple[str, ...] = ()  # as written: names or patterns
     overrides: tuple[tuple[str, Mapping[str, object]], ...] = field(default=())
+    groups: tuple[Group, ...] = ()  # of compressed-tensors; `scheme` is that of the first
 
 
 def head_quantized(facts: Facts) -> bool:

@@ -48,6 +48,7 @@ else:
 
 
 NAME = "gptq"
+CODES = ("qweight",)
 WIDTHS = (2, 3, 4, 8)
 CHECKPOINT_FORMATS = {"v1": "gptq", "v2": "gptq_v2"}
 

@@ -36,7 +36,7 @@ def _pattern(template: str, numbers: Iterable[str]) -> str:
     return r"\.".join(escaped)
 
 
-def _patterns(chosen: Iterable[str], everything: Iterable[str]) -> list[str]:
+def patterns_for(chosen: Iterable[str], everything: Iterable[str]) -> list[str]:
     """Anchored expressions that match `chosen` and nothing else of `everything`, few of them."""
     wanted: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     present: dict[str, set[tuple[str, ...]]] = defaultdict(set)
@@ -91,13 +91,13 @@ def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:
     everything = _with_fused(modules, modules)
     table: dict[str, dict[str, Any]] = {}
     dense = {name for name in facts.dense if not is_head(name)}
-    for pattern in _patterns(sorted(_with_fused(dense, modules)), everything):
+    for pattern in patterns_for(sorted(_with_fused(dense, modules)), everything):
         table[f"-:^{pattern}$"] = {}
     by_scheme: dict[Scheme, set[str]] = defaultdict(set)
     for name, scheme in facts.overrides.items():
         by_scheme[scheme].add(name)
     for scheme, names in by_scheme.items():
-        for pattern in _patterns(sorted(_with_fused(names, modules)), everything):
+        for pattern in patterns_for(sorted(_with_fused(names, modules)), everything):
             table[f"+:^{pattern}$"] = {
                 "bits": scheme.bits,
                 "group_size": scheme.group_size,

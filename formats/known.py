@@ -4,18 +4,15 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from qtool.formats import awq, dense, gptq
+from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq
 from qtool.formats.facts import ArtifactScheme
 
-FORMATS: dict[str, ModuleType] = {"awq": awq, "gptq": gptq, "dense": dense}
+FORMATS: dict[str, ModuleType] = {
+    module.NAME: module for module in (awq, gptq, compressed_tensors, fp8, bitsandbytes, dense)
+}
 
 # Recognised by name, not decoded by this version.
 _NAMED = {
-    "compressed-tensors": "compressed-tensors",
-    "compressed_tensors": "compressed-tensors",
-    "fp8": "fp8",
-    "fbgemm_fp8": "fbgemm_fp8",
-    "bitsandbytes": "bitsandbytes",
     "modelopt": "modelopt",
     "mxfp4": "mxfp4",
     "hqq": "hqq",

@@ -196,7 +196,8 @@ class StreamWriter:
             raise _write_failed(self.folder / file, error) from None
 
     def add(self, name: str, data: bytes | NDArray[Any]) -> None:
-        """Store one tensor: raw bytes, a uint8 array of them, or an array of the tensor's shape."""
+        """Store one tensor: raw bytes, a uint8 array of them, or an array of the tensor's shape:
+        one of bytes where numpy has no such dtype (small floats)."""
         if name not in self._places:
             raise FormatError(f"{name}: not in the layout of {self.folder}")
         if name in self.checksums:
@@ -204,9 +205,8 @@ class StreamWriter:
         file, info = self._places[name]
         array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         raw = array.ndim == 1 and array.dtype == np.uint8 and array.size == info.nbytes
-        if not raw and (
-            array.shape != info.shape or array.dtype != np.dtype(NUMPY_DTYPES.get(info.dtype, "V"))
-        ):
+        dtype = np.dtype(NUMPY_DTYPES.get(info.dtype, "|u1"))
+        if not raw and (array.shape != info.shape or array.dtype != dtype):
             raise FormatError(
                 f"{name}: the layout has {info.dtype} {list(info.shape)}, "
                 f"given {array.dtype} {list(array.shape)}"

@@ -238,7 +238,9 @@ class Artifact:
         quant: GroupQuant = FORMATS[self.found.format].unpack(entry.module, self._get, self.found)
         scales = next(n for n in entry.stored if n.rpartition(".")[2] in _SCALES)
         dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, quant.scheme.scale_dtype)
-        return replace(quant, scheme=replace(quant.scheme, scale_dtype=dtype))
+        # Arrays do not tell small floats apart, headers do.
+        scheme = replace(quant.scheme, scale_dtype=dtype, book=entry.scheme.book)
+        return replace(quant, scheme=scheme)
 
     def dequantized(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """(name, array) of the whole model under its unquantized names, one at a time: float32,

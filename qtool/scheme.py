@@ -1,17 +1,26 @@
 """How a tensor is stored: quantized under a Scheme, left dense, or dropped, with the reason.
 
-`GroupQuant` is the in-memory form of every integer quantization here:
+`GroupQuant` is the in-memory form of every quantization whose codes stand for themselves:
 
-    w[o, k] = (codes[o, k] - zero[o, g_idx[k]]) * scale[o, g_idx[k]]        in float32
+    w[o, k] = value(codes[o, k]) * scale        in float32
 
-AWQ and GPTQ files are packings of it. With codes of at most 8 bits and a float16 scale the
-product is exact in float32, so every reader must agree with `dequantize` bit for bit.
+`value` is code - zero for whole numbers, and the number that the code's bits spell for the small
+floats e4m3, e5m2 (one byte) and e2m1 (four bits). Codes that share a scale are a run of columns of
+one row, or of `rows` rows. AWQ, GPTQ, compressed-tensors, FP8 and bitsandbytes files are packings
+of it. With codes of at most 8 bits and a float16 scale the product is exact in float32, so every
+reader must agree with `dequantize` bit for bit.
+
+Some formats have a second scale, one number for the matrix, `outer`:
+
+    divides       value * (scale / outer)      compressed-tensors' weight_global_scale
+    multiplies    value * (scale * outer)      modelopt's weight_scale_2
+    after         (value * scale) * outer      bitsandbytes, whose outer is always 1/127
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,24 +28,51 @@ if TYPE_CHECKING:
 else:
     from qtool.lazy_numpy import np
 
+# Code books: how many bits a code has, and what a scheme is called that uses it.
+BOOKS = {"int": 0, "e4m3": 8, "e5m2": 8, "e2m1": 4}
+_FOUR_BIT = {"float8_e4m3": "nvfp4", "e8m0": "mxfp4"}
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """Integer weights. group_size counts input features; -1 is one group per output channel."""
+    """Codes and the grid they lie on.
+
+    group_size counts input features that share a scale; -1 is all of them. rows counts output
+    features that do: 1, a number for square blocks, or -1 for all of them.
+    """
 
     bits: int
     group_size: int
     symmetric: bool
-    scale_dtype: str = "float16"
+    scale_dtype: str = "float16"  # as stored: float16, bfloat16, float32, float8_e4m3, e8m0
+    book: str = "int"
+    rows: int = 1
+    outer: str = ""  # divides, multiplies, after; or there is none
 
     def groups(self, in_features: int) -> int:
         """Number of groups in a row of in_features."""
         size = self.group_size if self.group_size > 0 else in_features
         return -(-in_features // size)
 
+    def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """The shape of the scales of a matrix [out, in]."""
+        rows, columns = shape
+        return -(-rows // (self.rows if self.rows > 0 else rows)), self.groups(columns)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether codes are small floats and have no zero."""
+        return self.book != "int"
+
     def __str__(self) -> str:
         group = f"g{self.group_size}" if self.group_size > 0 else "channel"
-        return f"w{self.bits} {group} {'sym' if self.symmetric else 'asym'}"
+        if self.rows != 1:
+            group = "tensor" if self.rows < 0 else f"{self.rows}x{self.group_size}"
+        if not self.is_float:
+            return f"w{self.bits} {group} {'sym' if self.symmetric else 'asym'}"
+        if self.bits == 4:
+            return f"{_FOUR_BIT.get(self.scale_dtype, 'fp4')} {group}"
+        return f"{'mxfp8' if self.scale_dtype == 'e8m0' else 'fp8'} {self.book} {group}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +94,12 @@ class GroupQuant:
     """One quantized matrix. `g_idx` is None where column k belongs to group k // group_size."""
 
     scheme: Scheme
-    codes: NDArray[np.uint8]  # [out, in]
-    scale: NDArray[np.floating]  # [out, groups], in the stored dtype
-    zero: NDArray[np.uint8]  # [out, groups], 0 .. 2^bits - 1
+    codes: NDArray[np.uint8]  # [out, in]; the bits of small floats
+    scale: NDArray[np.floating]  # scheme.grid(shape): [out, groups] unless rows is not 1; in the
+    # stored dtype, or in float32 where numpy has none like it
+    zero: NDArray[np.uint8]  # likewise, 0 .. 2^bits - 1; zeros for small floats
     g_idx: NDArray[np.int32] | None = None  # [in]
+    outer: float | None = None  # exact in float32
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,8 +114,38 @@ class GroupQuant:
         size = self.scheme.group_size if self.scheme.group_size > 0 else columns
         return np.arange(columns, dtype=np.int32) // np.int32(size)
 
+    def row_scale(self) -> NDArray[np.float32]:
+        """The scales with what `outer` makes of them, one row for each output, float32."""
+        scale = self.scale.astype(np.float32)
+        if self.outer is not None and self.scheme.outer == "divides":
+            scale = scale / np.float32(self.outer)
+        if self.outer is not None and self.scheme.outer == "multiplies":
+            scale = scale * np.float32(self.outer)
+        return self._rows(scale)
+
+    def row_zero(self) -> NDArray[np.uint8]:
+        """The zeros, one row for each output."""
+        zero: NDArray[np.uint8] = self._rows(self.zero)
+        return zero
+
+    def _rows(self, grid: NDArray[Any]) -> NDArray[Any]:
+        if self.scheme.rows == 1:
+            return grid
+        rows = self.codes.shape[0]
+        size = self.scheme.rows if self.scheme.rows > 0 else rows
+        return grid[np.arange(rows) // size]
+
     def dequantize(self) -> NDArray[np.float32]:
         """The definition: float32 [out, in]."""
         index = self.group_index()
-        difference = self.codes.astype(np.float32) - self.zero.astype(np.float32)[:, index]
-        return difference * self.scale.astype(np.float32)[:, index]
+        if self.scheme.is_float:
+            from qtool.formats.float_codes import TABLES
+
+            value = TABLES[self.scheme.book][self.codes]
+        else:
+            value = self.codes.astype(np.float32)
+            value -= self.row_zero().astype(np.float32)[:, index]
+        value *= self.row_scale()[:, index]
+        if self.scheme.outer == "after" and self.outer is not None:
+            value *= np.float32(self.outer)
+        return value

@@ -177,13 +177,13 @@ def test_a_dense_checkpoint(tmp_path: Path) -> None:
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], int]] = {
     "compressed-tensors": (
-        {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "format": "pack-quantized"},
+        {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "format": "marlin-24"},
         {"a.weight_packed": np.zeros((8, 4), np.int32), "a.weight_scale": np.ones((8, 1), "f2"),
          "a.weight_shape": np.array([8, 32])},
         8 * 32,
     ),
-    "fp8": ({}, {"a.weight": np.zeros((8, 32), np.int8), "a.weight_scale_inv": np.ones((1, 1))},
-            8 * 32),
+    "quanto": ({}, {"a.weight": np.zeros((8, 32), np.int8), "a.weight_scale": np.ones((1, 1))},
+               8 * 32),
     "bitsandbytes": (
         {"load_in_4bit": True},
         {"a.weight": np.zeros((128, 1), np.uint8), "a.weight.absmax": np.zeros(4, np.float32)},

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
+from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
@@ -59,7 +60,7 @@ class ArtifactWeights:
     def float32(self, name: str) -> NDArray[np.float32]:
         """A float tensor of its own shape."""
         found = self.artifact.read(name)
-        return found.dequantize() if isinstance(found, GroupQuant) else found
+        return dequantize(found) if isinstance(found, GroupQuant) else found
 
 
 def artifact_weights(artifact: Artifact) -> ArtifactWeights:
@@ -73,7 +74,8 @@ def artifact_weights(artifact: Artifact) -> ArtifactWeights:
         else:
             raise UnsupportedError(
                 f"{artifact.checkpoint.path}: {artifact.found.format}, which this version "
-                "recognises, but cannot run; it runs dense checkpoints, AWQ, GPTQ and GGUF"
+                "recognises, but cannot run; it runs dense checkpoints, AWQ, GPTQ, "
+                "compressed-tensors, FP8, int8 of bitsandbytes, and GGUF"
             )
     config = dict(artifact.checkpoint.config)
     for key in ("quantization_config", "compression_config"):

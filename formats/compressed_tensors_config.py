@@ -1,0 +1,234 @@
+"""compressed-tensors' quantization_config: groups of modules, and the arguments of each.
+
+    config_groups: {name: {targets: [...], weights: {...}, input_activations: {...} or null,
+                           output_activations, format}}
+    ignore: [names, or "re:" and an expression]       format, kv_cache_scheme, quantization_status
+
+    weights: num_bits, type int|float, symmetric, group_size, block_structure, dynamic,
+             strategy tensor|channel|group|block|tensor_group
+
+A target is a module's name, "re:" and an expression that matches from the start of the name, or
+the name of a class, which here always means every linear layer.
+
+Source: the schema of compressed-tensors 0.19 (quantization/quant_args, quant_scheme, quant_config).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qtool.errors import FormatError
+from qtool.formats.facts import ArtifactScheme, Facts, Group, names_of, whole
+from qtool.formats.gptq_dynamic import patterns_for
+from qtool.formats.patterns import matches
+from qtool.layer_names import is_head
+from qtool.scheme import Scheme
+
+NAME = "compressed-tensors"
+_DECODED = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+)  # fmt: skip
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_SCALE_TYPES = {"float8_e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}
+_WIDEST = 1 << 24  # features in a group
+
+
+def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
+    """The groups that a quantization_config tells, or None; without a scheme where the weights are
+    stored in a way that is not decoded here (sparse, or of other widths)."""
+    method = str(config.get("quant_method") or "").lower().replace("_", "-")
+    table = config.get("config_groups")
+    if method != NAME and not (not method and isinstance(table, Mapping)):
+        return None
+    written = str(config.get("format") or "")
+    plain = ArtifactScheme(NAME, NAME, None, written, names_of(config.get("ignore")))
+    sparse = config.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
+        return plain
+    if table is None or written not in _DECODED:
+        return plain
+    if not isinstance(table, Mapping):
+        raise FormatError(
+            "quantization_config: config_groups is no object; expected groups by name"
+        )
+    groups = []
+    for name, group in table.items():
+        where = f"quantization_config: config_groups.{name}"
+        if not isinstance(group, Mapping):
+            raise FormatError(f"{where} is {type(group).__name__}; expected an object")
+        weights = group.get("weights")
+        if weights is None:
+            continue  # activations only, such as attention's
+        scheme = _scheme(where, weights, str(group.get("format") or written))
+        if scheme is None:
+            return plain
+        inputs = group.get("input_activations")
+        groups.append(
+            Group(
+                names_of(group.get("targets")), scheme, inputs if isinstance(inputs, dict) else None
+            )
+        )
+    if not groups:
+        return plain
+    return ArtifactScheme(NAME, NAME, groups[0].scheme, written, plain.dense, groups=tuple(groups))
+
+
+def _scheme(where: str, weights: object, layout: str) -> Scheme | None:
+    """The scheme that a group's `weights` tell; None where it is one that is not decoded here."""
+    if not isinstance(weights, Mapping):
+        raise FormatError(f"{where}.weights is {type(weights).__name__}; expected an object")
+    bits = whole(weights.get("num_bits", 8), f"{where}.weights.num_bits", 1, 64)
+    kind = str(weights.get("type") or "int").lower()
+    symmetric = weights.get("symmetric", True) is not False
+    size = weights.get("group_size")
+    strategy = str(weights.get("strategy") or "").lower()
+    if not strategy:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy not in _STRATEGIES:
+        raise FormatError(
+            f"{where}.weights.strategy is {strategy!r}; expected one of {', '.join(_STRATEGIES)}"
+        )
+    rows, columns = 1, -1
+    if strategy == "tensor":
+        rows = -1
+    elif strategy == "block":
+        rows, columns = _block(where, weights.get("block_structure"))
+    elif strategy in ("group", "tensor_group"):
+        columns = whole(size, f"{where}.weights.group_size", 1, _WIDEST)
+    if kind == "int" and 2 <= bits <= 8 and strategy != "tensor_group":
+        return Scheme(bits, columns, symmetric, rows=rows)
+    if kind != "float" or not symmetric:
+        return None
+    if bits == 8 and strategy != "tensor_group":
+        mx = layout == "mxfp8-quantized" or str(weights.get("scale_dtype")) == "torch.uint8"
+        return Scheme(8, columns, True, "e8m0" if mx else "float16", "e4m3", rows)
+    if bits == 4 and strategy == "tensor_group":
+        return Scheme(4, columns, True, "float8_e4m3", "e2m1", 1, "divides")
+    if bits == 4 and strategy == "group":
+        return Scheme(4, columns, True, "e8m0", "e2m1")
+    return None
+
+
+def _block(where: str, value: object) -> tuple[int, int]:
+    """Rows and columns of a block: [128, 128], or "128x128" in older files."""
+    if isinstance(value, str):
+        value = [int(part) if part.isdecimal() else part for part in value.split("x")]
+    if not isinstance(value, list) or len(value) != 2:
+        raise FormatError(
+            f"{where}.weights.block_structure is {value!r}; expected rows and columns"
+        )
+    rows, columns = (whole(v, f"{where}.weights.block_structure", 1, _WIDEST) for v in value)
+    return rows, columns
+
+
+def group_of(module: str, found: ArtifactScheme) -> Group:
+    """The group whose targets name a module: by its name, by an expression, by its class."""
+    for fits in (_by_name, _by_expression, _by_class):
+        for group in found.groups:
+            if any(fits(target, module) for target in group.targets):
+                return group
+    if len({group.scheme for group in found.groups}) == 1:
+        return found.groups[0]  # names in configs drift from those in files
+    raise FormatError(
+        f"{module}: it is quantized, but no target in the config's config_groups names it"
+    )
+
+
+def _by_name(target: str, module: str) -> bool:
+    return target == module
+
+
+def _by_expression(target: str, module: str) -> bool:
+    return target.startswith("re:") and matches(target.removeprefix("re:"), module)
+
+
+def _by_class(target: str, module: str) -> bool:
+    return target.isidentifier() and target[:1].isupper()
+
+
+def layout_of(scheme: Scheme, whole_numbers: str) -> str:
+    """The name of the way in which a scheme is stored; whole_numbers: packed or plain."""
+    if scheme.book == "e2m1":
+        return "mxfp4-pack-quantized" if scheme.scale_dtype == "e8m0" else "nvfp4-pack-quantized"
+    if scheme.is_float:
+        return "mxfp8-quantized" if scheme.scale_dtype == "e8m0" else "float-quantized"
+    return "pack-quantized" if whole_numbers == "packed" else "int-quantized"
+
+
+def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
+    """The config of an artifact. layouts: of each quantized module.
+
+    The group of most modules is targeted by class, any other by expressions that match its modules
+    and no others. The head is named in `ignore` also where it is tied and has no tensor: model
+    classes have a linear layer there.
+    """
+    modules: dict[tuple[Scheme, str], list[str]] = {}
+    for name, scheme in facts.quantized.items():
+        modules.setdefault((scheme, layouts[name]), []).append(name)
+    most = max(modules, key=lambda key: len(modules[key]))
+    everything = [*facts.quantized, *facts.dense]
+    groups: dict[str, Any] = {}
+    for number, key in enumerate(sorted(modules, key=lambda key: key != most)):
+        targets = ["Linear"]
+        if key != most:
+            targets = [f"re:^{p}$" for p in patterns_for(sorted(modules[key]), everything)]
+        groups[f"group_{number}"] = {
+            "targets": targets,
+            "weights": _weights(key[0]),
+            "input_activations": _inputs(facts.activations),
+            "output_activations": None,
+            "format": key[1],
+        }
+    used = sorted({layout for _, layout in modules})
+    ignore = list(facts.dense)
+    if not any(map(is_head, [*ignore, *facts.quantized])):
+        ignore.append("lm_head")
+    return {
+        "quant_method": NAME,
+        "format": used[0] if len(used) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _weights(scheme: Scheme) -> dict[str, Any]:
+    """A scheme as QuantizationArgs; keys that do not apply are left out."""
+    found: dict[str, Any] = {
+        "num_bits": scheme.bits,
+        "type": "float" if scheme.is_float else "int",
+        "symmetric": scheme.symmetric,
+        "dynamic": False,
+    }
+    if scheme.rows > 1:
+        return found | {"strategy": "block", "block_structure": [scheme.rows, scheme.group_size]}
+    if scheme.group_size < 0:
+        return found | {"strategy": "tensor" if scheme.rows < 0 else "channel"}
+    found |= {
+        "strategy": "tensor_group" if scheme.outer else "group",
+        "group_size": scheme.group_size,
+    }
+    if scheme.scale_dtype in _SCALE_TYPES:
+        found |= {"scale_dtype": _SCALE_TYPES[scheme.scale_dtype]}
+    return found
+
+
+def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
+    """The recipe's `activations` as QuantizationArgs: dynamic ones, which need no data."""
+    if table is None:
+        return None
+    found: dict[str, Any] = {
+        "num_bits": table["bits"],
+        "type": table["type"],
+        "symmetric": True,
+        "dynamic": True,
+        "strategy": "token",
+        "observer": None,
+    }
+    if table.get("group_size"):
+        found |= {"strategy": "group", "group_size": table["group_size"]}
+    return found
