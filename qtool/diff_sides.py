@@ -201,9 +201,13 @@ def part_of(quant: GroupQuant, first: int, last: int) -> GroupQuant:
     rows = np.arange(first, last)
     if scheme.rows != 1:
         rows //= scheme.rows if scheme.rows > 0 else quant.shape[0]
-    scale, zero = (grid[rows] if len(grid) else grid for grid in (quant.scale, quant.zero))
-    codes = quant.codes[first:last]
-    return replace(quant, scheme=replace(scheme, rows=1), codes=codes, scale=scale, zero=zero)
+    return replace(
+        quant,
+        scheme=replace(scheme, rows=1),
+        codes=quant.codes[first:last],
+        scale=quant.scale[rows],
+        zero=quant.zero[rows],
+    )
 
 
 def _digest(path: Path) -> str:
@@ -295,13 +299,13 @@ class RenamedSide:
     @cached_property
     def _places(self) -> Mapping[str, tuple[HfTensor, int]]:
         tensors = self.model.tensors
-        return {s.name: (t, number) for t in tensors for number, s in enumerate(t.specs)}
+        return {s.name: (t, place) for t in tensors for place, s in enumerate(t.specs)}
 
     @cached_property
     def items(self) -> Mapping[str, Item]:
         found = {}
-        for name, (tensor, number) in self._places.items():
-            shape, type_ = tensor.specs[number].shape, tensor.source.type
+        for name, (tensor, place) in self._places.items():
+            shape, type_ = tensor.specs[place].shape, tensor.source.type
             nbytes = tensor.source.nbytes // len(tensor.specs)
             found[name] = Item(name, shape, type_.name, _scheme(type_.name), nbytes)
         return found
@@ -313,9 +317,9 @@ class RenamedSide:
         return None
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
-        tensor, number = self._places[name]
+        tensor, place = self._places[name]
         if tensor.module.rows is None:
-            return tensor.values(number, first, last)
+            return tensor.values(place, first, last)
         if name not in self._read:  # heads are put back as a whole
             self._read.clear()
             values = put_back(tensor.source, tensor.module, tensor.groups)

@@ -32,7 +32,9 @@ def summary(found: Diff) -> list[tuple[str, str]]:
         return [*lines, ("result", f"no difference: {found.same:,} tensors with the same bytes")]
     lines.append(("the same bytes", f"{found.same:,} tensors"))
     lines += [
-        (_SAID[kind], f"{count:,} tensor{'s' * (count > 1)}") for kind, count in found.counts().items() if count
+        (_SAID[kind], f"{count:,} tensor{'s' * (count > 1)}")
+        for kind, count in found.counts().items()
+        if count
     ]
     if found.metadata:
         lines.append(("metadata", f"{len(found.metadata):,} keys differ"))
