@@ -21,6 +21,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.convert import side_files
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
+from qtool.gguf_types import BlockType
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class GgufWeights:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     _places: Mapping[str, tuple[HfTensor, int]]  # and which of the stacked parts
+
+    def types(self) -> Mapping[str, BlockType]:
+        """How the file stores each tensor."""
+        return {name: tensor.source.type for name, (tensor, _) in self._places.items()}
 
     def file_of(self, name: str) -> Path:
         """The GGUF file."""

@@ -6,10 +6,10 @@ llama.cpp   as llama-perplexity does: the text begins with BOS where llama.cpp a
             windows, BOS is put in the place of each window's first token, and only the second half
             of each counts
 
-In either, weights are what their blocks stand for, and activations are float32. llama.cpp on a CPU
-also rounds the other operand of a product with quantized weights to 8 bits, so that it finds
-quantized files a little worse: smollm2-768 as q4_k_m has a KL divergence of 0.248 here and of 0.270
-there, while the perplexities of an F16 file agree to 1e-4. Source: llama.cpp 0c1e57098,
+Weights are what their blocks stand for. What else an engine rounds (see rounded_inputs.py) is
+rounded here where the artifact says so or, in the protocol llama.cpp, where that program does so on
+a CPU: smollm2-768 as q4_k_m has a KL divergence of 0.248 with inputs as they are, and of 0.270
+both here and there with inputs rounded to 8 bits. Source: llama.cpp 0c1e57098,
 tools/perplexity/perplexity.cpp.
 """
 
@@ -35,6 +35,7 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.forward import Forward, forward
+from qtool.quality.rounded_inputs import activations
 from qtool.quality.weights import open_weights
 from qtool.stream import Skeleton
 from qtool.weights import Weights
@@ -105,12 +106,14 @@ def evaluate(
         reference = None
         if against is not None:
             with progress.stage("reference"):
-                reference = forward(weights, tokens, threads, progress, keep=cache)
+                exact = activations(weights, protocol.name)
+                reference = forward(weights, exact, tokens, threads, progress, keep=cache)
         found = []
         for path in artifacts:
             with open_weights(path) as its:
                 with progress.stage("forward"):
-                    run = forward(its, tokens, threads, progress, keep=False)
+                    rounded = activations(its, protocol.name)
+                    run = forward(its, rounded, tokens, threads, progress, keep=False)
                 torch.set_num_threads(threads)
                 with progress.stage("compare"):
                     row = _row(tokens, protocol, run, reference)
@@ -131,6 +134,7 @@ def _row(
             "text": protocol.text.name,
             "windows": windows,
             "length": length,
+            **run.rounded.json(),
         },
     }
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.progress import Progress
-from qtool.stream import Skeleton, Workers
+from qtool.quality.rounded_inputs import Activations
+from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.weights import Weights
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
@@ -38,27 +39,35 @@ class Forward:
 
     skeleton: Skeleton
     hidden: torch.Tensor  # [windows, length, width] float32
+    rounded: Activations
 
     @contextmanager
     def logits(self) -> Iterator[Logits]:
         """Within, a function: hidden [n, positions, width] -> logits [n, positions, vocabulary]."""
-        with self.skeleton.open_head() as head:
+        with self.skeleton.open_head() as head, self.rounded.outside(self.skeleton):
             yield head
 
 
 def forward(
-    weights: Weights, tokens: NDArray[np.int64], threads: int, progress: Progress, *, keep: bool
+    weights: Weights,
+    rounded: Activations,
+    tokens: NDArray[np.int64],
+    threads: int,
+    progress: Progress,
+    *,
+    keep: bool,
 ) -> Forward:
     """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     skeleton = Skeleton.open(weights)
     place = _cached(weights, tokens) if keep else None
     if place is not None and (found := _read(place, tokens)) is not None:
         skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
-        return Forward(skeleton, found)
+        return Forward(skeleton, found, rounded)
     with Workers(threads) as workers:
-        stream = skeleton.embed(tokens)
+        with rounded.outside(skeleton):
+            stream = skeleton.embed(tokens)
         for index in progress.blocks(skeleton.count):
-            skeleton.advance(skeleton.block(index), stream, workers)
+            _advance(skeleton.block(index), stream, rounded, workers)
             if not all(bool(torch.isfinite(part).all()) for part in stream.hidden):
                 raise SourceError(
                     f"{weights.path}: the output of block {index} is not finite on this text; the "
@@ -67,7 +76,18 @@ def forward(
     hidden = torch.cat(stream.hidden)
     if place is not None:
         _write(place, hidden)
-    return Forward(skeleton, hidden)
+    return Forward(skeleton, hidden, rounded)
+
+
+def _advance(block: LoadedBlock, stream: Stream, rounded: Activations, workers: Workers) -> None:
+    """Replace the stream's hidden states by the block's outputs."""
+
+    def step(number: int) -> None:
+        with rounded.inside(block):
+            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+        stream.hidden[number] = output
+
+    workers.map(step, range(len(stream.hidden)))
 
 
 def cache_folder() -> Path:

@@ -1,18 +1,21 @@
-"""`qtool eval --protocol llama.cpp` against the perplexity that llama-perplexity prints.
+"""`qtool eval --protocol llama.cpp` against llama-perplexity: perplexity and KL divergence.
 
 QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools, QTOOL_ORACLE_LLAMA_SOURCE its sources,
-whose models/ has the vocabularies of real models. Files are F16, since llama.cpp rounds what is
-multiplied with quantized weights.
+whose models/ has the vocabularies of real models.
 """
 
+import ctypes
 import json
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf_from_hf
+import numpy as np
 import pytest
+import torch
 from oracle import llama_quantize
 
 from qtool.calibration import default_text
@@ -21,6 +24,7 @@ from qtool.gguf.importance import bos_of
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.native.library import default_threads
 from qtool.progress import Progress
+from qtool.quality import activations
 from qtool.quality.evaluate import Protocol, evaluate
 
 pytestmark = [
@@ -35,10 +39,12 @@ LIMIT = 1e-3  # 2e-4 at most was seen
 VOCABULARIES = {"llama-bpe": True, "llama-spm": True, "qwen2": False}
 
 
-def theirs(file: Path, text: Path, windows: int, length: int) -> float:
+def said_by_theirs(
+    file: Path, text: Path, windows: int, length: int, *more: object, pattern: str
+) -> float:
     folder = llama_quantize.tools()
     assert folder is not None
-    command = [folder / "llama-perplexity", "-m", file, "-f", text, "-c", length]
+    command = [folder / "llama-perplexity", "-m", file, "-f", text, "-c", length, *more]
     result = subprocess.run(
         [*map(str, command), "--chunks", str(windows), "-t", str(default_threads())],
         env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
@@ -46,9 +52,14 @@ def theirs(file: Path, text: Path, windows: int, length: int) -> float:
         text=True,
     )
     said = result.stdout + result.stderr
-    found = re.search(r"Final estimate: PPL = ([\d.]+)", said)
+    found = re.search(pattern, said)
     assert found is not None, said[-2000:]
     return float(found[1])
+
+
+def theirs(file: Path, text: Path, windows: int, length: int, *more: object) -> float:
+    pattern = r"Final estimate: PPL = ([\d.]+)"
+    return said_by_theirs(file, text, windows, length, *more, pattern=pattern)
 
 
 def ours(model: Path, text: Path, windows: int, length: int, name: str = "llama.cpp") -> float:
@@ -117,3 +128,70 @@ def test_smollm2(models: Path, text: Path, tmp_path: Path) -> None:
     wanted = theirs(tmp_path / "model.gguf", text, 4, 512)
     print(f"PPL smollm2-768: {found:.4f} here, {wanted:.4f} there")
     assert abs(found / wanted - 1) < LIMIT
+
+
+@pytest.fixture(scope="module")
+def base(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A text, and what llama-perplexity keeps of smollm2-768 in F16 on four windows of it."""
+    folder = tmp_path_factory.mktemp("base")
+    (folder / "text.txt").write_text(default_text()[:30_000], encoding="utf-8")
+    gguf_from_hf.write(models / "smollm2-768", folder / "f16.gguf", "f16")
+    kept = folder / "base.kld"
+    theirs(folder / "f16.gguf", folder / "text.txt", 4, 512, "--kl-divergence-base", kept)
+    return folder / "text.txt", kept
+
+
+@pytest.mark.parametrize(
+    ("recipe", "limit"), [("q4_k_m", 0.03), ("q4_0", 0.03), ("q5_1", 0.03), ("q8_0", 0.06)]
+)
+def test_divergence(
+    recipe: str, limit: float, base: tuple[Path, Path], models: Path, tmp_path: Path
+) -> None:
+    """Their sums are in another order, which leads to other codes of inputs here and there.
+
+    Of q8_0, whose divergence of 0.005 comes from those codes, that alone moves it by 4 %.
+    """
+    text, kept = base
+    file = tmp_path / "model.gguf"
+    gguf_from_hf.write(models / "smollm2-768", file, recipe)
+    wanted = said_by_theirs(
+        file, text, 4, 512, "--kl-divergence-base", kept, "--kl-divergence",
+        pattern=r"Mean    KLD: +([\d.]+)",
+    )  # fmt: skip
+    protocol = Protocol("llama.cpp", text, 4, 512)
+    reference, quiet = models / "smollm2-768", Progress(quiet=True)
+    (found,) = evaluate([file], reference, protocol, default_threads(), quiet, cache=True)
+    mean = found.found["kld"]["mean"]
+    print(f"KLD {recipe}: {mean:.6f} here, {wanted:.6f} there ({mean / wanted - 1:+.2%})")
+    assert abs(mean / wanted - 1) < limit
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "function"),
+    [("q8_K", 256, activations.q8_of_256), ("q8_0", 32, activations.q8_of_32)],
+)
+def test_inputs_are_rounded_as_theirs(
+    name: str, size: int, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Bit for bit what ggml-cpu makes of rows, read from its blocks."""
+    folder = llama_quantize.tools()
+    assert folder is not None
+    ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(folder / "libggml-cpu.so"))
+    library.ggml_cpu_init()  # fills the table that float16 is read by
+    rng = np.random.default_rng(4)
+    x = (rng.standard_normal((64, 1024)) * np.exp2(rng.integers(-9, 9, (64, 1)))).astype(np.float32)
+    x[3, 256:600] = 0
+    nbytes = {"q8_K": 4 + 256 + 32, "q8_0": 2 + 32}[name]
+    blocks = np.zeros((x.size // size, nbytes), np.uint8)
+    getattr(library, f"quantize_row_{name}")(
+        ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(blocks.ctypes.data), ctypes.c_int64(x.size)
+    )
+    start = 4 if name == "q8_K" else 2
+    stored = np.float32 if name == "q8_K" else np.float16
+    step = np.ascontiguousarray(blocks[:, :start]).view(stored).astype(np.float32)
+    codes = np.ascontiguousarray(blocks[:, start : start + size]).view(np.int8)
+    expected = (codes.astype(np.float32) * step).reshape(x.shape)
+    found = function(torch.from_numpy(x)).numpy()
+    assert np.count_nonzero(expected) > x.size / 2
+    np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,157 @@
+"""Which inputs an engine rounds, and a forward pass in which they are.
+
+A matrix is known at the call itself, by the address of its weights, as in qtool/sites.py: models
+call F.linear on slices of 3-D parameters, which have no module. The engine's rule is by matrix:
+
+    GGUF, as llama.cpp on a CPU    by the block type of the weights; keys and values are float16
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from qtool.gguf.weights import GgufWeights
+from qtool.gguf_types import BlockType
+from qtool.quality.activations import BF16, F16, Q8_OF_32, Q8_OF_256, Rounding
+from qtool.stream import LoadedBlock, Skeleton
+from qtool.weights import Weights
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Roundings of inputs by the name of the matrix, and of what attention keeps."""
+
+    of_matrix: Mapping[str, Rounding] = field(default_factory=dict)
+    kept: Rounding | None = None  # keys and values
+
+    def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
+        """Within, the block's linears read rounded inputs; in the thread that enters it."""
+        if not self:
+            return nullcontext()
+        by_address: dict[int, Rounding] = {}
+        for name, view in block.weights.items():
+            rounding = self.of_matrix.get(name)
+            if rounding is not None:
+                for matrix in view if view.ndim == 3 else (view,):
+                    by_address[matrix.data_ptr()] = rounding
+        return RoundedInputs(lambda weight: by_address.get(weight.data_ptr()), self.kept)
+
+    def outside(self, skeleton: Skeleton) -> AbstractContextManager[Any]:
+        """Within, the linears before and after the blocks do, the head above all."""
+        if not self:
+            return nullcontext()
+        found: list[tuple[nn.Module, Rounding]] = []
+        tied = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+        for path, module in skeleton.model.named_modules():
+            if f"{path}.".startswith(skeleton.prefix) or "weight" not in module._parameters:
+                continue
+            name = f"{path}.weight"
+            of_parameter = skeleton.names.of_parameter
+            for piece in of_parameter.get(name) or of_parameter.get(tied.get(name, ""), ()):
+                if piece.checkpoint_name in self.of_matrix:
+                    found.append((module, self.of_matrix[piece.checkpoint_name]))
+
+        def find(weight: torch.Tensor) -> Rounding | None:
+            # Their weights are read when they are first called.
+            return next((r for module, r in found if module._parameters["weight"] is weight), None)
+
+        return RoundedInputs(find, None)
+
+    def __bool__(self) -> bool:
+        return bool(self.of_matrix) or self.kept is not None
+
+    def json(self) -> dict[str, str]:
+        """For the protocol of an evaluation."""
+        names = sorted({rounding.name for rounding in self.of_matrix.values()})
+        return {
+            "activations": "+".join(names) or "float32",
+            "kv_cache": self.kept.name if self.kept is not None else "float32",
+        }
+
+
+def activations(weights: Weights, protocol: str) -> Activations:
+    """What an engine rounds that runs these weights."""
+    if protocol == "llama.cpp" and isinstance(weights, GgufWeights):
+        found = {name: of_block_type(type_) for name, type_ in weights.types().items()}
+        return Activations({name: r for name, r in found.items() if r is not None}, F16)
+    return Activations()
+
+
+def of_block_type(type_: BlockType) -> Rounding | None:
+    """llama.cpp's on a CPU; None where it multiplies float32."""
+    if type_.name in ("F32", "F16", "BF16"):
+        return {"F32": None, "F16": F16, "BF16": BF16}[type_.name]
+    return Q8_OF_256 if type_.weights == 256 else Q8_OF_32
+
+
+_MATMULS = {
+    torch.matmul,
+    torch.mm,
+    torch.Tensor.matmul,
+    torch.Tensor.mm,
+    torch.Tensor.__matmul__,
+}
+_ADDMMS = {torch.addmm, torch.Tensor.addmm}
+
+
+class RoundedInputs(TorchFunctionMode):
+    """Within, what is multiplied with a known matrix is rounded first.
+
+    A mode belongs to the thread that enters it.
+    """
+
+    def __init__(
+        self, find: Callable[[torch.Tensor], Rounding | None], kept: Rounding | None
+    ) -> None:
+        """find: the rounding of the input of a matrix."""
+        super().__init__()
+        self._find = find
+        self._kept = kept
+        self._last: tuple[torch.Tensor, int, Rounding, torch.Tensor] | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            args, kwargs = self._linear(*args, **kwargs), {}
+        elif func in _MATMULS and len(args) == 2:
+            args = self._rounded(args[0], args[1]), args[1]
+        elif func in _ADDMMS and len(args) == 3:
+            args = args[0], self._rounded(args[1], args[2]), args[2]
+        elif func is F.scaled_dot_product_attention and self._kept is not None:
+            args, kwargs = self._attention(self._kept, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return self._rounded(input, weight), weight, bias
+
+    def _attention(
+        self, kept: Rounding, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        *more: Any, **options: Any,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        return (query, kept.apply(key), kept.apply(value), *more), options
+
+    def _rounded(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rounding = self._find(weight)
+        if rounding is None:
+            return x
+        last = self._last
+        # q, k and v read one tensor.
+        if last is not None and last[0] is x and last[1] == x._version and last[2] is rounding:
+            return last[3]
+        rounded = rounding.apply(x)
+        self._last = x, x._version, rounding, rounded
+        return rounded
