@@ -1,18 +1,32 @@
 """`qtool verify`: open, check the files, then the headers, then every number once, and judge."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from qtool.artifact import Artifact, Entry
 from qtool.errors import QtoolError, SourceError
 from qtool.gguf.open import is_gguf
+from qtool.gguf.workers import in_order
+from qtool.native.library import default_threads
 from qtool.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification import attention, config, dense, fused, heads, numbers, tensors, tokens
+from qtool.verification import (
+    attention,
+    config,
+    dense,
+    error,
+    fused,
+    heads,
+    numbers,
+    tensors,
+    tokens,
+)
 from qtool.verification.files import check_files
-from qtool.verification.finding import Finding, LayerError, Verdict
+from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
+from qtool.verification.scaling import Compared, Floats, compare
 from qtool.verification.subject import Subject, subject_of
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -51,11 +65,13 @@ def verify_artifact(
     engine: str | None = None,
     tp: int = 1,
     progress: Progress | None = None,
+    threads: int | None = None,
 ) -> Verdict:
     """Everything that is wrong with an artifact, and with `against` how far each layer is off.
 
     Raises SourceError where there is nothing to look at; all else is in the verdict.
     """
+    threads = threads or default_threads()
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     if is_gguf(path):
@@ -69,8 +85,8 @@ def verify_artifact(
         checks.append("readable")
         try:
             artifact = Artifact.open(path)
-        except QtoolError as error:
-            findings.append(Finding("error", "readable", "", str(error)))
+        except QtoolError as problem:
+            findings.append(Finding("error", "readable", "", str(problem)))
     if artifact is None:
         findings.append(Finding("note", checks[-1], "", "nothing else was checked"))
         return Verdict(str(path), "unknown", engine, tp, tuple(findings), (), tuple(checks), 0.0)
@@ -87,13 +103,23 @@ def verify_artifact(
             if name != "against" or source is not None:
                 checks.append(name)
                 findings += check(subject)
-        matrices, layers, failed = _measure_all(subject, progress)
+        norms = error.changed_norms(subject)
+        matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += failed
         checks.append("dense-values")
         findings += dense.check_dense(subject)
         for name, numeric in NUMERIC:
             checks.append(name)
             findings += numeric(artifact, matrices)
+        if source is not None:
+            checks += [error.CHECK, "folds"]
+            others, changed = error.dense_compared(subject, norms)
+            findings += changed
+            everything = error.settled(subject, [*compared, *others])
+            compared = [c for c in everything if c.groups]
+            findings += error.check_errors(subject, compared)
+            findings += error.check_folds(subject, everything, norms)
+        layers = error.layer_errors(subject, compared)
     if engine is not None:
         from qtool.verification.engine_rules import engine_findings
 
@@ -112,23 +138,42 @@ def verify_artifact(
 
 
 def _measure_all(
-    subject: Subject, progress: Progress | None
-) -> tuple[list[Measured], list[LayerError], list[Finding]]:
-    """Read every quantized matrix once."""
+    subject: Subject,
+    norms: Mapping[str, Mapping[str, Floats]],
+    threads: int,
+    progress: Progress | None,
+) -> tuple[list[Measured], list[Compared], list[Finding]]:
+    """Read every quantized matrix once, one a thread in memory."""
     quantized = [e for e in subject.entries.values() if isinstance(e.scheme, Scheme)]
-    matrices: list[Measured] = []
-    failed: list[Finding] = []
-    steps = range(len(quantized)) if progress is None else progress.blocks(len(quantized), "matrix")
-    for number in steps:
+    measured: dict[int, Measured] = {}
+    compared: dict[int, Compared] = {}
+    failed: dict[int, Finding] = {}
+
+    def work(number: int) -> None:
         entry = quantized[number]
         try:
             quant = subject.artifact.read(entry.name)
-        except QtoolError as error:
-            failed.append(Finding("error", "shapes", entry.name, str(error)))
-            continue
+        except QtoolError as problem:
+            failed[number] = Finding("error", "shapes", entry.name, str(problem))
+            return
         assert isinstance(quant, GroupQuant)
-        matrices.append(measure(subject.artifact, entry, quant))
-    return matrices, [], failed
+        measured[number] = measure(subject.artifact, entry, quant)
+        source = subject.source
+        if source is None or entry.name not in source.tensors:
+            return
+        if tuple(source.tensors[entry.name].shape) == entry.shape:
+            near = norms.get(error.block_of(subject, entry.name), {})
+            compared[number] = compare(entry.name, quant, source.float32(entry.name), near)
+
+    def steps(count: int) -> Iterable[int]:
+        return range(count) if progress is None else progress.blocks(count, "step")
+
+    in_order(len(quantized), threads, lambda: work, steps)
+    return _sorted(measured), _sorted(compared), _sorted(failed)
+
+
+def _sorted(found: Mapping[int, Any]) -> list[Any]:
+    return [found[number] for number in sorted(found)]
 
 
 def _unquantized(entries: Collection[Entry]) -> float:

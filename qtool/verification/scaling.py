@@ -1,0 +1,204 @@
+"""One matrix against its source, with scales that were folded into its columns or rows taken out.
+
+AWQ and SmoothQuant store Q near diag(r) W diag(c): c is taken out of the norm or the projection
+before (r of that one). A norm tells c exactly, as the ratio of its old weight to its new one;
+otherwise the least squares of Q over W tell c and r, up to a factor that they share:
+
+    c[k] = sum_o Q W / sum_o W W        r[o] = sum_k Q W / sum_k W W        in turns
+
+That a scale which was found is also taken out somewhere is judged in `error`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.scheme import GroupQuant
+
+Floats = NDArray[np.float32]
+
+# Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
+UNEXPLAINED = 4.0
+WRONG = 6.0
+LOST = 0.95  # relative: as far off as a matrix of zeros
+_PLAIN = 1.2  # times the expected error: no need to look for scales below
+_WORTH = 0.9  # of the error: scales that leave more of it are chance
+_ROUNDS = 3
+_NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
+_FLAT = 0.02  # of the logarithm: scales this much apart are none
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A matrix beside its source."""
+
+    name: str
+    error: float  # relative, with the scales taken out
+    plain_error: float  # relative, as it is
+    expected: float | None
+    plain_expected: float | None
+    columns: Floats | None  # the scales that were found, [in]
+    rows: Floats | None  # likewise, [out]
+    norm: str | None  # whose ratio `columns` is
+    off: int  # groups whose zero is off by whole steps
+    step: int  # by how many most of them are
+    groups: int
+
+    @property
+    def explained(self) -> bool:
+        """Whether the error is what the scheme makes."""
+        return self.expected is None or self.error <= UNEXPLAINED * self.expected
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is so far off that it cannot be the matrix that was quantized."""
+        over = self.expected is not None and self.error > WRONG * self.expected
+        return not self.explained and (over or self.error > LOST)
+
+    @property
+    def plainly_explained(self) -> bool:
+        """The same without taking any scales out."""
+        expected = self.plain_expected
+        return expected is not None and self.plain_error <= UNEXPLAINED * expected
+
+    def as_it_is(self) -> "Compared":
+        """Without the scales that were found."""
+        return replace(
+            self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None
+        )
+
+
+def expected_error(quant: GroupQuant) -> float:
+    """The norm of W - Q that rounding to the nearest makes: sqrt(sum scale^2 / 12).
+
+    Groups with a single code count nothing: nothing was rounded there.
+    """
+    index = quant.group_index()
+    scale = quant.scale.astype(np.float64)
+    counts = np.bincount(index, minlength=scale.shape[1])
+    squares = scale * scale * counts
+    return float(np.sqrt(squares[~_single(quant)].sum() / 12))
+
+
+def _single(quant: GroupQuant) -> NDArray[np.bool_]:
+    """[out, groups]: groups in which every code is the same."""
+    index = quant.group_index()
+    groups = quant.scale.shape[1]
+    order = np.argsort(index, kind="stable")
+    counts = np.bincount(index, minlength=groups)
+    starts = np.minimum(np.cumsum(counts) - counts, index.size - 1)
+    codes = quant.codes if quant.g_idx is None else quant.codes[:, order]
+    low = np.minimum.reduceat(codes, starts, axis=1)
+    return np.asarray(low == np.maximum.reduceat(codes, starts, axis=1))
+
+
+def compare(
+    name: str,
+    quant: GroupQuant,
+    weight: Floats,
+    norms: Mapping[str, Floats],
+) -> Compared:
+    """weight: the source, [out, in]. norms: of norms in reach that changed, the ratio [in]."""
+    stored = quant.dequantize()
+    lost = expected_error(quant)
+    size = norm(weight)
+    plain = norm(weight - stored)
+    found = Fit(None, None, None, weight)
+    if plain > _PLAIN * lost or norms:
+        found = fit(stored, weight, norms)
+        if norm(found.target - stored) > _WORTH * plain:
+            found = Fit(None, None, None, weight)  # the scales explain nothing
+    target = found.target
+    whole = norm(target)
+    left = target - stored
+    off, step = _zeros_off(quant, left)
+    return Compared(
+        name,
+        norm(left) / whole if whole else norm(stored),
+        plain / size if size else norm(stored),
+        lost / whole if whole else None,
+        lost / size if size else None,
+        found.columns,
+        found.rows,
+        found.norm,
+        off,
+        step,
+        quant.scale.size,
+    )
+
+
+def norm(values: Floats) -> float:
+    """Frobenius, summed in float64."""
+    return float(np.sqrt(np.square(values).sum(dtype=np.float64)))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The scales between a matrix and its source."""
+
+    columns: Floats | None
+    rows: Floats | None
+    norm: str | None
+    target: Floats  # what Q is near to
+
+
+def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
+    """Scales of columns and rows that bring weight [out, in] nearest to stored [out, in]."""
+    columns = np.ones(weight.shape[1], np.float32)
+    rows = np.ones(weight.shape[0], np.float32)
+    for _ in range(_ROUNDS):
+        columns = _least_squares(stored, rows[:, None] * weight, 0)
+        rows = _least_squares(stored, weight * columns, 1)
+    named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
+    best = min(named, key=lambda n: named[n], default=None)
+    if best is not None and named[best] < _NEAR:
+        columns = norms[best]
+        rows = _least_squares(stored, weight * columns, 1)
+    else:
+        best = None
+    if spread(rows, np.ones_like(rows)) < _FLAT:
+        middle = np.float32(np.median(rows))
+        rows = np.ones_like(rows)
+        columns = columns if best is not None else columns * middle
+    target = rows[:, None] * weight * columns
+    flat_rows = bool((rows == 1).all())
+    flat = best is None and spread(columns, np.ones_like(columns)) < _FLAT
+    return Fit(None if flat else columns, None if flat_rows else rows, best, target)
+
+
+def _least_squares(stored: Floats, weight: Floats, axis: int) -> Floats:
+    """The scale of each column (axis 0) or row (axis 1); 1 where the source is 0."""
+    over = np.square(weight).sum(axis=axis, dtype=np.float64)
+    found = (stored * weight).sum(axis=axis, dtype=np.float64) / np.where(over > 0, over, 1)
+    good = (over > 0) & (found > 0)
+    return np.where(good, found, 1).astype(np.float32)
+
+
+def spread(one: Floats, other: Floats) -> float:
+    """The median distance of the logarithms of two sets of scales, a common factor apart."""
+    good = (one > 0) & (other > 0)
+    if not good.any():
+        return float("inf")
+    ratio = np.log(one[good].astype(np.float64) / other[good])
+    return float(np.median(np.abs(ratio - np.median(ratio))))
+
+
+def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
+    """How many groups have a zero that is off by whole steps, and by how many most of them.
+
+    W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same.
+    """
+    from qtool.verification.matrix import group_means
+
+    scale = quant.scale.astype(np.float64)
+    means = group_means(quant, left)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(scale != 0, means / scale, 0.0)
+    steps = np.where(np.isfinite(steps), steps, 0.0)
+    off = np.abs(steps) > 0.6
+    if not off.any():
+        return 0, 0
+    whole, counts = np.unique(np.rint(steps[off]), return_counts=True)
+    return int(off.sum()), int(whole[counts.argmax()])
