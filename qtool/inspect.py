@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact, Entry
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.printable import printable
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 else:
     from qtool.lazy_numpy import np
 
@@ -156,26 +158,55 @@ def tensor_detail(artifact: Artifact, name: str) -> dict[str, Any]:
     if entry.scheme is not None and not isinstance(entry.scheme, Scheme):
         return detail
     value = artifact.read(name)
-    if isinstance(value, GroupQuant):
-        detail["scheme"] = str(value.scheme)
-        detail["groups"] = value.scale.shape[1]
-        detail["act_order"] = value.g_idx is not None
-        detail["scale_range"] = [float(value.scale.min()), float(value.scale.max())]
-        detail["zero_range"] = [int(value.zero.min()), int(value.zero.max())]
-        counts = np.bincount(value.codes.reshape(-1), minlength=1 << value.scheme.bits)
-        detail["code_counts"] = [int(n) for n in counts]
-    elif value.size:
-        finite = value[np.isfinite(value)]
-        detail["not_finite"] = int(value.size - finite.size)
-        if finite.size:
-            detail["range"] = [float(finite.min()), float(finite.max())]
-            detail["mean"] = float(finite.mean(dtype=np.float64))
-            detail["std"] = float(finite.std(dtype=np.float64))
-    return detail
+    return detail | (of_quant(value) if isinstance(value, GroupQuant) else of_floats(value))
+
+
+def of_quant(value: GroupQuant) -> dict[str, Any]:
+    """What is said of a quantized matrix: its codes and scales."""
+    scales = of_scales(value.scale)
+    found: dict[str, Any] = {
+        "scheme": str(value.scheme),
+        "groups": value.scheme.groups(value.shape[1]) if value.shape[1] else 0,
+        "act_order": value.g_idx is not None,
+        "scale_range": scales.get("range"),
+        "scales": scales,
+    }
+    if value.outer is not None:
+        found["outer_scale"] = finite_or_none(float(value.outer))
+    counts = np.bincount(value.codes.reshape(-1), minlength=1 << value.scheme.bits)
+    if not value.scheme.is_float:
+        if value.zero.size:
+            found["zero_range"] = [int(value.zero.min()), int(value.zero.max())]
+        found["code_values"] = list(range(1 << value.scheme.bits))
+        found["code_counts"] = [int(n) for n in counts]
+        return found
+    from qtool.formats.float_codes import TABLES
+
+    spelled = TABLES[value.scheme.book][: len(counts)]
+    order = np.argsort(spelled, kind="stable")
+    order = order[np.isfinite(spelled[order])]
+    found["not_finite"] = int(counts[~np.isfinite(spelled)].sum())
+    found["code_values"] = [float(number) for number in spelled[order]]
+    found["code_counts"] = [int(n) for n in counts[order]]
+    return found
+
+
+def of_floats(value: NDArray[np.float32]) -> dict[str, Any]:
+    """What is said of a dense tensor."""
+    if not value.size:
+        return {}
+    finite = value[np.isfinite(value)]
+    found: dict[str, Any] = {"not_finite": int(value.size - finite.size)}
+    if finite.size:
+        found["range"] = [float(finite.min()), float(finite.max())]
+        found["mean"] = float(finite.mean(dtype=np.float64))
+        found["std"] = float(finite.std(dtype=np.float64))
+        found["histogram"] = of_values([finite], *found["range"])
+    return found
 
 
 def detail_lines(detail: Mapping[str, Any]) -> list[str]:
-    """The same for a person; the histogram as one bar a code."""
+    """The same for a person, without the histograms."""
     lines = [printable(str(detail["name"]))]
     lines.append(f"  shape            {'x'.join(map(str, detail['shape'])) or '1'}")
     lines.append(f"  scheme           {detail['scheme'] or 'dense'}")
@@ -184,30 +215,21 @@ def detail_lines(detail: Mapping[str, Any]) -> list[str]:
         shape = "x".join(map(str, stored["shape"])) or "1"
         lines.append(f"    {printable(stored['name'])}  {stored['dtype']} {shape}")
     lines.append(f"  bits per weight  {detail['bits_per_weight']:.3f}")
-    if "scale_range" in detail:
-        low, high = detail["scale_range"]
-        lines.append(f"  scales           {low:.6g} to {high:.6g}, {detail['groups']} groups a row")
-        lines.append(f"  zeros            {detail['zero_range'][0]} to {detail['zero_range'][1]}")
+    if "scales" in detail:
+        lines += scale_lines(detail["scales"])
+        lines.append(f"  groups           {detail['groups']} in a row")
+        if detail.get("outer_scale") is not None:
+            lines.append(f"  outer scale      {detail['outer_scale']:.6g}")
+        if "zero_range" in detail:
+            low, high = detail["zero_range"]
+            lines.append(f"  zeros            {low} to {high}")
         if detail["act_order"]:
             lines.append("  columns          out of group order (g_idx)")
-        lines += _histogram(detail["code_counts"])
     if "range" in detail:
         lines.append(f"  values           {detail['range'][0]:.6g} to {detail['range'][1]:.6g}")
         lines.append(f"  mean, deviation  {detail['mean']:.6g}, {detail['std']:.6g}")
     if detail.get("not_finite"):
-        lines.append(f"  not finite       {detail['not_finite']}")
-    return lines
-
-
-def _histogram(counts: list[int]) -> list[str]:
-    """At most 32 bars; 8-bit codes share one by eights."""
-    width = max(1, len(counts) // 32)
-    sums = [sum(counts[i : i + width]) for i in range(0, len(counts), width)]
-    total, most = max(1, sum(sums)), max(1, *sums)
-    lines = ["  codes"]
-    for number, value in enumerate(sums):
-        code = str(number) if width == 1 else f"{number * width}-{number * width + width - 1}"
-        lines.append(f"  {code:>9} {100 * value / total:6.2f} %  {'#' * round(40 * value / most)}")
+        lines.append(f"  not finite       {detail['not_finite']:,}")
     return lines
 
 

@@ -151,10 +151,18 @@ def _list_models(models: list[Path], as_json: bool) -> None:
 
 def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
     if as_json:
-        typer.echo(json.dumps(detail))
-    else:
-        for line in lines(detail):
-            typer.echo(line)
+        typer.echo(json.dumps(detail, allow_nan=False))
+        return
+    from qtool.histogram import bars
+
+    for line in lines(detail):
+        typer.echo(line)
+    terminal = sys.stdout.isatty()
+    for one in bars(detail):
+        title, *rows = one.lines(blocks=terminal)
+        typer.echo(typer.style(title, bold=True) if terminal else title)
+        for row in rows:
+            typer.echo(row)
 
 
 def show(summary: list[tuple[str, str]], tables: list["Table"]) -> None:

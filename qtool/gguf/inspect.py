@@ -248,7 +248,7 @@ def tensor_row(info: TensorInfo) -> dict[str, Any]:
 
 def tensor_detail(file: GgufFile, name: str) -> dict[str, Any]:
     """One tensor, read: its row, its place, and what its weights are like."""
-    from qtool.gguf.statistics import statistics
+    from qtool.gguf.statistics import histograms, statistics
 
     info = file.tensors.get(name)
     if info is None:
@@ -257,4 +257,5 @@ def tensor_detail(file: GgufFile, name: str) -> dict[str, Any]:
         hint = f"; there is {', '.join(like)}" if like else "; `qtool inspect --all` lists them"
         raise SourceError(f"{file.path}: has no tensor {name!r}{hint}")
     place = {"file": info.file.name, "offset": info.start}
-    return tensor_row(info) | place | statistics(file, info)
+    found = statistics(file, info)
+    return tensor_row(info) | place | found | histograms(file, info, found)

@@ -11,6 +11,7 @@ from typing import Any
 from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.inspect import GgufInspection, plain
+from qtool.histogram import scale_lines
 from qtool.printable import printable
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -200,4 +201,6 @@ def detail_lines(detail: Mapping[str, Any]) -> list[str]:
         ]
     if detail["not_finite"]:
         lines.append(f"  not finite       {detail['not_finite']:,}")
+    if "scales" in detail:
+        lines += scale_lines(detail["scales"])
     return lines

@@ -1,4 +1,4 @@
-"""What the weights of one stored tensor are like, in bounded memory.
+"""What the weights, codes and scales of one stored tensor are like, in bounded memory.
 
 Any run of whole blocks is decoded alone, so a tensor of one enormous row takes no more memory than
 any other. Mean and variance of the pieces are joined by Chan's update, in double precision.
@@ -27,12 +27,17 @@ _NUMPY = {"F32": "<f4", "F16": "<f2", "I8": "<i1", "I16": "<i2", "I32": "<i4", "
 
 def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
     """The weights in the order of storage, some at a time: [n] of float or int."""
+    return (numbers(raw, info.type) for raw in _raw(file, info))
+
+
+def _raw(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of whole blocks, some at a time."""
     block = info.type
     count = max(1, _PIECE // block.weights) * block.nbytes
     for first in range(0, info.nbytes, count):
         raw = np.empty(min(count, info.nbytes - first), np.uint8)
         file.read_into(info.name, first, raw.data)
-        yield numbers(raw, block)
+        yield raw
 
 
 def numbers(raw: NDArray[np.uint8], block: BlockType) -> NDArray[Any]:
@@ -74,3 +79,39 @@ def statistics(file: GgufFile, info: TensorInfo) -> dict[str, Any]:
         found["rms"] = math.sqrt(variance + mean * mean)
         found["zeros"] = zeros / count
     return found
+
+
+def histograms(file: GgufFile, info: TensorInfo, found: dict[str, Any]) -> dict[str, Any]:
+    """How often each code occurs, and the scales of the blocks; of a type without codes of single
+    weights a histogram of the weights. found: what `statistics` said."""
+    from qtool.formats.gguf_codes import CODES, block_scales, code_counts
+    from qtool.histogram import of_scales, of_values
+
+    name = info.type.name
+    if name not in CODES:
+        if "range" not in found:
+            return {}
+        return {"histogram": of_values(pieces(file, info), *found["range"])}
+    kind = CODES[name]
+    codes = np.zeros(kind.levels, np.int64)
+    halves = np.zeros(1 << 16, np.int64)  # how often each float16 is a scale
+    for raw in _raw(file, info):
+        blocks = raw.reshape(-1, info.type.nbytes)
+        codes += code_counts(blocks, name)
+        scales = block_scales(blocks, name)
+        if scales is not None:
+            halves += np.bincount(scales.astype(np.float16).view(np.uint16), minlength=1 << 16)
+    values = kind.first + np.arange(kind.levels)
+    if kind.order is not None:
+        from qtool.formats.float_codes import TABLES
+
+        values = TABLES["e2m1"][list(kind.order)]
+    more: dict[str, Any] = {
+        "code_values": [number.item() for number in values],
+        "code_counts": [int(count) for count in codes],
+    }
+    if kind.scale is not None:
+        there = np.flatnonzero(halves)
+        values = there.astype(np.uint16).view(np.float16)
+        more["scales"] = of_scales(values, halves[there])
+    return more
