@@ -1,6 +1,7 @@
 """What verifying finds: findings, the error of each layer, and the verdict that holds both."""
 
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -24,6 +25,14 @@ class LayerError:
     scheme: str
     relative_error: float  # |W - Q| / |W|, Frobenius norms
     expected: float | None  # what the scheme alone explains; None where nothing tells
+
+    def json(self) -> dict[str, Any]:
+        """For machines; JSON knows no NaN and no infinity."""
+        found = asdict(self)
+        for key in ("relative_error", "expected"):
+            if found[key] is not None and not isfinite(found[key]):
+                found[key] = None
+        return found
 
 
 @dataclass(frozen=True)
@@ -55,5 +64,5 @@ class Verdict:
             "unquantized_share": self.unquantized_share,
             "checks": list(self.checks),
             "findings": [asdict(finding) for finding in self.findings],
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [layer.json() for layer in self.layers],
         }

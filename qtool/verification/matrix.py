@@ -12,7 +12,7 @@ from qtool.scheme import GroupQuant, Scheme
 _LEAST_NORMAL = {"float16": 6.104e-5, "bfloat16": 1.176e-38, "float32": 1.176e-38}
 # Of the range of codes: farther than this from its zero lies the mean of no healthy group, whose
 # weights crowd around 0.
-_FAR = 0.43
+_FAR = 0.52
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ class Measured:
     zero_scales: int
     negative: int
     subnormal: int  # so small that their type keeps few digits
+    outer: float | None  # the second scale of the whole matrix, where there is one
     low_code: int
     high_code: int
+    not_numbers: int  # codes of small floats that are NaN or infinite
     same_rows: int  # rows with a single code
     zeros: Zeros | None
     reordered: bool  # g_idx says something else than k // group_size
@@ -61,8 +63,10 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         zero_scales=int((scale == 0).sum()),
         negative=int((scale < 0).sum()),
         subnormal=int(((size > 0) & (size < least)).sum()),
+        outer=quant.outer,
         low_code=int(low.min()),
         high_code=int(high.max()),
+        not_numbers=_not_numbers(quant),
         same_rows=int((low == high).sum()),
         zeros=_zeros(artifact, entry, quant),
         reordered=quant.g_idx is not None,
@@ -70,7 +74,18 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     )
 
 
-def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros:
+def _not_numbers(quant: GroupQuant) -> int:
+    if not quant.scheme.is_float:
+        return 0
+    from qtool.formats.float_codes import TABLES
+
+    odd = ~np.isfinite(TABLES[quant.scheme.book])
+    return int(odd[quant.codes].sum()) if odd.any() else 0
+
+
+def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros | None:
+    if quant.scheme.is_float:
+        return None
     zero = quant.zero
     top = (1 << quant.scheme.bits) - 1
     mean = float(quant.codes.sum(dtype=np.int64)) / quant.codes.size
@@ -87,11 +102,12 @@ def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros:
 
 def _far_from_end(quant: GroupQuant, top: int) -> int:
     """Groups with a zero at an end of the range, and weights that are mostly far from 0."""
-    ends = (quant.zero == 0) | (quant.zero == top)
+    zero = quant.row_zero()
+    ends = (zero == 0) | (zero == top)
     if not ends.any():
         return 0
     means = group_means(quant, quant.codes)
-    return int((ends & (np.abs(means - quant.zero) > _FAR * top)).sum())
+    return int((ends & (np.abs(means - zero) > _FAR * top)).sum())
 
 
 def group_means(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -113,7 +129,11 @@ def _stores_middle(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:
     """Whether a file labelled v1 holds the zeros of a symmetric v2."""
     name = f"{entry.module}.qzeros"
     middle = 1 << (quant.scheme.bits - 1)
-    if artifact.found.layout != "v1" or not (quant.zero == middle).all():
+    if (
+        artifact.found.format != "gptq"
+        or artifact.found.layout != "v1"
+        or not (quant.zero == middle).all()
+    ):
         return False
     if name not in entry.stored:
         return False

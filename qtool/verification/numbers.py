@@ -1,5 +1,6 @@
 """Whether the numbers in the quantized matrices can be right."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from qtool.artifact import Artifact, quantization_config
@@ -26,6 +27,8 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
             what = f"{m.zero_scales} of {m.scales} scales are 0"
         elif m.negative and not converted:
             what = f"{m.negative} of {m.scales} scales are negative"
+        elif m.outer is not None and not (math.isfinite(m.outer) and m.outer > 0):
+            what = f"the scale of the whole matrix is {m.outer}"
         if what:
             yield Finding(
                 "error", "scales", name,
@@ -53,7 +56,13 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
     for m in matrices:
         name = m.entry.name
         rows = m.entry.shape[0]
-        if m.low_code == m.high_code:
+        if m.not_numbers:
+            yield Finding(
+                "error", "codes", name,
+                f"{name}: {m.not_numbers:,} of its codes are NaN or infinite; quantize this layer "
+                "anew",
+            )  # fmt: skip
+        elif m.low_code == m.high_code:
             yield Finding(
                 "error", "codes", name,
                 f"{name}: every code is {m.low_code}, so all that the model knew here is gone; "

@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.dequantize import dequantize
+from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
+from qtool.verification.matrix import group_means
 
 Floats = NDArray[np.float32]
 
@@ -71,21 +74,37 @@ class Compared:
 
 
 def expected_error(quant: GroupQuant) -> float:
-    """The norm of W - Q that rounding to the nearest makes: sqrt(sum scale^2 / 12).
+    """The norm of W - Q that rounding to the nearest makes: sqrt(sum step^2 / 12), where a step is
+    the scale, for small floats times the distance of a code's neighbours.
 
     Groups with a single code count nothing: nothing was rounded there.
     """
     index = quant.group_index()
-    scale = quant.scale.astype(np.float64)
-    counts = np.bincount(index, minlength=scale.shape[1])
+    scale = quant.row_scale().astype(np.float64)
+    if quant.scheme.outer == "after" and quant.outer is not None:
+        scale *= quant.outer
+    if quant.scheme.is_float:
+        counts = group_means(quant, _steps(quant.scheme.book)[quant.codes]) * np.bincount(index)
+    else:
+        counts = np.broadcast_to(np.bincount(index, minlength=scale.shape[1]), scale.shape)
     squares = scale * scale * counts
     return float(np.sqrt(squares[~_single(quant)].sum() / 12))
+
+
+def _steps(book: str) -> Floats:
+    """For each code, the square of the mean distance to its two neighbours."""
+    table = TABLES[book]
+    finite = np.unique(table[np.isfinite(table)])
+    gaps = np.diff(finite)
+    mean = np.concatenate([gaps[:1], (gaps[1:] + gaps[:-1]) / 2, gaps[-1:]])
+    at = np.searchsorted(finite, np.where(np.isfinite(table), table, 0))
+    return np.asarray(np.square(mean[at]), np.float32)
 
 
 def _single(quant: GroupQuant) -> NDArray[np.bool_]:
     """[out, groups]: groups in which every code is the same."""
     index = quant.group_index()
-    groups = quant.scale.shape[1]
+    groups = int(index.max()) + 1
     order = np.argsort(index, kind="stable")
     counts = np.bincount(index, minlength=groups)
     starts = np.minimum(np.cumsum(counts) - counts, index.size - 1)
@@ -101,7 +120,7 @@ def compare(
     norms: Mapping[str, Floats],
 ) -> Compared:
     """weight: the source, [out, in]. norms: of norms in reach that changed, the ratio [in]."""
-    stored = quant.dequantize()
+    stored = dequantize(quant)
     lost = expected_error(quant)
     size = norm(weight)
     plain = norm(weight - stored)
@@ -190,9 +209,9 @@ def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
 
     W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same.
     """
-    from qtool.verification.matrix import group_means
-
-    scale = quant.scale.astype(np.float64)
+    if quant.scheme.is_float:
+        return 0, 0
+    scale = quant.row_scale().astype(np.float64)
     means = group_means(quant, left)
     with np.errstate(divide="ignore", invalid="ignore"):
         steps = np.where(scale != 0, means / scale, 0.0)

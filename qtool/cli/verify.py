@@ -1,0 +1,82 @@
+"""`qtool verify`: whether an artifact is whole and sane, and how far it is from its source."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qtool.verification.finding import Finding, Verdict
+
+_SHOWN = 3  # findings of one check
+
+
+def verify(
+    artifact: Annotated[str, typer.Argument(help="a folder, a .safetensors or a .gguf file")],
+    against: Annotated[
+        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm, sglang, transformers, llama.cpp or exllama")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Check ARTIFACT: tensors, shapes, numbers, configs, tokenizer; exit status 1 on errors."""
+    from qtool.allocator import share_heap
+
+    share_heap()
+    from qtool.hub import resolve
+    from qtool.progress import Progress
+    from qtool.verification.run import verify_artifact
+
+    verdict = verify_artifact(
+        resolve(artifact),
+        against=None if against is None else resolve(against),
+        engine=engine,
+        tp=tp,
+        progress=Progress(quiet=json_),
+        threads=threads,
+    )
+    if json_:
+        typer.echo(json.dumps(verdict.json(), allow_nan=False))
+    else:
+        for line in lines(verdict):
+            typer.echo(line)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+def lines(verdict: "Verdict") -> list[str]:
+    """For people: findings by check, the errors first, and a last line that sums up."""
+    from qtool.printable import printable
+
+    said = []
+    for severity in ("error", "warning", "note"):
+        groups: dict[str, list[Finding]] = {}
+        for finding in verdict.findings:
+            if finding.severity == severity:
+                groups.setdefault(finding.check, []).append(finding)
+        for check, findings in groups.items():
+            said += [f"{severity} ({check}): {f.message}" for f in findings[:_SHOWN]]
+            if len(findings) > _SHOWN:
+                said.append(f"{severity} ({check}): {len(findings) - _SHOWN} more like these")
+    if verdict.layers:
+        worst = max(verdict.layers, key=lambda layer: layer.relative_error)
+        errors = sorted(layer.relative_error for layer in verdict.layers)
+        said.append(
+            f"relative error of {len(errors)} matrices: median {errors[len(errors) // 2]:.2%}, "
+            f"largest {errors[-1]:.2%} ({worst.name})"
+        )
+    counts = [
+        f"{n} {what}{'' if n == 1 else 's'}"
+        for what in ("error", "warning")
+        if (n := sum(f.severity == what for f in verdict.findings))
+    ]
+    outcome = ", ".join(counts) or "nothing wrong"
+    said.append(
+        f"{verdict.path}: {verdict.format}, {verdict.unquantized_share:.1%} unquantized, "
+        f"{len(verdict.checks)} checks: {outcome}"
+    )
+    return [printable(line) for line in said]
