@@ -1,0 +1,69 @@
+"""`qtool verify` finds what is wrong with every artifact of the gallery, names it, and says why;
+and passes the healthy ones that they were made of."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gallery import engines, folders, packed, parents
+from gallery.case import Broken
+
+from qtool.verification.finding import Verdict
+from qtool.verification.run import verify_artifact
+
+CASES = [*packed.CASES, *folders.CASES, *engines.CASES]
+Parent = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Parent:
+    """Healthy artifacts by name, each made when it is first asked for."""
+    where = tmp_path_factory.mktemp("gallery")
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = parents.make(name, where)
+        return made[name]
+
+    return get
+
+
+def shown(verdict: Verdict) -> str:
+    return "\n".join(f"{f.severity} {f.check} [{f.name}] {f.message}" for f in verdict.findings)
+
+
+def test_there_are_enough() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 30
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_found(case: Broken, parent: Parent, tmp_path: Path) -> None:
+    healthy = parent(case.parent)
+    path = tmp_path / healthy.name
+    shutil.copytree(healthy, path) if healthy.is_dir() else shutil.copy(healthy, path)
+    case.damage(path)
+    source = (
+        parents.source_of(parents.RECIPES[case.parent][0], healthy.parent) if case.against else None
+    )
+    verdict = verify_artifact(path, against=source, engine=case.engine, tp=case.tp)
+    found = [
+        finding
+        for finding in verdict.findings
+        if re.fullmatch(case.check, finding.check)
+        and finding.severity == case.severity
+        and case.named in f"{finding.name} {finding.message}"
+        and re.search(case.phrase, finding.message)
+    ]
+    assert found, f"{case}\n{shown(verdict)}"
+    assert verdict.ok == (case.severity != "error"), shown(verdict)
+
+
+@pytest.mark.parametrize("name", [*parents.RECIPES, *parents.GGUF])
+def test_the_healthy_pass(name: str, parent: Parent) -> None:
+    verdict = verify_artifact(parent(name))
+    assert verdict.ok and not [f for f in verdict.findings if f.severity == "warning"], shown(
+        verdict
+    )
