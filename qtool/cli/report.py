@@ -1,0 +1,76 @@
+"""`qtool report`: what is known of some artifacts, as one HTML page that needs nothing else."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    artifacts: Annotated[list[str], typer.Argument(help="folders or .gguf files of one model")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the HTML page to write")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="measure quality on it, as `qtool eval` does")
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
+    ] = None,
+    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
+    eval_: Annotated[
+        list[Path] | None,
+        typer.Option("--eval", help="figures that `qtool eval --json` or `compare --json` wrote"),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Write a page about ARTIFACTS: size, errors of layers, codes, quality, checks, provenance."""
+    from qtool.allocator import share_heap
+
+    share_heap()
+    from qtool.errors import UsageError
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.progress import Progress
+    from qtool.report.gather import Request, gather
+    from qtool.report.page import page
+    from qtool.staging import check_out_file, staged_file
+
+    if out is None and not json_:
+        raise UsageError("nothing to write; give -o report.html, or --json, or both")
+    if text is None and windows is not None:
+        raise UsageError("--windows counts windows of a text; give --text FILE too")
+    if out is not None:
+        check_out_file(out)
+    words = ["qtool", "report", *artifacts]
+    options = {"--against": against, "--text": text, "--windows": windows}
+    for option, value in options.items():
+        words += [option, str(value)] if value is not None else []
+    words += ["--length", str(length)] if text is not None and length != 512 else []
+    for figures in eval_ or ():
+        words += ["--eval", str(figures)]
+    request = Request(
+        artifacts=tuple((typed, resolve(typed)) for typed in artifacts),
+        against=None if against is None else (against, resolve(against)),
+        text=text,
+        windows=windows,
+        length=length,
+        figures=tuple(eval_ or ()),
+        commands=(shlex.join([*words, "-o", str(out or "report.html")]),),
+        threads=threads or default_threads(),
+    )
+    found = gather(request, Progress(quiet=json_))
+    if out is not None:
+        content = page(found).encode()
+        with (
+            staged_file(out, len(content)) as (_, descriptor),
+            os.fdopen(descriptor, "wb", closefd=False) as file,
+        ):
+            file.write(content)
+    if json_:
+        typer.echo(json.dumps(found.json(), allow_nan=False))

@@ -1,0 +1,221 @@
+"""From files to facts: everything that the page says, read or measured once.
+
+An artifact that cannot be opened is in the report, too, with what verifying says of it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qtool import __version__
+from qtool.errors import QtoolError, UsageError
+from qtool.progress import Progress
+from qtool.report import measured, origin
+from qtool.report.facts import (
+    ArtifactFacts,
+    Component,
+    Quality,
+    Reference,
+    Report,
+    Storage,
+)
+from qtool.report.names import COMPONENTS, decoder_prefix, place
+from qtool.report.opened import Opened, Stored, open_artifact, stored_of
+from qtool.report.sample import NO_SAMPLE
+from qtool.verification.finding import LayerError, Verdict
+from qtool.verification.run import verify_artifact
+
+UNKNOWN = "unknown"  # the format of what cannot be opened
+_COMPARED = "Of each layer's weights against the source, |W - Q| / |W|."
+_RECORDED = (
+    "As the artifact records them: of each layer's output on the calibration data, or of its "
+    "weights where none was used."
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; names as typed, and what they were resolved to."""
+
+    artifacts: tuple[tuple[str, Path], ...]
+    against: tuple[str, Path] | None
+    text: Path | None
+    windows: int | None
+    length: int
+    figures: tuple[Path, ...]  # files of `qtool eval --json`
+    commands: tuple[str, ...]
+    threads: int
+
+
+def gather(request: Request, progress: Progress) -> Report:
+    """The whole report."""
+    labels = unique_labels([typed for typed, _ in request.artifacts])
+    reference = None
+    if request.against is not None:
+        reference = _reference(*request.against)
+    artifacts = []
+    for (typed, path), label in zip(request.artifacts, labels, strict=True):
+        with progress.stage("verify"):
+            verdict = verify_artifact(
+                path,
+                against=None if request.against is None else request.against[1],
+                progress=progress,
+            )
+        with progress.stage("look"):
+            artifacts.append(_facts(typed, path, label, verdict, request.against is not None))
+    named = dict(zip((typed for typed, _ in request.artifacts), labels, strict=True))
+    there = [one.label for one in artifacts if one.format != UNKNOWN]
+    rows, said = _quality(request, named, there, progress)
+    return Report(
+        __version__,
+        reference,
+        tuple(artifacts),
+        rows,
+        said,
+        measured.find_sweep(artifacts, rows),
+        request.commands,
+    )
+
+
+def unique_labels(paths: Sequence[str]) -> list[str]:
+    """The last part of each path; longer ends where two agree."""
+    parts = [[part for part in path.split("/") if part] or [path] for path in paths]
+    taken = [1] * len(parts)
+    for _ in range(max(map(len, parts), default=0)):
+        named = ["/".join(part[-count:]) for part, count in zip(parts, taken, strict=True)]
+        for index, label in enumerate(named):
+            if named.count(label) > 1:
+                taken[index] += 1
+    named = ["/".join(part[-count:]) for part, count in zip(parts, taken, strict=True)]
+    if len(set(named)) < len(named):
+        raise UsageError("an artifact is named twice; name each once")
+    return named
+
+
+def _reference(typed: str, path: Path) -> Reference:
+    stored, size = stored_of(path)
+    parameters = sum(one.parameters for one in stored)
+    return Reference(typed, size, parameters, _components(stored))
+
+
+def _components(stored: Iterable[Stored]) -> tuple[Component, ...]:
+    stored = tuple(stored)
+    prefix = decoder_prefix((one.name, one.parameters) for one in stored)
+    sums: dict[str, list[int]] = {name: [0, 0] for name in COMPONENTS}
+    for one in stored:
+        total = sums[place(one.name, prefix).component]
+        total[0] += one.parameters
+        total[1] += one.nbytes
+    return tuple(Component(name, *total) for name, total in sums.items() if total[1])
+
+
+def _storage(stored: Iterable[Stored]) -> tuple[Storage, ...]:
+    groups: dict[str, list[Stored]] = defaultdict(list)
+    for one in stored:
+        groups[one.scheme].append(one)
+    rows = [
+        Storage(
+            scheme,
+            len(members),
+            sum(one.parameters for one in members),
+            sum(one.nbytes for one in members),
+        )
+        for scheme, members in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scheme)))
+
+
+def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool) -> ArtifactFacts:
+    try:
+        opened = open_artifact(typed, path)
+    except QtoolError as error:
+        said = "It cannot be opened; the checks say why."
+        if not any(finding.severity == "error" for finding in verdict.findings):
+            said = f"It cannot be opened: {error}."
+        opened = Opened(UNKNOWN, 0, (), NO_SAMPLE, (), said, None, None, (), ())
+    parameters = sum(one.parameters for one in opened.stored)
+    nbytes = sum(one.nbytes for one in opened.stored)
+    dense = sum(one.parameters for one in opened.stored if not one.quantized)
+    layers, where = _layers(verdict, opened, compared)
+    return ArtifactFacts(
+        path=typed,
+        label=label,
+        format=opened.format,
+        size_bytes=opened.size_bytes,
+        parameters=parameters,
+        bits_per_weight=8 * nbytes / parameters if parameters else 0.0,
+        unquantized_share=dense / parameters if parameters else 0.0,
+        storage=_storage(opened.stored),
+        components=_components(opened.stored),
+        provenance=opened.provenance,
+        origin=opened.origin,
+        layers=layers,
+        layers_from=where,
+        codes=opened.found.codes,
+        scales=opened.found.scales,
+        not_sampled=opened.found.left_out,
+        loading=opened.loading,
+        findings=verdict.findings,
+        checks=verdict.checks,
+        recipe=opened.recipe,
+        commands=tuple(origin.commands(opened.recipe, opened.source, typed)),
+    )
+
+
+def _layers(verdict: Verdict, opened: Opened, compared: bool) -> tuple[tuple[LayerError, ...], str]:
+    """Those whose error is a number, and a sentence on where they come from."""
+    layers, said = verdict.layers or opened.recorded, _COMPARED if verdict.layers else _RECORDED
+    if not layers and compared:
+        return (), "No layer could be compared with the source."
+    if not layers:
+        return (), "The source was not given, and the artifact records no errors; give --against."
+    finite = tuple(layer for layer in layers if math.isfinite(layer.relative_error))
+    if len(finite) < len(layers):
+        said += f" Of {len(layers) - len(finite)} layers it is no finite number."
+    return finite, said
+
+
+def _quality(
+    request: Request, labels: Mapping[str, str], there: Sequence[str], progress: Progress
+) -> tuple[tuple[Quality, ...], str]:
+    """The rows, and a sentence on where they come from."""
+    rows = measured.read_figures(request.figures, labels)
+    said = []
+    if rows:
+        said.append(f"Read from {', '.join(path.name for path in request.figures)}.")
+    if request.text is not None:
+        now, failed = _measure(request, request.text, labels, there, progress)
+        rows += now
+        said += [*(["Measured for this page."] if now else []), *failed]
+    if not said:
+        said.append("Nothing was measured; give --text FILE, or figures of qtool eval with --eval.")
+    return measured.with_front(rows), " ".join(said)
+
+
+def _measure(
+    request: Request,
+    text: Path,
+    labels: Mapping[str, str],
+    there: Sequence[str],
+    progress: Progress,
+) -> tuple[list[Quality], list[str]]:
+    """Each artifact by itself, so that a broken one does not take the others with it."""
+    from qtool.quality.evaluate import Protocol, check_protocol, evaluate
+
+    protocol = Protocol("plain", text, request.windows, request.length)
+    check_protocol(protocol)
+    against = None if request.against is None else request.against[1]
+    rows, failed = [], []
+    for typed, path in request.artifacts:
+        if labels[typed] not in there:
+            failed.append(f"{labels[typed]} was not measured: it cannot be opened.")
+            continue
+        try:
+            (found,) = evaluate([path], against, protocol, request.threads, progress)
+        except QtoolError as error:
+            failed.append(f"{labels[typed]} could not be measured: {error}.")
+            continue
+        rows.append(measured.quality_of(typed, found.json(), labels))
+    return rows, failed

@@ -1,0 +1,139 @@
+"""Where an artifact comes from, how it is made again, and how engines load it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.artifact import Artifact
+from qtool.gguf.inspect import GgufInspection
+from qtool.gguf.source import GgufSource
+from qtool.recipe import load, shipped
+from qtool.report.facts import Loading
+from qtool.verification.engine_rules import engine_findings
+
+_MOST = 400  # characters of a value
+# What others write about themselves, of a GGUF file's metadata.
+_GGUF_KEYS = (
+    "general.name", "general.author", "general.organization", "general.version",
+    "general.quantized_by", "general.base_model.0.name", "general.base_model.0.repo_url",
+    "general.license", "general.architecture",
+)  # fmt: skip
+_COMMANDS = {
+    "vllm": "vllm serve {}",
+    "sglang": "python -m sglang.launch_server --model-path {}",
+    "transformers": 'AutoModelForCausalLM.from_pretrained({!r}, device_map="auto")',
+    "llama.cpp": "llama-server -m {}",
+}
+
+
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """An object of JSON as labels, joined with dots, and values; what is empty is left out."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        if value:
+            yield prefix, short(", ".join(map(str, value)))
+    elif value not in (None, ""):
+        yield prefix, short(str(value))
+
+
+def short(text: str) -> str:
+    """At most a few lines."""
+    return text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text):,} characters)"
+
+
+def of_artifact(artifact: Artifact) -> tuple[list[tuple[str, str]], str, dict[str, Any] | None]:
+    """Rows, a sentence, and the recipe where the artifact records one."""
+    record = artifact.provenance
+    config = artifact.checkpoint.config.get("quantization_config")
+    rows = list(flat(record or {}))
+    recipe = record.get("recipe") if record is not None else None
+    if record is not None and "qtool_version" in record:
+        said = "Made by qtool; this is the record that lies inside it (qtool.json)."
+    else:
+        said = "Nothing in it says who made it; this is what its config says."
+        rows += flat(config if isinstance(config, Mapping) else {}, "quantization_config")
+        rows = rows[:60]
+    return rows, said, recipe if isinstance(recipe, dict) else None
+
+
+def of_gguf(found: GgufInspection) -> tuple[list[tuple[str, str]], str, dict[str, Any] | None]:
+    """The same of a GGUF file."""
+    record = found.keys_under("qtool.")
+    recipe = _parsed(record.get("recipe"))
+    rows = [(key, text) for key in _GGUF_KEYS if (text := found.text(key)) is not None]
+    for key, value in record.items():
+        if key == "recipe" and recipe is not None:
+            rows += flat(recipe, "recipe")
+        else:
+            rows += flat(value, key)
+    rows += flat(found.keys_under("quantize.imatrix."), "importance")
+    rows = [(label, short(value)) for label, value in rows]
+    if "version" in record:
+        return rows, "Made by qtool; this is what its metadata records.", recipe
+    return rows, "Nothing in it says that qtool made it; this is what its metadata says.", recipe
+
+
+def _parsed(text: Any) -> dict[str, Any] | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def commands(recipe: Mapping[str, Any] | None, source: Any, path: str) -> list[str]:
+    """The command line that makes the artifact again; none where nothing is recorded."""
+    if recipe is None or not isinstance(recipe.get("name"), str):
+        return []
+    words = ["qtool", "quantize", source if isinstance(source, str) and source else "MODEL"]
+    words += ["--recipe", recipe["name"]]
+    changes = _changes(recipe)
+    if changes is None:
+        return []
+    for key, value in changes:
+        if key == "calibration.source":
+            words += ["--calibration", "FILE" if value == "file" else str(value)]
+        else:
+            words += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    return [f"{shlex.join(words)} -o {shlex.quote(path)}"]
+
+
+def _changes(recipe: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
+    """What differs from the recipe of that name; None where this version has none."""
+    if recipe["name"] not in shipped():  # a name from a file may be a path to anything
+        return None
+    usual = load(recipe["name"]).effective()
+    before = dict(leaves(usual))
+    return [
+        (key, value)
+        for key, value in leaves({key: recipe[key] for key in recipe if key != "name"})
+        if key in before and before[key] != value
+    ]
+
+
+def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested objects as dotted keys with what is at their ends."""
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, Mapping):
+            yield from leaves(inner, f"{name}.")
+        else:
+            yield name, inner
+
+
+def loading(model: Artifact | GgufSource, path: str) -> tuple[Loading, ...]:
+    """Each engine's command, and what it has against the artifact."""
+    engines = ("llama.cpp",) if isinstance(model, GgufSource) else (
+        "vllm", "sglang", "transformers")  # fmt: skip
+    rows = []
+    for engine in engines:
+        found = engine_findings(model, engine, 1)
+        reasons = tuple(one.message for one in found if one.severity == "error")
+        shown = path if engine == "transformers" else shlex.quote(path)
+        rows.append(Loading(engine, _COMMANDS[engine].format(shown), reasons))
+    return tuple(rows)
