@@ -43,7 +43,7 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
         lost = [n for n in lost if n.rpartition(".")[0] + ".kv_scale" not in tensors]
         if lost:
             yield Finding(
-                "warning", CHECK, lost[0],
+                "error", CHECK, lost[0],
                 f"the config promises {2 * len(layers)} stored scales of the cache, and "
                 f"{len(lost)} of them are missing: {some(lost)}; engines take 1.0 instead: "
                 "calibrate the cache anew, or drop kv_cache_scheme",

@@ -52,19 +52,24 @@ def _split_layers(view: EngineView, tp: int) -> list[Layer]:
 def _heads(view: EngineView, who: str, tp: int) -> Iterator[Finding]:
     heads, keys = view.number("num_attention_heads", "n_head"), view.number("num_key_value_heads")
     if heads is not None and heads % tp:
-        fewer = max(n for n in range(1, tp) if heads % n == 0)
+        fewer = max(n for n in range(1, tp) if heads % n == 0 and _repeats(keys or heads, n))
         yield Finding(
             "error", "engine-heads", "",
             f"{who} will refuse the model: its {heads} attention heads cannot be shared out "
             f"between {tp} ranks; use --tp {fewer}",
         )  # fmt: skip
-    elif keys is not None and (keys % tp if keys >= tp else tp % keys):
+    elif keys is not None and not _repeats(keys, tp):
         yield Finding(
             "error", "engine-heads", "",
             f"{who} will refuse the model: its {keys} key and value heads can neither be shared "
             f"out nor repeated evenly between {tp} ranks; use a --tp that divides {keys} or that "
             f"{keys} divides",
         )  # fmt: skip
+
+
+def _repeats(keys: int, tp: int) -> bool:
+    """Whether key and value heads are shared out, or repeated, evenly."""
+    return (keys % tp if keys >= tp else tp % keys) == 0
 
 
 def _width(layer: Layer, tp: int) -> str | None:

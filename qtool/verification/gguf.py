@@ -1,34 +1,87 @@
-"""The same for GGUF files: the header against itself, its architecture and its tokenizer."""
+"""The same for GGUF files: the header against its architecture, then every block once."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from qtool.errors import QtoolError
-from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.open import open_source
+from qtool.gguf.plan import CHECKSUM_KEY
+from qtool.gguf.source import GgufSource
+from qtool.gguf_types import BY_NAME
 from qtool.progress import Progress
-from qtool.verification.finding import Finding, Verdict
+from qtool.verification import gguf_header, gguf_values
+from qtool.verification.finding import Finding, LayerError, Verdict
+
+HEADER: tuple[tuple[str, Callable[[GgufSource], Iterator[Finding]]], ...] = (
+    ("keys", gguf_header.check_keys),
+    ("tensors", gguf_header.check_tensors),
+    ("tokenizer", gguf_header.check_tokenizer),
+)
 
 
 def verify_gguf(
-    path: Path, against: Path | None, engine: str | None, tp: int, progress: Progress | None
+    path: Path,
+    against: Path | None,
+    engine: str | None,
+    tp: int,
+    progress: Progress | None,
+    threads: int,
 ) -> Verdict:
     """All that is wrong with a GGUF model."""
     checks = ["readable"]
     findings: list[Finding] = []
-    try:
-        source = open_source(path)
-    except QtoolError as error:
-        findings.append(Finding("error", "readable", "", str(error)))
-        return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
-    try:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(closing(open_source(path)))
+        except QtoolError as problem:
+            findings.append(Finding("error", "readable", "", str(problem)))
+            findings.append(Finding("note", "readable", "", "nothing else was checked"))
+            return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
+        source = None if against is None else stack.enter_context(closing(open_source(against)))
+        for name, check in HEADER:
+            checks.append(name)
+            findings += check(file)
+
+        def steps(count: int) -> Iterable[int]:
+            return range(count) if progress is None else progress.blocks(count, "step")
+
+        sums = gguf_values.add_up(file, source, threads, steps)
+        checks.append("values")
+        findings += gguf_values.check_values(sums)
+        layers: list[LayerError] = []
+        if source is not None:
+            checks += ["against", "layer-error", "provenance"]
+            findings += gguf_values.check_against(file, source)
+            findings += gguf_values.check_errors(sums)
+            findings += _provenance(file, sums)
+            layers = gguf_values.layer_errors(sums)
         if engine is not None:
             from qtool.verification.engine_rules import engine_findings
 
             checks.append("engine")
-            findings += engine_findings(source, engine, tp)
-        with GgufFile.open(source.path) as file:
-            share = GgufInspection(file).unquantized_share
-    finally:
-        source.close()
-    return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), share)
+            findings += engine_findings(file, engine, tp)
+        total = sum(tensor.rows * tensor.in_features for tensor in file.tensors)
+        dense = sum(t.rows * t.in_features for t in file.tensors if t.type.name not in BY_NAME)
+    return Verdict(
+        str(path),
+        "gguf",
+        engine,
+        tp,
+        tuple(findings),
+        tuple(layers),
+        tuple(checks),
+        dense / total if total else 0.0,
+    )
+
+
+def _provenance(file: GgufSource, sums: gguf_values.Sums) -> Iterator[Finding]:
+    """provenance: the checksum of its source that the file states is that of this source."""
+    said = file.metadata.get(CHECKSUM_KEY)
+    found = gguf_values.source_digest(sums)
+    if said is not None and found is not None and str(said.value) != found:
+        yield Finding(
+            "warning", "provenance", CHECKSUM_KEY,
+            f"the file says it was made of weights with the checksum {said.value}, and this "
+            f"source has {found}: another model, or other dtypes",
+        )  # fmt: skip

@@ -74,10 +74,14 @@ def verify_artifact(
     threads = threads or default_threads()
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
+    if engine is not None:
+        from qtool.verification.engine_rules import check_engine
+
+        check_engine(engine, tp)
     if is_gguf(path):
         from qtool.verification.gguf import verify_gguf
 
-        return verify_gguf(path, against, engine, tp, progress)
+        return verify_gguf(path, against, engine, tp, progress, threads)
     findings = list(check_files(path))
     checks = ["files"]
     artifact = None

@@ -1,0 +1,228 @@
+"""The numbers of a GGUF file: finite, and near those of the source.
+
+A piece of a few hundred thousand weights is in memory at a time, dequantized: a block with a scale
+that is NaN or infinite shows as weights that are. The pieces are those that `quantize` works in, so
+that the checksum of the source which it stores can be made again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import native_gguf
+from qtool.gguf.kinds import stored_shape
+from qtool.gguf.pieces import CACHED_WEIGHTS, Pieces
+from qtool.gguf.planned import PlannedTensor
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf import floats_of
+from qtool.gguf.workers import in_order
+from qtool.gguf_types import BY_NAME, FLOATS
+from qtool.native.sums import checksum
+from qtool.verification.finding import Finding, LayerError
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+
+# The relative error that each type makes of normal numbers, without importance: measured with our
+# encoders over 64 rows of 4096.
+TYPICAL = {
+    "Q4_0": 0.086, "Q4_1": 0.078, "Q5_0": 0.043, "Q5_1": 0.038, "Q8_0": 0.005, "Q2_K": 0.297,
+    "Q3_K": 0.151, "Q4_K": 0.071, "Q5_K": 0.036, "Q6_K": 0.018, "IQ2_XXS": 0.344, "IQ2_XS": 0.300,
+    "IQ3_XXS": 0.214, "IQ1_S": 0.486, "IQ4_NL": 0.076, "IQ3_S": 0.166, "IQ2_S": 0.265,
+    "IQ4_XS": 0.077, "IQ1_M": 0.583, "TQ1_0": 0.808, "TQ2_0": 0.808, "MXFP4": 0.115,
+    "NVFP4": 0.095, "Q1_0": 0.600, "Q2_0": 0.719, "F16": 0.0003, "BF16": 0.0017,
+}  # fmt: skip
+_FAR, _WRONG = (
+    2.5,
+    4.0,
+)  # times the typical error; other numbers than normal ones make up to 2 of it
+_LOST = 0.95  # relative: as far off as zeros
+_ROUNDING = 1e-3  # the least that counts as an error
+
+
+@dataclass
+class Sums:
+    """What is added up over a tensor's pieces, by piece."""
+
+    size: NDArray[np.float64]  # of the squared weights
+    lost: NDArray[np.float64]  # of the squared differences from the source
+    whole: NDArray[np.float64]  # of the source's squared weights
+    digests: NDArray[np.uint64]  # of the source's bytes
+    pieces: Pieces
+    tensors: Sequence[SourceTensor]
+    sources: dict[str, SourceTensor] = field(default_factory=dict)
+
+    def of(self, sums: NDArray[np.float64], number: int) -> float:
+        """The total of one tensor."""
+        return float(sums[self.pieces.of(number)].sum())
+
+
+def add_up(
+    file: GgufSource,
+    source: GgufSource | None,
+    threads: int,
+    steps: Callable[[int], Iterable[int]],
+) -> Sums:
+    """Read every tensor once, and the source's of the same name and shape beside it."""
+    tensors = [t for t in file.tensors if t.type in FLOATS or t.type.name in BY_NAME]
+    planned = [PlannedTensor(t, t.type, None, False, False, False) for t in tensors]
+    pieces = Pieces(planned)
+    count = len(pieces)
+    sources = {t.name: t for t in (source.tensors if source is not None else ())}
+    shared = {
+        t.name: sources[t.name]
+        for t in tensors
+        if t.name in sources and stored_shape(sources[t.name].shape) == stored_shape(t.shape)
+    }
+    found = Sums(
+        np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, np.uint64),
+        pieces, tensors, shared,
+    )  # fmt: skip
+    widest = max((t.in_features for t in tensors), default=0)
+
+    def worker() -> Callable[[int], None]:
+        scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
+
+        def work(number: int) -> None:
+            piece = pieces[number]
+            tensor = tensors[piece.tensor]
+            raw = np.ascontiguousarray(tensor.read(piece.first, piece.last))
+            size, _ = native_gguf.convert(
+                raw, tensor.type, None, tensor.in_features, None, None, scratch
+            )
+            found.size[number] = size
+            other = shared.get(tensor.name)
+            if other is not None:
+                there = np.ascontiguousarray(other.read(piece.first, piece.last))
+                found.digests[number] = checksum(there)
+                if there.shape == raw.shape and np.array_equal(there, raw):
+                    found.whole[number] = size
+                    return
+                old = floats_of(other, piece.first, piece.last)
+                new = floats_of(tensor, piece.first, piece.last)
+                found.whole[number] = np.square(old).sum(dtype=np.float64)
+                found.lost[number] = np.square(old - new).sum(dtype=np.float64)
+
+        return work
+
+    in_order(count, threads, worker, steps)
+    return found
+
+
+def check_values(sums: Sums) -> Iterator[Finding]:
+    """values: every weight that comes out is finite."""
+    for number, tensor in enumerate(sums.tensors):
+        total = sums.of(sums.size, number)
+        if not math.isfinite(total):
+            first = next(
+                n for n in range(*sums.pieces.of(number).indices(len(sums.pieces)))
+                if not math.isfinite(sums.size[n])
+            )  # fmt: skip
+            piece = sums.pieces[first]
+            yield Finding(
+                "error", "values", tensor.name,
+                f"{tensor.name} ({tensor.type.name}) has weights that are NaN or infinite in rows "
+                f"{piece.first} to {piece.last - 1}; fetch or make the file again",
+            )  # fmt: skip
+        elif total == 0 and len(stored_shape(tensor.shape)) > 1:
+            yield Finding(
+                "warning", "values", tensor.name,
+                f"{tensor.name}: every weight is 0; the layer does nothing, unless the model has "
+                "it so",
+            )  # fmt: skip
+
+
+def layer_errors(sums: Sums) -> list[LayerError]:
+    """One line for every tensor that is stored in another type than the source's."""
+    found = []
+    for number, tensor in enumerate(sums.tensors):
+        other = sums.sources.get(tensor.name)
+        if other is None or other.type == tensor.type:
+            continue
+        found.append(
+            LayerError(
+                tensor.name,
+                tensor.type.name,
+                _relative(sums, number),
+                TYPICAL.get(tensor.type.name),
+            )
+        )
+    return found
+
+
+def _relative(sums: Sums, number: int) -> float:
+    whole, lost = sums.of(sums.whole, number), sums.of(sums.lost, number)
+    if not lost:
+        return 0.0
+    return math.sqrt(lost / whole) if whole else math.inf
+
+
+def check_errors(sums: Sums) -> Iterator[Finding]:
+    """layer-error: no tensor is farther from its source than its type explains."""
+    far: dict[str, tuple[float, float, bool]] = {}
+    for number, tensor in enumerate(sums.tensors):
+        if tensor.name not in sums.sources:
+            continue
+        error = _relative(sums, number)
+        same = sums.sources[tensor.name].type == tensor.type
+        typical = 0.0 if same else TYPICAL.get(tensor.type.name, 0.0)
+        if not error > max(_FAR * typical, _ROUNDING):
+            continue
+        wrong = error > max(_WRONG * typical, _ROUNDING) or error > max(_LOST, 1.5 * typical)
+        far[tensor.name] = (error, typical, wrong)
+    if far:
+        name = max(far, key=lambda n: far[n][0])
+        error, typical, _ = far[name]
+        wrong = any(one[2] for one in far.values())
+        yield Finding(
+            "error" if wrong else "warning", "layer-error", name,
+            f"{counted(len(far), 'tensor')} farther from the source than their types explain: "
+            f"{name} is off by {error:.1%}, {typical:.1%} is usual"
+            + (f"; also {some([n for n in far if n != name])}" if len(far) > 1 else "")
+            + "; was it made of another model?",
+        )  # fmt: skip
+
+
+def check_against(file: GgufSource, source: GgufSource) -> Iterator[Finding]:
+    """against: the tensors of the source, no less, no more, of the same shapes."""
+    there = {tensor.name: tensor for tensor in file.tensors}
+    wanted = {tensor.name: tensor for tensor in source.tensors}
+    lost = [n for n in wanted if n not in there and n != "output.weight"]
+    if lost:
+        yield Finding(
+            "error", "against", lost[0],
+            f"{counted(len(lost), 'tensor')} of the source are not in the file: {some(lost)}",
+        )  # fmt: skip
+    extra = [n for n in there if n not in wanted and not n.startswith(("output.", "rope_f"))]
+    if extra:
+        yield Finding(
+            "warning", "against", extra[0],
+            f"{counted(len(extra), 'tensor')} not in the source: {some(extra)}",
+        )  # fmt: skip
+    for name, tensor in there.items():
+        if name in wanted and stored_shape(wanted[name].shape) != stored_shape(tensor.shape):
+            yield Finding(
+                "error", "against", name,
+                f"{name} is {list(tensor.shape)}, in the source {list(wanted[name].shape)}; they "
+                "are different models",
+            )  # fmt: skip
+    if source.architecture != file.architecture:
+        yield Finding(
+            "error", "against", "general.architecture",
+            f"the architecture is {file.architecture}, the source's {source.architecture}",
+        )  # fmt: skip
+
+
+def source_digest(sums: Sums) -> str | None:
+    """The checksum of the source as `quantize` stores it; None where not all of it was read."""
+    if any(tensor.name not in sums.sources for tensor in sums.tensors):
+        return None
+    parts: list[bytes] = []
+    for number, tensor in enumerate(sums.tensors):
+        shape = ",".join(map(str, stored_shape(tensor.shape)))
+        kind = sums.sources[tensor.name].type.name
+        parts.append(f"{tensor.name}\0{kind}\0{shape}\0".encode())
+        parts.append(sums.digests[sums.pieces.of(number)].astype("<u8").tobytes())
+    return f"{checksum(np.frombuffer(b''.join(parts), np.uint8)):016x}"
