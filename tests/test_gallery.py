@@ -3,6 +3,8 @@ and passes the healthy ones that they were made of."""
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 from gallery import engines, folders, packed, parents
 from gallery.case import Broken
 
+from qtool.hub import resolve
+from qtool.recipe import Recipe, load, shipped
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 
@@ -67,3 +71,20 @@ def test_the_healthy_pass(name: str, parent: Parent) -> None:
     assert verdict.ok and not [f for f in verdict.findings if f.severity == "warning"], shown(
         verdict
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
+    """Of the model that qtool ships; vLLM takes GPTQ of 4 and 8 symmetric bits alone."""
+    recipe, out = load(name), tmp_path / "out"
+    engine = "vllm"
+    if not isinstance(recipe, Recipe):
+        engine, out = "llama.cpp", tmp_path / "out.gguf"
+    elif recipe.format == "gptq" and recipe.scheme.bits not in (4, 8):
+        engine = "transformers"
+    arguments = ["quantize", "tiny", "--recipe", name, "-o", str(out)]
+    done = subprocess.run([sys.executable, "-m", "qtool", *arguments], timeout=600, check=False)
+    assert done.returncode == 0
+    verdict = verify_artifact(out, against=resolve("tiny"), engine=engine)
+    assert verdict.ok and "engine" in verdict.checks, shown(verdict)
