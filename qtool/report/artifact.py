@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from qtool.report import figures, plots, tables
 from qtool.report.facts import ArtifactFacts, Codes
 from qtool.report.layers import section as layers_section
-from qtool.report.markup import Markup, element, join
+from qtool.report.markup import Markup, element, join, named
 from qtool.report.sample import binned
 
 
 def section(one: ArtifactFacts, number: int, count: int) -> Markup:
     """Everything that concerns this artifact alone."""
-    title = Markup(
-        (element("span", str(number), class_="key") + " " if count > 1 else "")
-        + element("span", one.label)
-    )
+    title = named(number, one.label, count > 1)
     parts = [element("h2", title, id_=f"artifact-{number}")]
     if one.storage:
         parts += [_storage(one), layers_section(one), *_codes(one), *_scales(one)]
@@ -128,6 +125,7 @@ def _loading(one: ArtifactFacts) -> list[Markup]:
         else:
             parts.append(element("p", f"With {way.engine}:"))
             parts.append(element("pre", way.command))
+        parts += [element("p", said, class_="faint") for said in way.remarks]
     return parts
 
 

@@ -63,6 +63,7 @@ class Loading:
     engine: str
     command: str
     reasons: tuple[str, ...]  # why it refuses; empty where it loads
+    remarks: tuple[str, ...]  # what else there is to know
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def gather(request: Request, progress: Progress) -> Report:
                 path,
                 against=None if request.against is None else request.against[1],
                 progress=progress,
+                threads=request.threads,
             )
         with progress.stage("look"):
             artifacts.append(_facts(typed, path, label, verdict, request.against is not None))

@@ -7,7 +7,7 @@ from statistics import median
 
 from qtool.report import figures, svg, tables
 from qtool.report.facts import ArtifactFacts
-from qtool.report.markup import Markup, dotted, element, join
+from qtool.report.markup import Markup, dotted, element, join, key
 from qtool.report.names import decoder_prefix, kind_order, place
 from qtool.verification.finding import LayerError
 
@@ -118,16 +118,16 @@ def _cell(
 
 def by_kind(found: Grid) -> Markup:
     """Count, median and largest error of each kind."""
-    known = any(one.expected is not None for row in found.kinds.values()
-                for members in row.values() for one in members)  # fmt: skip
+    every = [one for row in found.kinds.values() for members in row.values() for one in members]
+    known = any(one.expected is not None for one in every)
     rows = []
     for kind, row in found.kinds.items():
         layers = [layer for members in row.values() for layer in members]
         errors = [layer.relative_error for layer in layers]
         expected = [layer.expected for layer in layers if layer.expected is not None]
+        schemes = ", ".join(sorted({layer.scheme for layer in layers}))
         cells = [
-            kind,
-            ", ".join(sorted({layer.scheme for layer in layers})),
+            element("span", kind, " ", element("small", schemes)),
             str(len(layers)),
             figures.error(median(errors)),
             figures.error(max(errors)),
@@ -135,8 +135,8 @@ def by_kind(found: Grid) -> Markup:
         if known:
             cells.append(figures.error(median(expected)) if expected else "-")
         rows.append(cells)
-    titles = ["kind", "stored as", "count", "median", "largest"]
-    return tables.plain(titles + ["expected"] * known, rows, 2)
+    titles = ["kind", "count", "median", "largest"]
+    return tables.plain(titles + ["expected"] * known, rows)
 
 
 def _rows(layers: Sequence[LayerError]) -> Markup:
@@ -148,14 +148,18 @@ def _rows(layers: Sequence[LayerError]) -> Markup:
 
 def compared(artifacts: Sequence[ArtifactFacts]) -> Markup | None:
     """Median error of each kind, a column for each artifact; None where there is nothing."""
-    grids = [(one.label, grid(one.layers)) for one in artifacts if one.layers]
+    grids = [
+        (number, one.label, grid(one.layers))
+        for number, one in enumerate(artifacts, 1)
+        if one.layers
+    ]
     if len(grids) < 2:
         return None
-    kinds = sorted({kind for _, found in grids for kind in found.kinds}, key=kind_order)
+    kinds = sorted({kind for _, _, found in grids for kind in found.kinds}, key=kind_order)
     rows = []
     for kind in kinds:
         cells = [kind]
-        for _, found in grids:
+        for _, _, found in grids:
             errors = [
                 layer.relative_error
                 for members in found.kinds.get(kind, {}).values()
@@ -163,4 +167,8 @@ def compared(artifacts: Sequence[ArtifactFacts]) -> Markup | None:
             ]
             cells.append(figures.error(median(errors)) if errors else "dense")
         rows.append(cells)
-    return tables.cards(("kind of layer", *(label for label, _ in grids)), rows)
+    titles = [
+        element("span", key(number), element("span", f" {label}", class_="wide"))
+        for number, label, _ in grids
+    ]
+    return tables.plain(("kind of layer", *titles), rows)

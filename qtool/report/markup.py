@@ -39,7 +39,7 @@ def element(name: str, /, *children: str, **attributes: str | float | None) -> M
     words = [name]
     for key, value in attributes.items():
         if value is not None:
-            shown = number(value) if isinstance(value, float | int) else value
+            shown = coordinate(value) if isinstance(value, float | int) else value
             words.append(f'{key.rstrip("_").replace("_", "-")}="{text(shown)}"')
     opened = " ".join(words)
     if name in _VOID:
@@ -47,6 +47,16 @@ def element(name: str, /, *children: str, **attributes: str | float | None) -> M
     return Markup(f"<{opened}>{''.join(text(child) for child in children)}</{name}>")
 
 
-def number(value: float) -> str:
+def key(number: int) -> Markup:
+    """The number that stands for an artifact in drawings."""
+    return element("span", str(number), class_="key")
+
+
+def named(number: int, label: str, several: bool) -> Markup:
+    """A label, with its number where there are others."""
+    return Markup(key(number) + " " + element("span", label)) if several else element("span", label)
+
+
+def coordinate(value: float) -> str:
     """A coordinate: at most two decimals, none that are zero."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -134,6 +134,7 @@ def loading(model: Artifact | GgufSource, path: str) -> tuple[Loading, ...]:
     for engine in engines:
         found = engine_findings(model, engine, 1)
         reasons = tuple(one.message for one in found if one.severity == "error")
+        remarks = tuple(one.message for one in found if one.severity != "error")
         shown = path if engine == "transformers" else shlex.quote(path)
-        rows.append(Loading(engine, _COMMANDS[engine].format(shown), reasons))
+        rows.append(Loading(engine, _COMMANDS[engine].format(shown), reasons, remarks))
     return tuple(rows)

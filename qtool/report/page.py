@@ -4,8 +4,7 @@ from qtool.report import figures, plots, tables
 from qtool.report.artifact import section
 from qtool.report.facts import ArtifactFacts, Component, Report
 from qtool.report.layers import compared
-from qtool.report.markup import Markup, element, join
-from qtool.report.quality import named
+from qtool.report.markup import Markup, element, join, named
 from qtool.report.quality import section as quality_section
 from qtool.report.style import CSS
 from qtool.verification.finding import Finding

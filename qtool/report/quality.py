@@ -4,17 +4,7 @@ from collections.abc import Sequence
 
 from qtool.report import figures, plots, tables
 from qtool.report.facts import Quality, Report
-from qtool.report.markup import Markup, element
-
-
-def key(number: int) -> Markup:
-    """The number that stands for an artifact in drawings."""
-    return element("span", str(number), class_="key")
-
-
-def named(number: int, label: str, several: bool) -> Markup:
-    """A label, with its number where there are others."""
-    return Markup(key(number) + " " + element("span", label)) if several else element("span", label)
+from qtool.report.markup import Markup, element, key, named
 
 
 def section(report: Report) -> list[Markup]:

@@ -39,7 +39,8 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0;
 th { font-weight: 600; } thead th { color: var(--faint); font-size: .85rem; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n, td b { white-space: nowrap; }
-thead th { vertical-align: bottom; }
+thead th { vertical-align: bottom; overflow-wrap: normal; }
+tbody th { min-width: 3.6rem; } small { color: var(--faint); font-weight: 400; }
 table.pairs th { width: 14rem; font-weight: 500; color: var(--faint); }
 .key { display: inline-block; min-width: 1.5em; padding: 0 .3em; border-radius: 1em;
   border: 1px solid var(--rule); font-size: .85em; text-align: center; font-weight: 600; }
@@ -89,7 +90,8 @@ footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rul
 @media (min-width: 44.01rem) { table.cards tbody th, table.cards thead th:first-child {
   min-width: 10.5rem; } figure.chart { max-width: 46rem; } }
 @media (max-width: 44rem) {
-  h1 { font-size: 1.35rem; }
+  h1 { font-size: 1.35rem; } .wide { display: none; } table { font-size: .88rem; }
+  th, td { padding-right: .45rem; }
   table.cards, table.cards tbody, table.cards tr, table.cards td, table.cards tbody th {
     display: block; width: auto; }
   table.cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden;
