@@ -7,8 +7,6 @@
 
 #include <stdlib.h>
 
-
-
 /* What is needed where groups do not follow whole vectors: the group of each column, and the
  * scales and zeros of the row at work. Room for a pair of vectors past the last. */
 typedef struct {
@@ -64,6 +62,47 @@ ALWAYS V of_groups(const float *numbers, const int32_t *index, int few)
     return found;
 #endif
 }
+
+#if defined(QT_ISA_AVX512) || defined(QT_ISA_AVX2)
+#define QT_PLACES 1
+
+/* Where the codes of two vectors lie, given how many are before them in the first of their words. */
+enum { PLACED_WORDS = 8, MOST_CODES = 10 }; /* words of them all; codes in a word */
+
+typedef struct {
+    I word[2], shift[2]; /* of each lane: which word, how far up */
+    int64_t step, next;  /* words to the next two vectors, codes before those in their word */
+} qt_places;
+
+ALWAYS void qt_find_places(qt_places *places, int bits)
+{
+    const int each = 32 / bits;
+    for (int before = 0; before < each; before++) {
+        qt_places *at = places + before;
+        for (int i = 0; i < 2 * LANES; i++) {
+            at->word[i / LANES][i % LANES] = (before + i) / each;
+            at->shift[i / LANES][i % LANES] = (before + i) % each * bits;
+        }
+        at->step = (before + 2 * LANES) / each;
+        at->next = (before + 2 * LANES) % each;
+    }
+}
+
+/* The codes of one of the vectors, with what lies above them in their words; `skip` of the words
+ * come before. */
+ALWAYS I qt_placed_codes(const uint8_t *words, int32_t skip, const qt_places *at, int i)
+{
+    __m256i all = _mm256_loadu_si256((const void *)words);
+    I word = at->word[i] + skip;
+#if defined(QT_ISA_AVX512)
+    __m512i own = _mm512_permutexvar_epi32((__m512i)word, _mm512_castsi256_si512(all));
+    return (I)_mm512_srlv_epi32(own, (__m512i)at->shift[i]);
+#else
+    __m256i own = _mm256_permutevar8x32_epi32(all, (__m256i)word);
+    return (I)_mm256_srlv_epi32(own, (__m256i)at->shift[i]);
+#endif
+}
+#endif
 
 #define QT_BODY "dequantize_body.h"
 #include "each_dtype.h"

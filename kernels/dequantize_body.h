@@ -114,15 +114,18 @@ ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, qt_tile *next, 
 #if defined(QT_ISA_AVX512)
 #include "dequantize_four.h"
 #endif
+#if defined(QT_PLACES)
+#include "dequantize_padded.h"
+#endif
 
-/* Whether to write past the caches: short pieces of many rows, of a matrix that no cache holds,
- * where every vector is aligned. */
+/* Whether to write past the caches: a matrix that no cache holds, where every vector is aligned,
+ * and where the kernel is fast enough to keep such stores coming. */
 static int D(streaming)(const qt_dequantizing *d)
 {
     enum { CACHE = 4 << 20 };
     const qt_packing *p = &d->packing;
     int64_t row_bytes = p->cols * (int64_t)sizeof(OUT);
-    if (!QT_STREAMS || p->layout == QT_ROWS || p->layout == QT_PADDED)
+    if (!QT_STREAMS || (p->layout == QT_ROWS && p->bits != 4 && sizeof(OUT) < 4))
         return 0;
     if ((p->last - p->first) * row_bytes < CACHE || row_bytes % 64 || (uintptr_t)d->values % 64)
         return 0;
@@ -135,6 +138,10 @@ static int D(dequantize)(const qt_dequantizing *d)
     qt_lookup lookup;
     const qt_packing *p = &d->packing;
     int streaming = D(streaming)(d);
+#if defined(QT_PLACES)
+    if (D(padded)(d, streaming))
+        return QT_OK;
+#endif
     uint32_t *space = qt_tile_space(2);
     if (!space || make_lookup(d, &lookup)) {
         free(space);

@@ -112,7 +112,11 @@ def test_words_give_the_definition(layout: str, bits: int) -> None:
                     define.same(packed.found(dtype, threads=2), want, f"{isa} {dtype} {shape}")
 
 
-@pytest.mark.parametrize(("layout", "bits"), [("columns", 3), ("columns", 4), ("across", 4)])
+LARGE = [("columns", 3), ("columns", 4), ("across", 4), ("rows", 4), ("rows", 5)]
+LARGE += [("padded", bits) for bits in (3, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(("layout", "bits"), LARGE)
 def test_large_matrices_written_past_the_caches(layout: str, bits: int) -> None:
     """More than 4 MiB of each dtype, so that stores pass the caches where they can."""
     rows, columns = 1104, 2048
