@@ -27,8 +27,9 @@ from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
-from qtool.cli.verify import verify
 from qtool.cli.report import report
+from qtool.cli.schema import schema
+from qtool.cli.verify import verify
 from qtool.errors import QtoolError, UsageError
 from qtool.printable import printable
 
@@ -62,6 +63,7 @@ for _command in (quantize, calibrate, plan, inspect, diff, convert, recipes, ben
     app.command()(_command)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(schema)
 app.command()(verify)
 app.command()(report)
 
