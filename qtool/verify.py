@@ -2,7 +2,8 @@
 
 Three things must hold: the folder holds exactly the tensors of the plan, each with its dtype and
 shape; every byte is the one that was packed (CRC-32, computed while writing); and every quantized
-matrix reads back under the plan's scheme, with scales that are finite and positive.
+matrix reads back under the plan's scheme, with scales that are finite and positive. Then the whole
+has to pass what `qtool verify` says of headers and configs.
 """
 
 import zlib
@@ -18,6 +19,8 @@ from qtool.errors import FormatError
 from qtool.plan import Plan
 from qtool.planned import Planned
 from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.matrix import Measured, measure
+from qtool.verification.written import check_written
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,11 @@ def verify(folder: Path, plan: Plan, checksums: Mapping[str, int]) -> Report:
         )
     _compare_layout(artifact, plan)
     nbytes = 0
+    matrices: list[Measured] = []
     for planned in plan.tensors:
         if isinstance(planned.action, Scheme):
-            _check_matrix(artifact, planned, planned.action)
+            quant = _check_matrix(artifact, planned, planned.action)
+            matrices.append(measure(artifact, artifact.entries[planned.name], quant))
         for spec in planned.outputs:
             raw = artifact.checkpoint.raw(spec.name)
             nbytes += raw.size
@@ -52,8 +57,8 @@ def verify(folder: Path, plan: Plan, checksums: Mapping[str, int]) -> Report:
                     f"{artifact.checkpoint.file_of(spec.name)}: tensor {spec.name!r} reads back "
                     "with other bytes than were written; the disk or the memory is faulty"
                 )
-    matrices = sum(isinstance(t.action, Scheme) for t in plan.tensors)
-    return Report(len(artifact.checkpoint.tensors), matrices, nbytes)
+    check_written(folder, artifact, matrices)
+    return Report(len(artifact.checkpoint.tensors), len(matrices), nbytes)
 
 
 def _compare_layout(artifact: Artifact, plan: Plan) -> None:
@@ -71,7 +76,7 @@ def _compare_layout(artifact: Artifact, plan: Plan) -> None:
             )
 
 
-def _check_matrix(artifact: Artifact, planned: Planned, scheme: Scheme) -> None:
+def _check_matrix(artifact: Artifact, planned: Planned, scheme: Scheme) -> GroupQuant:
     """One quantized matrix: scheme, shape, scales, zeros."""
     quant = artifact.read(planned.name)
     if not isinstance(quant, GroupQuant):
@@ -83,8 +88,9 @@ def _check_matrix(artifact: Artifact, planned: Planned, scheme: Scheme) -> None:
         )
     check_scales(planned.name, quant.scale)
     middle = 1 << (scheme.bits - 1)
-    if scheme.symmetric and (quant.zero != middle).any():
+    if scheme.symmetric and not scheme.is_float and (quant.zero != middle).any():
         raise FormatError(f"{planned.name}: symmetric, but not every zero is {middle}")
+    return quant
 
 
 def check_scales(name: str, scale: NDArray[np.floating]) -> None:

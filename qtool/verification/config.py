@@ -61,6 +61,18 @@ def _means(pattern: str, module: str) -> bool:
     return pattern == module
 
 
+def check_said(subject: Subject) -> Iterator[Finding]:
+    """config: a quantized artifact says so in config.json."""
+    checkpoint = subject.artifact.checkpoint
+    if subject.artifact.found.format != "dense" and not quantization_config(checkpoint):
+        yield Finding(
+            "error", "config", "config.json",
+            "the tensors are quantized, and no quantization_config says how (shapes look like "
+            f"{subject.artifact.found.format}); engines load it as a dense model and fail: put "
+            "back the config that it was made with",
+        )  # fmt: skip
+
+
 def check_dense_list(subject: Subject) -> Iterator[Finding]:
     """dense-list: what the config calls dense is, and nothing else."""
     if subject.artifact.found.format == "dense":

@@ -23,7 +23,7 @@ from qtool.verification.engine_view import (
     some,
     weight_arguments,
 )
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, Severity
 
 MARLIN_OUT, MARLIN_IN = 64, 128
 BFLOAT_ONLY = ("gemma2", "gemma3", "gemma3_text", "glm4")  # overflow in float16
@@ -74,7 +74,7 @@ def _awq(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
         )
     kind = view.config.get("model_type")
     if kind in BFLOAT_ONLY:
-        gravest = "error" if slow and engine == "sglang" else "warning"
+        gravest: Severity = "error" if slow and engine == "sglang" else "warning"
         yield Finding(
             gravest, "engine-dtype", "",
             f"{kind} overflows in float16, and AWQ's own kernels compute in float16 alone: only "

@@ -226,7 +226,8 @@ def group_of(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any] 
     """The group of a compressed-tensors config that a linear module falls under: by its name or
     an expression for it, else by its class."""
     groups = quantization.get("config_groups")
-    found = [g for g in groups.values() if isinstance(g, Mapping)] if _is_map(groups) else []
+    listed = groups.values() if isinstance(groups, Mapping) else ()
+    found = [group for group in listed if isinstance(group, Mapping)]
     for by_class in (False, True):
         for group in found:
             targets = group.get("targets")
@@ -248,10 +249,6 @@ def names_it(target: str, module: str) -> bool:
     if target.startswith("re:"):
         return matches(target.removeprefix("re:"), module)
     return target == module
-
-
-def _is_map(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def fused_layers(layers: Iterable[Layer]) -> dict[str, list[Layer]]:

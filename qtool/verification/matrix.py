@@ -27,6 +27,10 @@ class Zeros:
     v1_stores_middle: bool  # labelled v1, and every stored field is 2^(bits-1)
     v1_wraps: int  # labelled v1, and 0 is stored as the largest code
 
+    def is_only(self, zero: int) -> bool:
+        """Whether every zero is this."""
+        return self.least == self.most == zero
+
 
 @dataclass(frozen=True)
 class Measured:

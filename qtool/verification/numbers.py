@@ -14,6 +14,7 @@ _SAME = 0.5  # of the rows
 _OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
 _FEW_WEIGHTS = 4096  # too few to tell anything from means
 _FEW_GROUPS = 8
+_FEW_MATRICES = 3  # which may by chance have weights that are not about 0
 
 
 def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
@@ -61,6 +62,11 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
                 "error", "codes", name,
                 f"{name}: {m.not_numbers:,} of its codes are NaN or infinite; quantize this layer "
                 "anew",
+            )  # fmt: skip
+        elif m.low_code == m.high_code and m.zeros and m.zeros.is_only(m.low_code):
+            yield Finding(
+                "warning", "codes", name,
+                f"{name}: every weight is 0; the layer does nothing, unless the model has it so",
             )  # fmt: skip
         elif m.low_code == m.high_code:
             yield Finding(
@@ -145,9 +151,11 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
             )
         else:
             fix = "they were written by another convention: make the artifact again"
+        guessed = found is high or found is low
+        few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
         of = "all" if len(found) == len(whole) else f"{len(found)} of {len(whole)}"
         yield Finding(
-            "error", "zero-convention", found[0].entry.name,
+            "warning" if few else "error", "zero-convention", found[0].entry.name,
             f"the zeros of {of} matrices ({some([m.entry.name for m in found])}) are off by one as "
             f"they are labelled, which makes every weight wrong by a step; {fix}",
         )  # fmt: skip

@@ -46,7 +46,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     else:
         yield from _alike(subject)
     yield from _prediction(subject)
-    yield from _packed_alone(subject)
+    yield from check_packed(subject)
 
 
 def _row(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
@@ -216,23 +216,23 @@ def _alike(subject: Subject) -> Iterator[Finding]:
     if subject.blocks is None:
         return
     start = subject.blocks.prefix + "."
-    kinds: dict[frozenset[str], list[int]] = defaultdict(list)
     blocks: dict[int, set[str]] = defaultdict(set)
     for name in subject.present:
         number, _, rest = name[len(start) :].partition(".")
         if name.startswith(start) and number.isdecimal() and int(number) < subject.blocks.count:
             blocks[int(number)].add(rest)
-    for number, rests in blocks.items():
-        kinds[frozenset(rests)].append(number)
-    for rests, numbers in kinds.items():
-        larger = [other for other in kinds if rests < other and len(kinds[other]) > len(numbers)]
-        if len(numbers) == 1 and larger:
+    kinds: dict[frozenset[str], list[int]] = defaultdict(list)
+    for block, rests in blocks.items():
+        kinds[frozenset(rests)].append(block)
+    for kind, members in kinds.items():
+        larger = [other for other in kinds if kind < other and len(kinds[other]) > 1]
+        if len(members) == 1 and larger:
             full = max(larger, key=lambda other: len(kinds[other]))
-            lost = sorted(f"{start}{numbers[0]}.{rest}" for rest in full - rests)
+            lost = sorted(f"{start}{members[0]}.{rest}" for rest in full - kind)
             if 2 * len(lost) < len(full):
                 yield Finding(
                     "error", CHECK, lost[0],
-                    f"block {numbers[0]} lacks {some(lost)}, which {len(kinds[full])} other blocks "
+                    f"block {members[0]} lacks {some(lost)}, which {len(kinds[full])} other blocks "
                     "have; fetch or make the artifact again",
                 )  # fmt: skip
 
@@ -265,7 +265,7 @@ def packed_part(name: str) -> str | None:
     return module if last in _PARTS else None
 
 
-def _packed_alone(subject: Subject) -> Iterator[Finding]:
+def check_packed(subject: Subject) -> Iterator[Finding]:
     """Scales, zeros and the like of a matrix that is not there."""
     alone: dict[str, list[str]] = defaultdict(list)
     for name, entry in subject.entries.items():
