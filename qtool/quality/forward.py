@@ -27,7 +27,8 @@ from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.weights import Weights
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-_CACHE_FORMAT = "1"
+_CACHE_FORMAT = "2"
+_TOGETHER = 512  # tokens that one thread computes at a time: small shares are fair shares
 _CACHE_BYTES = 4 << 30
 _PART = ".part"
 _UNFINISHED_SECONDS = 24 * 3600  # nobody is still writing a file as old as this
@@ -65,7 +66,7 @@ def forward(
         return Forward(skeleton, found, rounded)
     with Workers(threads) as workers:
         with rounded.outside(skeleton):
-            stream = skeleton.embed(tokens)
+            stream = skeleton.embed(tokens, _TOGETHER)
         for index in progress.blocks(skeleton.count):
             _advance(skeleton.block(index), stream, rounded, workers)
             if not all(bool(torch.isfinite(part).all()) for part in stream.hidden):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from qtool.errors import SourceError
 from qtool.quality.forward import Forward, Logits
 
-_AT_ONCE = 1 << 24  # logits of a model in memory
+_AT_ONCE = 1 << 23  # logits of a model in memory
 _DRAFTS = (1, 2, 4, 8)
 _OF_NEXT = (0, 1, 4)  # loss, reference_loss and change: of what _positions gives
 Floats = NDArray[np.float64]

@@ -1,11 +1,11 @@
 """Any model that can be run: a checkpoint, a quantized one dequantized as it is read, a GGUF file.
 
-Dequantized weights are float32, exactly what the format stands for; activations are not rounded.
+Dequantized weights are float32, exactly what the format stands for.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class ArtifactWeights:
     artifact: Artifact
     config: Mapping[str, Any]  # without what makes transformers look for packed tensors
     tensors: Mapping[str, TensorInfo]
+    # The matrix whose parts are being read, so that it is dequantized once.
+    _opened: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     @property
     def path(self) -> Path:
@@ -48,7 +50,12 @@ class ArtifactWeights:
         """The bytes of a tensor, from `first` to `last` of its leading axis."""
         if self.artifact.entry(name).scheme is None:
             return self.artifact.checkpoint.part(name, first, last)
-        values = np.ascontiguousarray(self.float32(name)[first:last])
+        if name not in self._opened:
+            self._opened.clear()
+            self._opened[name] = self.float32(name)
+        values = np.ascontiguousarray(self._opened[name][first:last])
+        if last == self.tensors[name].shape[0]:  # parts are asked for in their order
+            self._opened.clear()
         return values.reshape(-1).view(np.uint8)
 
     def array(self, name: str) -> NDArray[Any]:
