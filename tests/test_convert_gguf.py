@@ -297,6 +297,24 @@ def test_blocks_are_those_of_gguf_py(block: BlockType) -> None:
     np.testing.assert_array_equal(pack(quant, block), raw)
 
 
+@pytest.mark.parametrize("block", [Q4_0, Q4_1, Q8_0], ids=lambda block: block.name)
+def test_blocks_of_scale_zero(block: BlockType) -> None:
+    """Other formats have positive scales, so the same numbers get one."""
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (4, 3, block.nbytes), dtype=np.uint8)
+    raw[..., :2] = np.float16([0.25, 0, -0.0]).view(np.uint8).reshape(1, 3, 2)
+    expected = [0.0, 0.0, 0.0, 0.0]
+    if block is Q4_1:
+        expected = [0.0, 1.5, -3.25, 0.0]
+        raw[:, 0, 2:4] = np.float16([-2.0]).view(np.uint8)
+        raw[:, 1:, 2:4] = np.float16(expected).view(np.uint8).reshape(4, 1, 2)
+    matrix = BlockMatrix(raw.reshape(4, -1), block)
+    quant = matrix.grouped
+    assert quant is not None and (quant.scale > 0).all()
+    np.testing.assert_array_equal(quant.dequantize(), matrix.dequantize())
+    np.testing.assert_array_equal(quant.dequantize()[:, 40], np.float32(expected))
+
+
 def test_wide_groups_and_few_bits_in_blocks() -> None:
     for bits, size in ((2, 64), (3, 128), (4, -1)):
         quant = random_quant(Scheme(bits, size, True), 8, 256)

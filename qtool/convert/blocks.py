@@ -33,10 +33,14 @@ class BlockMatrix:
     raw: Bytes  # [out, bytes of a row]
     type: BlockType
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)"""
+        return len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.weights
+
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [out, in], as ggml computes it."""
-        columns = self.raw.shape[1] // self.type.nbytes * self.type.weights
-        return native_gguf.dequantize(self.raw, self.type, columns)
+        return native_gguf.dequantize(self.raw, self.type, self.shape[1])
 
     @cached_property
     def nearest(self) -> GroupQuant | None:
@@ -51,7 +55,7 @@ class BlockMatrix:
         found = self.nearest
         if found is None or self.type is not Q4_1:
             return found
-        return found if offsets(found)[1] else None
+        return found if np.array_equal(found.dequantize(), self.dequantize()) else None
 
 
 def spread(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -85,8 +89,8 @@ def pack(quant: GroupQuant, block: BlockType) -> Bytes:
     out[..., :2] = scale[..., None].view(np.uint8)
     if block is Q8_0:
         zero = spread(quant, quant.zero).astype(np.int16)[..., None]
-        codes = quant.codes.reshape(rows, count, BLOCK).astype(np.int16) - zero
-        out[..., 2:] = codes.astype(np.int8).view(np.uint8)
+        off = quant.codes.reshape(rows, count, BLOCK).astype(np.int16) - zero
+        out[..., 2:] = off.astype(np.int8).view(np.uint8)
         return out.reshape(rows, count * block.nbytes)
     codes = quant.codes.reshape(rows, count, BLOCK)
     if block is Q4_0:
@@ -106,22 +110,26 @@ def unpack(raw: Bytes, block: BlockType) -> GroupQuant | None:
     scale = np.ascontiguousarray(blocks[..., :2]).view("<f2").reshape(rows, count)
     if block is Q8_0:
         codes = blocks[..., 2:] ^ np.uint8(128)  # q + 128
-        scheme = Scheme(8, BLOCK, True)
-        zero = np.full((rows, count), 128, np.uint8)
-        return GroupQuant(scheme, codes.reshape(rows, -1), scale, zero)
-    packed = blocks[..., block.nbytes - 16 :]
-    codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    if block is Q4_0:
-        zero = np.full((rows, count), 8, np.uint8)
-        return GroupQuant(Scheme(4, BLOCK, True), codes.reshape(rows, -1), scale, zero)
-    offset = np.ascontiguousarray(blocks[..., 2:4]).view("<f2").reshape(rows, count)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.rint(-offset.astype(np.float32) / scale.astype(np.float32))
-    zero = np.where(scale == 0, 0, ratio)
-    if not (np.isfinite(zero).all() and (zero >= 0).all() and (zero <= 15).all()):
+    else:
+        packed = blocks[..., block.nbytes - 16 :]
+        codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+    bits = 8 if block is Q8_0 else 4
+    zero = np.full((rows, count), 1 << (bits - 1), np.uint8)
+    offset = np.zeros_like(scale)
+    if block is Q4_1:
+        offset = np.ascontiguousarray(blocks[..., 2:4]).view("<f2").reshape(rows, count)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.rint(-offset.astype(np.float32) / scale.astype(np.float32))
+        whole = np.where(scale == 0, 8, ratio)
+        if not (np.isfinite(whole).all() and (whole >= 0).all() and (whole <= 15).all()):
+            return None
+        zero = whole.astype(np.uint8)
+    flat = scale == 0
+    if flat.any():  # a scale of 0 is allowed here alone: one step up or down is the offset
+        codes[flat] = (zero[flat] + np.sign(offset[flat]).astype(np.int8)).astype(np.uint8)[:, None]
+        scale = np.where(flat, np.where(offset == 0, np.float16(1), np.abs(offset)), scale)
+    scheme = Scheme(bits, BLOCK, block is not Q4_1)
+    quant = GroupQuant(scheme, codes.reshape(rows, -1), scale, zero)
+    if block is Q4_1 and not np.array_equal(offsets(quant)[0][~flat], offset[~flat]):
         return None
-    quant = GroupQuant(
-        Scheme(4, BLOCK, False), codes.reshape(rows, -1), scale, zero.astype(np.uint8)
-    )
-    again, _ = offsets(quant)
-    return quant if np.array_equal(again, offset) else None
+    return quant

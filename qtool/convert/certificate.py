@@ -44,20 +44,28 @@ class Squares:
 
     def add(self, source: NDArray[np.float32], found: NDArray[np.float32]) -> None:
         """One piece. numpy's own sums: those of BLAS depend on its threads."""
-        if np.array_equal(source, found):
-            self._size.append(float((source * source).sum(dtype=np.float64)))
-            return
-        self.same = False
-        lost = source - found
-        lost *= lost
-        self._size.append(float((source * source).sum(dtype=np.float64)))
-        self._lost.append(float(lost.sum(dtype=np.float64)))
+        if not np.array_equal(source, found):
+            if np.array_equal(source, found, equal_nan=True):
+                return
+            self.same = False
+            lost = np.where(np.isfinite(source), source - found, np.float32(0))
+            self._lost.append(_squares(lost))
+        self._size.append(_squares(source))
 
     @property
     def relative_error(self) -> float:
         """|W - Q| / |W|; 1 where only the source is zero."""
         size, lost = math.fsum(self._size), math.fsum(self._lost)
         return math.sqrt(lost / size) if size else float(lost > 0)
+
+
+def _squares(values: NDArray[np.float32]) -> float:
+    """The sum of the squares of what is finite."""
+    found = float((values * values).sum(dtype=np.float64))
+    if math.isfinite(found):
+        return found
+    wide = values[np.isfinite(values)].astype(np.float64)
+    return float((wide * wide).sum())
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from qtool.convert.blocks import BlockMatrix
 from qtool.convert.certificate import Squares
 from qtool.convert.model import Quantized
 from qtool.convert.obstacles import ANEW, ZEROS
+from qtool.convert.pieces import dequantize, spans
 from qtool.convert.plan import Step
 from qtool.convert.survey import grouped, in_dtype, merged
-from qtool.errors import UnsupportedError
+from qtool.errors import FormatError, UnsupportedError
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant
 
@@ -21,8 +22,9 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
     """The matrix under the step's scheme: the same numbers, unless the step is lossy."""
     assert step.scheme is not None
     if step.lossy == ANEW:
+        values = finite(step.tensor.name, value.dequantize())
         with methods.named(step.tensor.name):
-            made = rtn.quantize(value.dequantize(), None, step.scheme, rtn.Options()).quant
+            made = rtn.quantize(values, None, step.scheme, rtn.Options()).quant
         return replace(made, scheme=step.scheme)
     quant = grouped(value)
     if quant is None and step.lossy == ZEROS:
@@ -40,8 +42,16 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
     return replace(quant, scheme=step.scheme, scale=scale)
 
 
-def relative_error(source: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """|source - found| / |source|, of a whole matrix."""
+def finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The values; FormatError where one of them is no number."""
+    if not np.isfinite(values).all():
+        raise FormatError(f"{name}: holds numbers that are not finite; the artifact is damaged")
+    return values
+
+
+def relative_error(one: Quantized, other: Quantized) -> float:
+    """|one - other| / |one|."""
     sums = Squares()
-    sums.add(source, found)
+    for span in spans(one.shape):
+        sums.add(dequantize(one, slice(*span)), dequantize(other, slice(*span)))
     return sums.relative_error

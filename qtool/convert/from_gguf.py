@@ -17,7 +17,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.formats.safetensors_file import parse_json
-from qtool.gguf.convert import side_files
+from qtool.gguf.convert import made_from, side_files
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model
@@ -49,7 +49,7 @@ def gguf_model(file: GgufFile) -> Model:
         dtype=model.dtype,
         tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)),
         digest=lambda: f"sha256:{digest(file)}",
-        provenance=record,
+        provenance={"made_from": made_from(source)} if record is None else record,
         side_files=partial(_side_files, source, model),
         group_size=size if isinstance(size, int) and not isinstance(size, bool) else None,
         dropped=model.dropped,

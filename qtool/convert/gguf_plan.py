@@ -52,7 +52,8 @@ def gguf_plan(
     source = hf_source(unquantized(model, model.checkpoint))
     by_name = {tensor.name: tensor for tensor in model.quantized}
     tensors = output_order(source.tensors)
-    steps, obstacles = [], []
+    steps: list[GgufStep] = []
+    obstacles: list[Obstacle] = []
     for number in progress.blocks(len(tensors), "tensor"):
         step = _step(target, tensors[number], by_name)
         steps.append(step)

@@ -17,6 +17,11 @@ DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 class Quantized(Protocol):
     """A matrix that is stored as something else than its numbers."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)"""
+        ...
+
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [out, in]"""
         ...

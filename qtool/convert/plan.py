@@ -5,21 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from qtool import structure
+from qtool.convert.certificate import Squares
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
 from qtool.convert.obstacles import ANEW, ROUNDED, SCALES, Obstacle, refuse
+from qtool.convert.plain import plain
 from qtool.convert.survey import Survey, survey
 from qtool.convert.targets import Target
 from qtool.formats import FORMATS, Options
-from qtool.formats.safetensors_file import (
-    FLOAT_DTYPES,
-    TensorInfo,
-    byte_size,
-    from_float32,
-    to_float32,
-)
+from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.layer_names import is_head
 from qtool.progress import Progress
 from qtool.scheme import Scheme
@@ -195,9 +189,9 @@ def _obstacles(
 def _rounds(tensor: Tensor, dtype: str) -> Obstacle | None:
     """What stands against a tensor as plain numbers of a dtype."""
     assert tensor.read is not None
-    values = tensor.read().dequantize()
-    raw = from_float32(values, dtype, tensor.name)
-    if np.array_equal(to_float32(raw, dtype, values.shape), values):
+    sums = Squares()
+    plain(tensor, tensor.read(), dtype, sums)
+    if sums.same:
         return None
     reason = (
         f"is no linear layer, so it becomes plain numbers, and {DTYPE_NAMES[dtype]} rounds its "

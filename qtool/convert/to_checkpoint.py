@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qtool import __version__
 from qtool.artifact import Artifact
-from qtool.convert.certificate import Rounded
+from qtool.convert.certificate import Rounded, Squares
 from qtool.convert.codes import fitted, relative_error
 from qtool.convert.model import DTYPE_NAMES, Model
+from qtool.convert.pieces import same
+from qtool.convert.plain import plain
 from qtool.convert.plan import Plan, Step
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS, Facts
@@ -83,29 +84,20 @@ def _add(step: Step, plan: Plan, writer: StreamWriter, rounded: list[Rounded]) -
     if tensor.read is None:
         assert tensor.raw is not None
         raw = tensor.raw()
-        if step.dtype != tensor.dtype:
+        if step.dtype != tensor.dtype:  # widened
             values = to_float32(raw, tensor.dtype, tensor.shape)
-            raw = _rounded(step, values, rounded)
+            raw = from_float32(values, step.dtype, tensor.name)
         writer.add(tensor.name, raw)
         return
-    writer.add(tensor.name, _rounded(step, tensor.read().dequantize(), rounded))
-
-
-def _rounded(step: Step, values: NDArray[np.float32], rounded: list[Rounded]) -> NDArray[np.uint8]:
-    """The bytes of a dense tensor; it is noted where they are not its numbers."""
-    raw = from_float32(values.reshape(step.tensor.shape), step.dtype, step.tensor.name)
-    back = to_float32(raw, step.dtype, step.tensor.shape).reshape(values.shape)
-    if not np.array_equal(back, values):
+    value = tensor.read()
+    sums = Squares()
+    raw = plain(tensor, value, step.dtype, sums)
+    writer.add(tensor.name, raw)
+    if not sums.same:
         dtype = DTYPE_NAMES[step.dtype]
-        rounded.append(
-            Rounded(
-                step.tensor.name,
-                f"it is rounded to {dtype}",
-                f"is {step.tensor.stored}, whose products {dtype} does not hold",
-                relative_error(values, back),
-            )
-        )
-    return raw
+        what = f"it is rounded to {dtype}"
+        why = f"is {tensor.stored}, whose products {dtype} does not hold"
+        rounded.append(Rounded(tensor.name, what, why, sums.relative_error))
 
 
 def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:
@@ -148,20 +140,19 @@ def compare(steps: Sequence[Step], written: Written, progress: Progress) -> list
             continue
         assert tensor.read is not None
         back = artifact.read(tensor.name)
+        assert not isinstance(back, np.ndarray)  # its entry has a scheme, or the layout is wrong
         value = tensor.read()
-        source = value.dequantize()
-        found = back if isinstance(back, np.ndarray) else back.dequantize()
-        same = np.array_equal(source, found)
-        if not same and step.lossy is None:
+        if same(value, back):
+            continue
+        if step.lossy is None:
             raise FormatError(
                 f"{tensor.name}: dequantizes to other numbers than the source; this is an error "
                 "of qtool"
             )
-        if step.lossy is not None and not np.array_equal(fitted(step, value).dequantize(), found):
+        if not same(fitted(step, value), back):
             raise FormatError(f"{tensor.name}: reads back as other numbers than were packed")
-        if not same:
-            error = relative_error(source, found)
-            rounded[tensor.name] = Rounded(tensor.name, str(step.lossy), step.why, error)
+        error = relative_error(value, back)
+        rounded[tensor.name] = Rounded(tensor.name, step.lossy, step.why, error)
     return [rounded[step.tensor.name] for step in steps if step.tensor.name in rounded]
 
 

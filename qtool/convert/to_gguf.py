@@ -6,7 +6,8 @@ checkpoint's before the file gets its name.
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from qtool.convert.certificate import (
     provenance,
     source_record,
 )
+from qtool.convert.codes import finite
 from qtool.convert.from_gguf import PROVENANCE
 from qtool.convert.gguf_plan import GgufStep, gguf_plan
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
 from qtool.convert.obstacles import ANEW
+from qtool.convert.pieces import dequantize, spans
 from qtool.convert.request import Request
 from qtool.convert.survey import grouped
 from qtool.errors import FormatError, UnsupportedError
@@ -112,7 +115,7 @@ def _blocks(step: GgufStep, part: Tensor) -> NDArray[np.uint8]:
     value = part.read()
     obstacle = (step.against or {}).get(part.name)
     if obstacle is not None and obstacle.lossy == ANEW:
-        raw = native_gguf.encode(np.ascontiguousarray(value.dequantize()), step.type)
+        raw = native_gguf.encode(finite(part.name, value.dequantize()), step.type)
     else:
         quant = grouped(value)
         assert quant is not None  # the plan saw to it
@@ -120,11 +123,16 @@ def _blocks(step: GgufStep, part: Tensor) -> NDArray[np.uint8]:
     return raw if step.order is None else raw[step.order]
 
 
-def _source(step: GgufStep, part: Tensor) -> NDArray[np.float32]:
-    """The matrix as the checkpoint has it, rows in the file's order."""
+def _pieces(
+    step: GgufStep, part: Tensor, raw: Callable[[int, int], NDArray[np.uint8]]
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Rows in the file's order, some at a time: as the checkpoint has them, and as `raw` has."""
     assert part.read is not None
-    values = part.read().dequantize()
-    return values if step.order is None else values[step.order]
+    value = part.read()
+    for first, last in spans(value.shape):
+        rows = slice(first, last) if step.order is None else step.order[first:last]
+        found = native_gguf.dequantize(raw(first, last), step.type, value.shape[1])
+        yield dequantize(value, rows), found
 
 
 def _rounded(step: GgufStep) -> Iterator[Rounded]:
@@ -132,10 +140,9 @@ def _rounded(step: GgufStep) -> Iterator[Rounded]:
     for part in step.parts:
         if (obstacle := (step.against or {}).get(part.name)) is None:
             continue
-        source = _source(step, part)
-        found = native_gguf.dequantize(_blocks(step, part), step.type, source.shape[1])
-        sums = Squares()
-        sums.add(source, found)
+        blocks, sums = _blocks(step, part), Squares()
+        for source, found in _pieces(step, part, lambda first, last, b=blocks: b[first:last]):
+            sums.add(source, found)
         if not sums.same:
             what = str(obstacle.lossy)
             yield Rounded(part.name, what, obstacle.reason, sums.relative_error)
@@ -181,22 +188,25 @@ def _compare(
 
 
 def _compare_step(file: GgufFile, step: GgufStep) -> None:
-    name, first = step.source.name, 0
+    name, start = step.source.name, 0
     for part in step.parts:
-        source = _source(step, part)
-        raw = file.read_rows(name, first, first + len(source))
-        first += len(source)
-        back = native_gguf.dequantize(raw, step.type, source.shape[1])
+        rows = part.shape[0]
+        read = partial(_read, file, name, start)
+        start += rows
         if part.name in (step.against or {}):
-            same = np.array_equal(raw, _blocks(step, part))
+            same = np.array_equal(read(0, rows), _blocks(step, part))
         else:
-            same = np.array_equal(back, source)
+            same = all(np.array_equal(*pair) for pair in _pieces(step, part, read))
         if not same:
             raise FormatError(
                 f"{part.name}: reads back as other numbers than the checkpoint's; this is an "
                 "error of qtool"
             )
     if not step.parts:
-        for start, rows in _plain_rows(step):
-            if not np.array_equal(file.read_rows(name, start, start + len(rows)), rows):
+        for first, plain in _plain_rows(step):
+            if not np.array_equal(file.read_rows(name, first, first + len(plain)), plain):
                 raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
+
+
+def _read(file: GgufFile, name: str, start: int, first: int, last: int) -> NDArray[np.uint8]:
+    return file.read_rows(name, start + first, start + last)
