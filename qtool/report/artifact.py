@@ -137,5 +137,5 @@ def _provenance(one: ArtifactFacts) -> list[Markup]:
         if shown:
             parts.append(tables.pairs(shown))
         if recipe:
-            parts.append(tables.details("The whole recipe", tables.pairs(recipe)))
+            parts.append(tables.details("The whole recipe", tables.pairs(recipe), long=True))
     return parts

@@ -62,7 +62,7 @@ def section(artifact: ArtifactFacts) -> Markup:
         )
     )
     if WORST < len(worst) <= _MOST_ROWS:
-        parts.append(tables.details(f"All {len(worst)} layers", _rows(artifact.layers)))
+        parts.append(tables.details(f"All {len(worst)} layers", _rows(artifact.layers), long=True))
     elif len(worst) > _MOST_ROWS:
         said = f"All {len(worst):,} layers are in what --json prints; they are too many for a page."
         parts.append(element("p", said, class_="faint"))

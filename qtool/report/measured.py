@@ -8,6 +8,7 @@ from typing import Any
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats.safetensors_header import read_json
+from qtool.quality.pareto import unbeaten
 from qtool.report.facts import ArtifactFacts, Quality, Sweep
 from qtool.report.origin import leaves
 
@@ -105,19 +106,12 @@ def _interval(value: Any) -> tuple[float, float] | None:
 def with_front(rows: Sequence[Quality]) -> tuple[Quality, ...]:
     """The rows, each marked where nothing measured alike is both smaller and nearer."""
 
-    def beaten(one: Quality, other: Quality) -> bool:
-        if one.kld is None or other.kld is None or one.measured != other.measured:
-            return False
-        return (
-            other.size_bytes <= one.size_bytes
-            and other.kld <= one.kld
-            and (other.size_bytes, other.kld) != (one.size_bytes, one.kld)
-        )
+    def best(one: Quality) -> bool:
+        alike = [row for row in rows if row.kld is not None and row.measured == one.measured]
+        found = unbeaten([(row.size_bytes, row.kld or 0.0) for row in alike])
+        return any(row is one and good for row, good in zip(alike, found, strict=True))
 
-    return tuple(
-        replace(one, front=one.kld is not None and not any(beaten(one, other) for other in rows))
-        for one in rows
-    )
+    return tuple(replace(one, front=best(one)) for one in rows)
 
 
 def find_sweep(artifacts: Sequence[ArtifactFacts], rows: Sequence[Quality]) -> Sweep | None:

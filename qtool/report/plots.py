@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qtool.report import figures, svg
-from qtool.report.facts import ArtifactFacts, Codes, Component, Quality, Scales, Sweep
+from qtool.report.facts import ArtifactFacts, Codes, Component, Scales, Sweep
 from qtool.report.markup import Markup, element
 from qtool.report.names import COMPONENTS
 from qtool.report.sample import binned, entropy
@@ -38,35 +39,40 @@ def _axis(title: str, low: float, high: float, unit: float = 1.0) -> svg.Axis:
     return svg.Axis(title, tuple(ticks))
 
 
-def pareto(rows: Sequence[Quality], names: dict[str, str]) -> Markup:
-    """Size against the logarithm of the KL divergence; names: the short one of each artifact."""
-    sizes = [row.size_bytes for row in rows]
-    spread = (max(sizes) - min(sizes)) or max(sizes)
+@dataclass(frozen=True)
+class Point:
+    """One artifact of a plot of sizes and divergences."""
+
+    name: str  # a number, or another short name
+    label: str
+    nbytes: int
+    kld: float
+    front: bool  # nothing in the plot is both smaller and nearer
+
+
+def pareto(points: Sequence[Point], *, alone: bool = False) -> Markup:
+    """Size against the logarithm of the KL divergence; alone: as a file with names below."""
+    sizes = [point.nbytes for point in points]
+    spread = (max(sizes) - min(sizes)) or max(*sizes, 1)
     left, right = min(sizes) - 0.08 * spread, max(sizes) + 0.08 * spread
-    klds = [row.kld or 0.0 for row in rows]
-    low, high = _logarithmic(klds)
-
-    def at(nbytes: float, kld: float) -> tuple[float, float]:
-        log = math.log10(max(kld, _LEAST))
-        return (nbytes - left) / (right - left), (log - low) / (high - low)
-
+    low, high = _logarithmic([point.kld for point in points])
     dots = [
         svg.Dot(
-            *at(row.size_bytes, kld),
-            names[row.artifact],
-            f"{row.artifact}: {figures.size(row.size_bytes)}, KL divergence {kld:.5f} nats",
-            row.front,
+            (point.nbytes - left) / (right - left),
+            (math.log10(max(point.kld, _LEAST)) - low) / (high - low),
+            point.name,
+            f"{point.label}: {figures.size(point.nbytes)}, KL divergence {point.kld:.5f} nats",
+            point.front,
         )
-        for row, kld in zip(rows, klds, strict=True)
+        for point in points
     ]
-    joined = sorted((dot.x, dot.y) for dot in dots if dot.strong)
-    said = f"Size and KL divergence of {len(rows)} artifacts"
     return svg.chart(
-        said,
+        f"Size and KL divergence of {figures.plural(len(points), 'artifact', 'artifacts')}",
         _axis("size, MB", left, right, 1e6),
         _log_axis("KL divergence, nats", low, high),
         dots,
-        joined,
+        sorted((dot.x, dot.y) for dot in dots if dot.strong),
+        below=[f"{point.name}  {point.label}" for point in points] if alone else None,
     )
 
 

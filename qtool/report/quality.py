@@ -14,16 +14,17 @@ def section(report: Report) -> list[Markup]:
         return parts
     names = _numbers(report)
     several = len(names) > 1
+    ordered = sorted(report.quality, key=lambda row: int(names[row.artifact]))
     parts.append(
         tables.cards(
             ("artifact", "size", "perplexity", "KL divergence, nats", "99th percentile",
              "same top token", "RMS change of probability", "accepted as a draft"),
-            [_figures_of(row, names, several) for row in report.quality],
+            [_figures_of(row, names, several) for row in ordered],
         )
     )  # fmt: skip
     parts.append(element("p", _explained(report.quality), class_="faint"))
     groups: dict[tuple[str, str, int, int], list[Quality]] = {}
-    for row in report.quality:
+    for row in ordered:
         if row.kld is not None:
             groups.setdefault(row.measured, []).append(row)
     if len(groups) > 1:
@@ -42,7 +43,7 @@ def section(report: Report) -> list[Markup]:
             parts.append(
                 element(
                     "figure",
-                    plots.pareto(rows, names),
+                    plots.pareto([_point(row, names) for row in rows]),
                     element(
                         "figcaption",
                         "Size against mean KL divergence (logarithmic). ",
@@ -55,6 +56,11 @@ def section(report: Report) -> list[Markup]:
     if report.sweep is not None:
         parts += _swept(report)
     return parts
+
+
+def _point(row: Quality, names: dict[str, str]) -> plots.Point:
+    assert row.kld is not None
+    return plots.Point(names[row.artifact], row.artifact, row.size_bytes, row.kld, row.front)
 
 
 def _numbers(report: Report) -> dict[str, str]:

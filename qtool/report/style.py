@@ -106,12 +106,14 @@ footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rul
     display: block; width: auto; }
   table.pairs th { border: 0; padding-bottom: 0; font-size: .85rem; }
 }
+@page { margin: 14mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10.5pt; }
-  nav, summary { display: none; } details::details-content { content-visibility: visible;
+  nav, details.long { display: none; } summary { list-style: none; color: inherit;
+    font-weight: 600; } details::details-content { content-visibility: visible;
     block-size: auto; }
   svg, .swatch { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  figure, table.cards tr, .sized, li { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  figure, tr, .sized, li, pre { break-inside: avoid; } h2, h3 { break-after: avoid; }
   a { color: inherit; text-decoration: none; }
 }
 """

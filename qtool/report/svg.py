@@ -157,14 +157,23 @@ class Dot:
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.15, 0.97, 26.0, 36.0
+# The style of a drawing that stands alone: that of the page on paper.
+_ALONE = """
+svg { font: 12px sans-serif; } text { fill: #444; } .name { fill: #000; } .paper { fill: #fff; }
+.middle { text-anchor: middle; } .end { text-anchor: end; } .grid { stroke: #ccc; }
+.front { stroke: #0072b2; stroke-width: 1.5; } .mark { fill: #0072b2; } .weak { fill: #777; }
+"""
 _NARROW = 300  # pixels; names must not meet on a telephone
 
 
 def chart(
     said: str, x: Axis, y: Axis, dots: Sequence[Dot], joined: Sequence[tuple[float, float]],
-    height: float = 300,
+    height: float = 300, below: Sequence[str] | None = None,
 ) -> Markup:  # fmt: skip
-    """Points and a line through some places, on a grid."""
+    """Points and a line through some places, on a grid.
+
+    below: lines of text; with them the drawing is a file of its own, of 640 pixels.
+    """
 
     def across(share: float) -> float:
         return _LEFT + share * (_RIGHT - _LEFT)
@@ -195,7 +204,16 @@ def chart(
             )
         )  # fmt: skip
         taken.append((across(one.x) * _NARROW + shift, down(one.y) + rise - 4))
-    return drawing(said, height, *marks)
+    if below is None:
+        return drawing(said, height, *marks)
+    for place, words in enumerate(below, 1):
+        marks.append(label(0.02, height + 18 * place, words, "name"))
+    whole = height + 18 * len(below) + 12
+    return element(
+        "svg", element("title", said), element("style", Markup(_ALONE)),
+        element("rect", class_="paper", width="100%", height="100%"), *marks,
+        xmlns="http://www.w3.org/2000/svg", width=640, height=whole, role="img",
+    )  # fmt: skip
 
 
 def _room(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:

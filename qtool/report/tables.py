@@ -61,8 +61,12 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Markup:
     return element("table", element("tbody", *body), class_="pairs")
 
 
-def details(summary: str, *content: Markup, opened: bool = False) -> Markup:
-    """What can be unfolded; on paper it is."""
+def details(summary: str, *content: Markup, opened: bool = False, long: bool = False) -> Markup:
+    """What can be unfolded; on paper it is, unless it is long, and then it is left out."""
     return element(
-        "details", element("summary", summary), *content, open="open" if opened else None
+        "details",
+        element("summary", summary),
+        *content,
+        open="open" if opened else None,
+        class_="long" if long else None,
     )
