@@ -229,6 +229,6 @@ def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
         "strategy": "token",
         "observer": None,
     }
-    if table.get("group_size"):
+    if table["group_size"] != -1:
         found |= {"strategy": "group", "group_size": table["group_size"]}
     return found

@@ -21,7 +21,8 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     if not quantized:
         return []
     found = [*_format(recipe, quantized), *_groups(quantized), *_fused(recipe, tensors)]
-    found += _marlin(recipe, quantized) + _bfloat16(quantized)
+    found += _marlin(recipe, quantized)
+    found += _bfloat16(quantized) if recipe.activations is None else []
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
@@ -60,7 +61,8 @@ def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
 
 
 def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
-    if all(tensor.dtype != "BF16" for tensor in quantized):
+    halves = [t for t in quantized if t.scheme and t.scheme.scale_dtype == "float16"]
+    if all(tensor.dtype != "BF16" for tensor in halves):
         return []
     return [
         "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
@@ -69,7 +71,8 @@ def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
 
 
 def _groups(quantized: Sequence[Planned]) -> list[str]:
-    sizes = {tensor.scheme.group_size for tensor in quantized if tensor.scheme is not None}
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    sizes = {scheme.group_size for scheme in schemes if not scheme.is_float}
     odd = sorted(sizes.difference(GROUP_SIZES))
     if not odd:
         return []
@@ -95,6 +98,8 @@ def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     shapes: Counter[tuple[int, ...]] = Counter()
     for tensor in quantized:
         out, width = tensor.shape
+        if tensor.scheme is not None and tensor.scheme.is_float:
+            continue
         if not fits_marlin(out, width):
             shapes[tensor.shape] += 1
     if not shapes:

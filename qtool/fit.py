@@ -69,14 +69,18 @@ def format_options(recipe: Recipe) -> Options:
         return dense
     schemes = [recipe.scheme]
     schemes += [patched(recipe.scheme, o.weights) for o in recipe.overrides if o.weights]
-    layouts = {"awq": recipe.awq.layout, "gptq": recipe.gptq.layout}
-    chosen: Options = module.choose(schemes, layouts[recipe.format])
+    layouts = {
+        "awq": recipe.awq.layout,
+        "gptq": recipe.gptq.layout,
+        "compressed-tensors": "packed" if recipe.activations is None else "plain",
+    }
+    chosen: Options = module.choose(schemes, layouts.get(recipe.format))
     return chosen
 
 
 def _obstacle(recipe: Recipe, scheme: Scheme, shape: tuple[int, ...]) -> str | None:
     """Why a matrix [out, in] cannot be stored under a scheme."""
-    if scheme.group_size > 0 and shape[1] % scheme.group_size:
+    if scheme.group_size > 0 and shape[1] % scheme.group_size and not scheme.is_float:
         return f"in_features {shape[1]} is not divisible by group_size {scheme.group_size}"
     reason: str | None = FORMATS[recipe.format].supports(scheme, shape, format_options(recipe))
     return reason
@@ -84,7 +88,7 @@ def _obstacle(recipe: Recipe, scheme: Scheme, shape: tuple[int, ...]) -> str | N
 
 def _smaller(scheme: Scheme, in_features: int) -> Scheme:
     """The same scheme with the largest power-of-two group from 32 on that divides in_features."""
-    if scheme.group_size <= 0 or in_features % scheme.group_size == 0:
+    if scheme.group_size <= 0 or in_features % scheme.group_size == 0 or scheme.is_float:
         return scheme
     size = gcd(in_features, 1 << scheme.group_size.bit_length())
     while size > scheme.group_size:
@@ -125,12 +129,12 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
             f"group (the first: {name} {list(tensors[name].shape)}: {reason}); leave them dense "
             "with --set indivisible=dense, or with an override"
         )
-    if recipe.reorders_groups and recipe.format == "awq":
+    if recipe.reorders_groups and recipe.format != "gptq":
         width = {name: tensors[name].shape[1] for name in schemes if name not in failures}
         if any(schemes[name].groups(width[name]) > 1 for name in width):
             raise FormatError(
                 f"recipe {recipe.name}: gptq.static_groups: false with gptq.act_order puts columns "
-                "out of group order, which format awq cannot store; choose --set "
+                f"out of group order, which format {recipe.format} cannot store; choose --set "
                 "gptq.static_groups=true, --set gptq.act_order=false, or --set format=gptq"
             )
     mixed = FORMATS[recipe.format].supports_together(set(schemes.values()))

@@ -22,6 +22,7 @@ from qtool.planned import Planned
 from qtool.progress import Progress
 from qtool.request import Request
 from qtool.scheme import Dropped, GroupQuant, Scheme
+from qtool.shared_scales import SharedScales
 from qtool.sink import Sink, check_values
 from qtool.staging import check_out
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
@@ -100,7 +101,7 @@ def _quantize_each(
     journal: Journal,
 ) -> Outcome:
     """Without a forward pass every tensor stands alone; one a thread is in memory."""
-    options = rtn.Options(clip=request.recipe.clips)
+    shared = SharedScales(plan, checkpoint)
 
     def work(planned: Planned) -> LayerReport | None:
         if isinstance(planned.action, Dropped):
@@ -108,6 +109,7 @@ def _quantize_each(
         if not isinstance(planned.action, Scheme):
             sink.dense(planned)
             return None
+        options = rtn.Options(request.recipe.clips, shared.largest(planned))
         weight = checkpoint.float32(planned.name)
         check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
         with methods.named(planned.name):

@@ -29,63 +29,20 @@ from qtool.recipe_file import (
     shipped,
     validate,
 )
+from qtool.recipe_weights import Activations, Override, Weights, WeightsPatch, patched
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
 
-__all__ = ["Calibration", "Recipe", "find", "folders", "load", "parse", "schema", "shipped"]
+__all__ = [
+    "Calibration", "Recipe", "Weights", "WeightsPatch", "find", "folders", "load", "parse",
+    "patched", "schema", "shipped",
+]  # fmt: skip
 
 METHODS = ("rtn", "gptq", "awq", "none")
 CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
 TRANSFORMS = ("awq",)
-
-
-def _group_size(value: int | None) -> int | None:
-    if value is not None and value != -1 and (value < 16 or value % 8):
-        raise PydanticCustomError(
-            "group_size",
-            "expected -1 (one group per output channel) or a multiple of 8 from 16 on; "
-            "engines load -1, 32, 64 and 128",
-            {},
-        )
-    return value
-
-
-class Weights(Table):
-    """Bits of a weight, input features that share a scale, and whether zero is in the middle."""
-
-    bits: int = Field(ge=2, le=8)
-    group_size: int = Field(description="input features per scale; -1: one per output channel")
-    symmetric: bool
-
-    check_group = field_validator("group_size")(_group_size)
-
-
-class WeightsPatch(Table):
-    """The part of `weights` that an override changes."""
-
-    bits: int | None = Field(default=None, ge=2, le=8)
-    group_size: int | None = None
-    symmetric: bool | None = None
-
-    check_group = field_validator("group_size")(_group_size)
-
-
-class Override(Table):
-    """Another scheme, or none, for the modules whose checkpoint name matches. Later ones win."""
-
-    match: str = Field(min_length=1, description='shell pattern, such as "*.down_proj" or lm_head')
-    weights: WeightsPatch | None = None
-    dense: bool = False
-
-    @model_validator(mode="after")
-    def one_of_both(self) -> "Override":
-        if self.dense == (self.weights is not None):
-            raise PydanticCustomError(
-                "override", "expected either `weights` with keys to change, or `dense: true`", {}
-            )
-        return self
 
 
 class RtnOptions(Table):
@@ -127,10 +84,10 @@ class Recipe(NamedTable):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
-    format: Literal["awq", "gptq", "dense"]
+    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "dense"]
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()
-    activations: None = None
+    activations: Activations | None = None
     kv_cache: None = None
     calibration: Calibration = Calibration()
     overrides: tuple[Override, ...] = ()
@@ -147,12 +104,14 @@ class Recipe(NamedTable):
             (value,) if isinstance(value, str) else tuple(value) if type(value) is list else value
         )
 
-    @field_validator("activations", "kv_cache", mode="before")
+    @field_validator("kv_cache", mode="before")
     @classmethod
-    def weights_only(cls, value: Any) -> Any:
+    def no_cache(cls, value: Any) -> Any:
         if value is not None:
             raise PydanticCustomError(
-                "later", "this version quantizes weights only; remove the key or set it to null", {}
+                "later",
+                "this version does not quantize the cache; remove the key or set it to null",
+                {},
             )
         return value
 
@@ -177,7 +136,49 @@ class Recipe(NamedTable):
             )
         if self.weights is None and (self.rounding != "none" or self.transforms):
             raise conflict("weights", "missing; it says bits, group_size and symmetric")
+        if self.weights is not None and self.rounding != "none":
+            self._check_numbers(self.weights)
         return self
+
+    def _check_numbers(self, weights: Weights) -> None:
+        """Types of numbers go with some formats and methods."""
+        if self.format == "fp8" and weights.type != "fp8":
+            raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
+        if weights.type != "int":
+            if self.format not in ("compressed-tensors", "fp8"):
+                raise conflict(
+                    "format",
+                    f"{self.format} stores whole numbers; weights of type {weights.type} go with "
+                    "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
+                )
+            if self.method != ("rtn",) or self.rtn.clip or self.transforms:
+                raise conflict(
+                    "method",
+                    f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
+                    "without clip and transforms",
+                )
+            if any(override.weights is not None for override in self.overrides):
+                raise conflict(
+                    "overrides",
+                    f"with weights of type {weights.type} an override can say `dense: true` only",
+                )
+        if self.activations is None:
+            return
+        if self.format != "compressed-tensors":
+            raise conflict(
+                "activations",
+                f"format {self.format} does not say how activations are quantized; "
+                "compressed-tensors does",
+            )
+        wanted = "int" if weights.type == "int" else "float"
+        if self.activations.type != wanted or weights.type not in ("int", "fp8"):
+            raise conflict(
+                "activations",
+                "int ones go with weights of type int, float ones with fp8; not "
+                f"{self.activations.type} with {weights.type}",
+            )
+        if wanted == "int" and not weights.symmetric:
+            raise conflict("activations", "engines quantize them for symmetric weights only")
 
     @property
     def rounding(self) -> str:
@@ -235,20 +236,11 @@ class Recipe(NamedTable):
         """The scheme of every quantized tensor that no override matches."""
         if self.weights is None:
             raise RecipeError(f"recipe {self.name}: it has no weights to quantize")
-        return Scheme(self.weights.bits, self.weights.group_size, self.weights.symmetric)
+        return self.weights.scheme(self.format)
 
     def effective(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON: what provenance records."""
         return self.model_dump(mode="json")
-
-
-def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
-    """`scheme` with the keys that `patch` gives."""
-    return Scheme(
-        scheme.bits if patch.bits is None else patch.bits,
-        scheme.group_size if patch.group_size is None else patch.group_size,
-        scheme.symmetric if patch.symmetric is None else patch.symmetric,
-    )
 
 
 def calibration_sets(

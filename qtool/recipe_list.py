@@ -8,6 +8,7 @@ from qtool import recipe
 from qtool.gguf.recipe import GgufRecipe
 
 SAFETENSORS = "safetensors, AWQ and GPTQ"
+COMPRESSED = "safetensors, compressed-tensors and FP8"
 _GGUF_GROUPS = (
     ("GGUF, K-quants", ("q6_k", "q5_k", "q4_k", "q3_k", "q2_k")),
     ("GGUF, lattices and curved grids", ("iq",)),
@@ -41,7 +42,7 @@ class Listed:
 def listed() -> list[Listed]:
     """All of them, group by group."""
     found = [_listed(name) for name in recipe.shipped()]
-    groups = [SAFETENSORS, *(group for group, _ in _GGUF_GROUPS)]
+    groups = [SAFETENSORS, COMPRESSED, *(group for group, _ in _GGUF_GROUPS)]
     return sorted(found, key=lambda item: (groups.index(item.group), _rank(item)))
 
 
@@ -56,7 +57,10 @@ def by_group() -> Iterator[tuple[str, list[Listed]]]:
 def _listed(name: str) -> Listed:
     loaded = recipe.load(name)
     text = recipe.shipped()[name].read_text(encoding="utf-8")
-    group = _gguf_group(loaded.type) if isinstance(loaded, GgufRecipe) else SAFETENSORS
+    if isinstance(loaded, GgufRecipe):
+        group = _gguf_group(loaded.type)
+    else:
+        group = COMPRESSED if loaded.format in ("compressed-tensors", "fp8") else SAFETENSORS
     about = text.splitlines()[0].lstrip("# ")
     return Listed(name, group, about, loaded.format, loaded.calibrates)
 

@@ -120,6 +120,7 @@ def artifact_facts(plan: Plan) -> Facts | None:
         damp_percent=options.damp_percent if recipe.rounding == "gptq" else None,
         act_order=recipe.reorders_groups,
         mse=recipe.rounding == "gptq" and options.mse,
+        activations=None if recipe.activations is None else recipe.activations.model_dump(),
     )
 
 

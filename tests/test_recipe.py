@@ -21,7 +21,61 @@ def test_everything_promised_ships() -> None:
     assert set(recipe.shipped()) >= SHIPPED
 
 
-@pytest.mark.parametrize("name", [name for name in recipe.shipped() if "-" in name])
+# What compressed-tensors and FP8 ship: scheme, activations, method.
+NAMED: dict[str, tuple[str, str | None, str]] = {
+    "w4a16-ct": ("w4 g128 sym", None, "gptq"),
+    "w4a16-ct-awq": ("w4 g128 asym", None, "awq"),
+    "w8a16-ct": ("w8 channel sym", None, "rtn"),
+    "w8a8-dynamic": ("w8 channel sym", "int", "rtn"),
+    "fp8-dynamic": ("fp8 e4m3 channel", "float", "rtn"),
+    "fp8-block": ("fp8 e4m3 128x128", "float", "rtn"),
+    "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMED, "nvfp4", "mxfp4"])
+def test_recipes_of_other_numbers(name: str) -> None:
+    lines = recipe.shipped()[name].read_text().splitlines()
+    assert len(lines) < 25 and lines[0].startswith("# ") and lines[0].endswith(".")
+    loaded = recipe.load(name)
+    scheme, activations, method = NAMED.get(
+        name, (f"{name} g{16 if name == 'nvfp4' else 32}", None, "rtn")
+    )
+    assert (str(loaded.scheme), loaded.method) == (scheme, (method,))
+    assert (loaded.activations and loaded.activations.type) == activations
+    assert loaded.format == ("fp8" if name == "fp8-block-hf" else "compressed-tensors")
+    again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
+    assert again == loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "sentence"),
+    [
+        ("nvfp4", "method=gptq", "method: weights of type nvfp4 are rounded to nearest"),
+        ("nvfp4", "rtn.clip=true", "method: weights of type nvfp4 are rounded to nearest"),
+        ("nvfp4", "format=awq", "format: awq stores whole numbers; weights of type nvfp4 go with"),
+        ("fp8-block-hf", "activations={bits: 8, type: float}", "format fp8 does not say how"),
+        ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),
+        ("mxfp4", "activations={bits: 8, type: float}", "float ones with fp8; not float with mxfp"),
+        ("w8a8-dynamic", "weights.symmetric=false", "for symmetric weights only"),
+        ("w8a8-dynamic", "activations.bits=4", "activations.bits: input should be 8, found 4"),
+        ("fp8-dynamic", "weights.rows=0", "rows is 0"),
+        ("fp8-block", "weights.rows=-1", "rows -1 is one scale for the matrix"),
+        ("mxfp4", "weights.group_size=64", "weights: type mxfp4 has group_size 32"),
+        ("mxfp4", 'overrides=[{match: "*", weights: {bits: 8}}]', "an override can say `dense"),
+    ],
+)
+def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(name, [item])
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def of_whole_numbers() -> list[str]:
+    return [name for name in recipe.shipped() if "-" in name and name not in NAMED]
+
+
+@pytest.mark.parametrize("name", of_whole_numbers())
 def test_shipped_recipe(name: str) -> None:
     path = recipe.shipped()[name]
     lines = path.read_text().splitlines()
@@ -109,8 +163,9 @@ def test_one_calibration_for_several_recipes() -> None:
         ("calibration: {samples: 0}", "r.yaml:4: calibration.samples: input should be greater"),
         ("calibration: {samples: '9'}", 'calibration.samples: input should be a valid integer, '
          'found "9"'),
-        ("activations: {bits: 8}", "r.yaml:4: activations: this version quantizes weights only"),
-        ("kv_cache: fp8", "r.yaml:4: kv_cache: this version quantizes weights only"),
+        ("activations: {bits: 8}", "r.yaml:4: activations.type: missing"),
+        ("activations: {bits: 8, type: int}", "r.yaml:4: activations: format awq does not say how"),
+        ("kv_cache: fp8", "r.yaml:4: kv_cache: this version does not quantize the cache"),
         ("transforms: [rotate]", "r.yaml:4: transforms: 'rotate' is unknown; known: awq"),
         ("overrides:\n- match: a\n", "r.yaml:5: overrides.0: expected either `weights`"),
         ("overrides:\n- match: a\n  weights: {bots: 3}", "r.yaml:6: overrides.0.weights.bots: unk"),
@@ -150,7 +205,14 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("method=omniquant", "method: 'omniquant' is unknown; known: rtn, gptq, awq, none"),
         ("method=none", "does not go with format awq"),
         ("format=dense", "format: method rtn does not go with format dense"),
-        ("format=exl3", "format: input should be 'awq', 'gptq' or 'dense', found \"exl3\""),
+        (
+            "format=exl3",
+            "format: input should be 'awq', 'gptq', 'compressed-tensors', 'fp8' or "
+            "'dense', found \"exl3\"",
+        ),
+        ("weights.type=fp8", "weights: type fp8 has bits 8"),
+        ("weights.rows=2", "rows is for type fp8; int has one scale a row"),
+        ("format=fp8", "format: fp8 stores weights of type fp8, not int"),
         ("overrides.0.dense=true", "overrides: input should be a list"),
         ("weights", "--set weights: expected key=value"),
         ("=3", "--set =3: expected key=value"),
@@ -215,7 +277,9 @@ def test_schema_accepts_what_loads() -> None:
 
 def test_effective_recipe_says_every_key() -> None:
     effective = recipe.load("w4g128-awq").effective()
-    assert effective["weights"] == {"bits": 4, "group_size": 128, "symmetric": False}
+    assert effective["weights"] == {
+        "bits": 4, "group_size": 128, "symmetric": False, "type": "int", "rows": 1,
+    }  # fmt: skip
     assert effective["awq"]["grid"] == 20
     assert effective["calibration"]["samples"] == 128
     again = recipe.parse(json.dumps(effective), "again.json", "w4g128-awq")

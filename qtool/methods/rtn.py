@@ -1,4 +1,5 @@
 """Round to nearest: every weight goes to the nearest point of its group's grid. No data needed.
+Grids of whole numbers are those of qtool.grid, those of small floats of qtool.small_floats.
 
 With `clip`, the range of each group is first shrunk to what minimizes its squared error: the
 error of the weights alone, or, where a Gram matrix H is given, e H_gg e' with H_gg the block of H
@@ -12,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import grid, native
+from qtool import grid, native, small_floats
 from qtool.methods import Result
 from qtool.scheme import GroupQuant, Scheme
 
@@ -34,6 +35,7 @@ class Options:
     """The recipe's `rtn:` table."""
 
     clip: bool = False  # shrink each group's range where that lowers the error
+    largest: float | None = None  # max|w| over the matrices that share a scale with this one
 
 
 def quantize(
@@ -44,6 +46,8 @@ def quantize(
     threads: int = 1,
 ) -> Result:
     """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
+    if scheme.is_float:
+        return Result(small_floats.quantize(weight, scheme, options.largest))
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
     importance = blocks = None
     if search is not None and stats is not None and stats.gram is not None:
