@@ -34,6 +34,7 @@ from qtool.native.sums import checksum
 from qtool.progress import Progress
 from qtool.staging import check_out_file
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.verification.written import check_written_gguf
 from qtool.workspace import Workspace, workspace
 
 
@@ -118,6 +119,7 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
                 writer.finish()
                 written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
                 verify(space.artifact, written, layout, pieces, done, request.threads, range)
+                check_written_gguf(space.artifact, source)
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),

@@ -62,11 +62,11 @@ def _means(pattern: str, module: str) -> bool:
 
 
 def check_said(subject: Subject) -> Iterator[Finding]:
-    """config: a quantized artifact says so in config.json."""
+    """quantized-config: a quantized artifact says so in config.json."""
     checkpoint = subject.artifact.checkpoint
     if subject.artifact.found.format != "dense" and not quantization_config(checkpoint):
         yield Finding(
-            "error", "config", "config.json",
+            "error", "quantized-config", "config.json",
             "the tensors are quantized, and no quantization_config says how (shapes look like "
             f"{subject.artifact.found.format}); engines load it as a dense model and fail: put "
             "back the config that it was made with",

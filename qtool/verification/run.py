@@ -38,7 +38,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("tensors", tensors.check_tensors),
     ("against", tensors.check_against),
     ("head", heads.check_head),
-    ("config", config.check_said),
+    ("quantized-config", config.check_said),
     ("dense-list", config.check_dense_list),
     ("scheme", config.check_scheme),
     ("unquantized", config.check_share),
