@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gallery import engines, folders, packed, parents
+from gallery import engines, folders, gguf, packed, parents
 from gallery.case import Broken
 
 from qtool.hub import resolve
@@ -17,7 +17,7 @@ from qtool.recipe import Recipe, load, shipped
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 
-CASES = [*packed.CASES, *folders.CASES, *engines.CASES]
+CASES = [*packed.CASES, *folders.CASES, *gguf.CASES, *engines.CASES]
 Parent = Callable[[str], Path]
 
 

@@ -122,6 +122,7 @@ def _more(found: list[str]) -> list[str]:
 
 EPSILON = "llama.attention.layer_norm_rms_epsilon"
 HEADS = "llama.attention.head_count"
+LACK, NEED = "the metadata lack", "that llama needs"
 
 
 def _of(name: str, check: str, damage: Callable[[Path], Any], *said: str, **more: Any) -> Broken:
@@ -130,24 +131,25 @@ def _of(name: str, check: str, damage: Callable[[Path], Any], *said: str, **more
 
 
 CASES = [
-    _of("block-count-lost", "keys", key("llama.block_count", None), "block_count", ""),
-    _of("heads-lost", "keys", key(HEADS, None), "head_count", ""),
-    _of("epsilon-lost", "keys", key(EPSILON, None), "rms_epsilon", ""),
-    _of("epsilon-of-nan", "keys", key(EPSILON, f32(float("nan"))), "rms_epsilon", ""),
-    _of("more-blocks-than-there-are", "tensors", key("llama.block_count", u32(5)), "blk.4", ""),
-    _of("heads-of-another-model", "tensors", key(HEADS + "_kv", u32(4)), "attn_k", ""),
+    _of("block-count-lost", "keys", key("llama.block_count", None), "block_count", LACK),
+    _of("heads-lost", "keys", key(HEADS, None), "head_count", LACK),
+    _of("epsilon-lost", "keys", key(EPSILON, None), "rms_epsilon", LACK),
+    _of("epsilon-of-nan", "keys", key(EPSILON, f32(float("nan"))), "rms_epsilon", "is nan"),
+    _of("more-blocks-than-there-are", "tensors", key("llama.block_count", u32(5)), "blk.4", NEED),
+    _of("heads-of-another-model", "tensors", key(HEADS + "_kv", u32(4)), "attn_k",
+        r"is \[128, 256\], and by the metadata it should be \[256, 256\]"),
     _of("architecture-unknown", "engine-architecture", key("general.architecture", string("lama")),
         "lama", "has no code", engine="llama.cpp"),
     _of("tokens-lost", "tokenizer", tokens(_half), "tokens", "1000"),
     _of("tokens-too-many", "tokenizer", tokens(_more), "tokens", "2056"),
     _of("end-beyond-vocabulary", "tokenizer", key("tokenizer.ggml.eos_token_id", u32(32000)),
         "eos_token_id", "32000"),
-    _of("tensor-lost", "tensors", lost(UP), UP, ""),
-    _of("block-lost", "tensors", lost("blk.3."), "blk.3", ""),
-    _of("embedding-lost", "tensors", lost("token_embd"), "token_embd", ""),
-    _of("shapes-swapped", "tensors", swapped, "blk.1.attn_", ""),
-    _of("scale-of-nan", "scales", numbers(UP, 0, float("nan")), UP, "NaN|finite"),
-    _of("scale-of-infinity", "scales", numbers(UP, 2, float("inf")), UP, "NaN|finite"),
-    _of("norm-of-infinity", "dense-values", infinite_norm, "output_norm.weight", "NaN|finite"),
-    _of("cut", "readable", cut, "gguf", ""),
+    _of("tensor-lost", "tensors", lost(UP), UP, NEED),
+    _of("block-lost", "tensors", lost("blk.3."), "blk.3", NEED),
+    _of("embedding-lost", "tensors", lost("token_embd"), "token_embd", NEED),
+    _of("shapes-swapped", "tensors", swapped, "blk.1.attn_k", "by the metadata it should be"),
+    _of("scale-of-nan", "values", numbers(UP, 0, float("nan")), UP, "NaN|finite"),
+    _of("scale-of-infinity", "values", numbers(UP, 2, float("inf")), UP, "NaN|finite"),
+    _of("norm-of-infinity", "values", infinite_norm, "output_norm.weight", "NaN|finite"),
+    _of("cut", "readable", cut, "gguf", "the file is truncated"),
 ]  # fmt: skip
