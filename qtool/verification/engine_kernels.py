@@ -20,6 +20,7 @@ from qtool.verification.engine_view import (
     Layer,
     alike,
     fused_layers,
+    group_of,
     some,
     weight_arguments,
 )
@@ -38,10 +39,23 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
         yield from _gptq(view, engine, who, tp)
     elif view.format == "compressed-tensors":
         yield from _compressed(view, engine, who)
-    integers = [layer for layer in view.quantized if layer.stored and layer.stored.kind == "int"]
-    if integers:
-        yield from _tiles(view, engine, who, tp)
-        yield from _experts(view, engine, who, tp)
+    yield from _tiles(view, engine, who, tp)
+    yield from _experts(view, engine, who, tp)
+
+
+def packing(view: EngineView, layer: Layer) -> str:
+    """The format of a layer's own in compressed-tensors, else that of the artifact."""
+    if view.format != "compressed-tensors":
+        return view.format
+    group = group_of(view.quantization, layer.module) or {}
+    return str(group.get("format") or view.quantization.get("format") or view.layout)
+
+
+def _for_marlin(view: EngineView, layer: Layer) -> bool:
+    """Whether integers are multiplied by activations as they are; INT8 on both sides is not."""
+    if layer.stored is None or layer.stored.kind != "int":
+        return False
+    return packing(view, layer) in ("awq", "gptq", "pack-quantized")
 
 
 def fits_marlin(out_features: int, in_features: int) -> bool:
@@ -207,7 +221,8 @@ def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding
 
     sums: dict[str, int] = {}
     first: list[Layer] = []
-    for parts in fused_layers(x for x in view.quantized if not x.expert and x.stored).values():
+    candidates = [x for x in view.quantized if not x.expert and _for_marlin(view, x)]
+    for parts in fused_layers(candidates).values():
         rows = [
             x.out_features if x.input_split else x.out_features // ranks_of(view, x, tp)
             for x in parts
@@ -237,7 +252,7 @@ def _experts(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findi
 
     def shapes(layer: Layer) -> tuple[int, int, int] | None:
         """hidden, inner of a rank, group"""
-        if layer.stored is None or layer.stored.kind != "int" or layer.in_features % tp:
+        if layer.stored is None or layer.in_features % tp:
             return None
         return layer.out_features, layer.in_features // tp, layer.stored.group_size
 
@@ -275,6 +290,6 @@ def _experts(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findi
         group = f"groups of {size}" if size > 0 else "one group a row"
         return f"widths {hidden} and {inner} with {group} are for Triton's kernels, not for Marlin"
 
-    down = [layer for layer in view.quantized if layer.expert and layer.input_split]
+    down = [x for x in view.quantized if x.expert and x.input_split and _for_marlin(view, x)]
     yield from alike("error", "engine-experts", down, refused, who + " will refuse {}")
     yield from alike("warning", "engine-slow", down, slow, who + " will be slow with {}")

@@ -21,11 +21,13 @@ from qtool.verification.finding import Finding
 
 _EXLLAMA_STEP = 32
 _LOADED = {
-    "gptq": "the packages gptqmodel and optimum",
-    "awq": "the packages gptqmodel and accelerate",
-    "compressed-tensors": "the package compressed-tensors, which decompresses it: no speed is won",
-    "fp8": "a GPU of compute capability 8.9 or later; elsewhere it is turned into bfloat16",
-    "bitsandbytes": "the package bitsandbytes",
+    "gptq": "through the packages gptqmodel and optimum",
+    "awq": "through the packages gptqmodel and accelerate",
+    "compressed-tensors": (
+        "through the package compressed-tensors, which decompresses it: no speed is won"
+    ),
+    "fp8": "on GPUs of compute capability 8.9 and later; elsewhere it is turned into bfloat16",
+    "bitsandbytes": "through the package bitsandbytes",
 }
 _GPTQ_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -35,7 +37,7 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
     if view.format in _LOADED:
         yield Finding(
             "note", "engine-route", "",
-            f"transformers loads {view.format} through {_LOADED[view.format]}",
+            f"transformers loads {view.format} {_LOADED[view.format]}",
         )  # fmt: skip
     if view.format == "awq" and view.layout not in ("gemm", ""):
         yield Finding(

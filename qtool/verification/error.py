@@ -14,7 +14,7 @@ from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification.finding import Finding, LayerError
-from qtool.verification.scaling import Compared, Floats, fit, norm, spread
+from qtool.verification.scaling import SURE, Compared, Floats, fit, norm, spread, uneven
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -24,7 +24,6 @@ _PLUS_ONE = " (1 + weight)"
 _ROUNDING = 0.01  # relative: what another dtype may change
 _MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
 _CHANCE = 0.25  # of the logarithm: rows that differ less may do so by rounding
-_SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
 
@@ -221,7 +220,7 @@ def check_folds(
         key.removesuffix(_PLUS_ONE)
         for block in norms.values()
         for key, ratio in block.items()
-        if spread(ratio, np.ones_like(ratio)) > _MATCH
+        if uneven(ratio) > _MATCH
     } - readers.keys()
     if idle:
         names = sorted(idle)
@@ -265,14 +264,9 @@ def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
                 continue
             if c.norm is None and c.plainly_explained:
                 found[number], changed = c.as_it_is(), True
-            elif c.norm is not None and _even(c.rows) < _CHANCE:
+            elif c.norm is not None and uneven(c.rows) < _CHANCE:
                 found[number], changed = replace(c, rows=None), True
     return found
-
-
-def _even(scales: Floats | None) -> float:
-    """How far scales are from being all the same."""
-    return 0.0 if scales is None else spread(scales, np.ones_like(scales))
 
 
 def _half(subject: Subject, c: Compared, others: Sequence[Compared]) -> bool:
@@ -308,7 +302,7 @@ def _inverse(subject: Subject, rows: Floats, columns: Floats) -> bool:
 
 def _fits(one: Floats, other: Floats) -> bool:
     """Whether two sets of scales are the same, and differ enough among themselves to tell."""
-    return spread(one, other) < min(_MATCH, _SURE * _even(other))
+    return spread(one, other) < min(_MATCH, SURE * uneven(other))
 
 
 def _head_width(subject: Subject) -> int | None:

@@ -30,6 +30,7 @@ _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
+SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
 _FLAT = 0.02  # of the logarithm: scales this much apart are none
 
 
@@ -127,7 +128,8 @@ def compare(
     found = Fit(None, None, None, weight)
     if plain > _PLAIN * lost or norms:
         found = fit(stored, weight, norms)
-        if norm(found.target - stored) > _WORTH * plain:
+        worth = _WORTH if found.norm is None else 1.0
+        if norm(found.target - stored) > worth * plain:
             found = Fit(None, None, None, weight)  # the scales explain nothing
     target = found.target
     whole = norm(target)
@@ -172,18 +174,18 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
         rows = _least_squares(stored, weight * columns, 1)
     named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
     best = min(named, key=lambda n: named[n], default=None)
-    if best is not None and named[best] < _NEAR:
+    if best is not None and named[best] < min(_NEAR, SURE * uneven(norms[best])):
         columns = norms[best]
         rows = _least_squares(stored, weight * columns, 1)
     else:
         best = None
-    if spread(rows, np.ones_like(rows)) < _FLAT:
+    if uneven(rows) < _FLAT:
         middle = np.float32(np.median(rows))
         rows = np.ones_like(rows)
         columns = columns if best is not None else columns * middle
     target = rows[:, None] * weight * columns
     flat_rows = bool((rows == 1).all())
-    flat = best is None and spread(columns, np.ones_like(columns)) < _FLAT
+    flat = best is None and uneven(columns) < _FLAT
     return Fit(None if flat else columns, None if flat_rows else rows, best, target)
 
 
@@ -202,6 +204,11 @@ def spread(one: Floats, other: Floats) -> float:
         return float("inf")
     ratio = np.log(one[good].astype(np.float64) / other[good])
     return float(np.median(np.abs(ratio - np.median(ratio))))
+
+
+def uneven(scales: Floats | None) -> float:
+    """How far scales are from being all the same."""
+    return 0.0 if scales is None else spread(scales, np.ones_like(scales))
 
 
 def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
