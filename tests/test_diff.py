@@ -194,6 +194,21 @@ def test_a_checkpoint_and_its_gguf(made: Path) -> None:
     assert coarse["a"]["format"] == "gguf" and coarse["b"]["format"] == "dense"
 
 
+def test_gptq_and_the_gguf_file_it_was_converted_to(tmp_path: Path) -> None:
+    """Every number is the same, q's and k's rows put back and groups of 128 in blocks of 32."""
+    for words in (
+        ["quantize", "tiny", "--recipe", "w4g128-rtn", "-o", str(tmp_path / "gptq"),
+         "--set", "format=gptq", "--set", "weights.symmetric=true"],
+        ["convert", str(tmp_path / "gptq"), "--to", "gguf", "-o", str(tmp_path / "m.gguf")],
+    ):  # fmt: skip
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+    said = found(tmp_path / "gptq", tmp_path / "m.gguf")
+    assert said["counts"]["storage"] == len(said["tensors"]) == 38
+    schemes = {(row["a"]["scheme"], row["b"]["scheme"]) for row in said["tensors"]}
+    assert ("w4 g128 sym", "Q4_0") in schemes
+
+
 def test_gguf_types(made: Path) -> None:
     said = found(made / "q8_0.gguf", made / "q4_k_m.gguf")
     worst = said["tensors"][0]

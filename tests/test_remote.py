@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import range_server
 from artifact_files import random_quant, write_folder
@@ -90,18 +91,30 @@ def test_fifty_shards(server: RangeServer, address: str) -> None:
     assert found["format"] == "dense" and len(found["tensors"]) == 80 * 9 + 3
 
 
-def test_the_same_as_of_the_local_copy(server: RangeServer, tmp_path: Path) -> None:
-    quants = {"model.layers.0.q_proj": random_quant(Scheme(4, 32, False), 16, 64, seed=1)}
-    (tmp_path / "awq").mkdir()
-    write_folder(tmp_path / "awq", "awq", quants, {})
-    (tmp_path / "awq" / "qtool.json").write_text('{"qtool_version": "0"}')
-    for path in (tmp_path / "awq").iterdir():
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("awq", Scheme(4, 32, False)),
+        ("gptq", Scheme(4, -1, True)),
+        ("compressed-tensors", Scheme(4, 32, True)),
+        ("compressed-tensors", Scheme(4, -1, True)),  # whose width a tensor tells, too
+        ("dense", None),
+    ],
+)
+def test_the_same_as_of_the_local_copy(
+    server: RangeServer, tmp_path: Path, kind: str, scheme: Scheme | None
+) -> None:
+    name = "model.layers.0.q_proj"
+    quants = {name: random_quant(scheme, 16, 64, seed=1)} if scheme else {}
+    write_folder(tmp_path, kind, quants, {"norm.weight": np.ones(4, np.float32)})
+    (tmp_path / "qtool.json").write_text('{"qtool_version": "0"}')
+    for path in tmp_path.iterdir():
         server.files[f"o/{path.name}"] = whole(path.read_bytes())
-    assert run(f"{server.url}/o", "--json") == run(tmp_path / "awq", "--json")
+    assert run(f"{server.url}/o", "--json") == run(tmp_path, "--json")
     one = run(f"{server.url}/o/model.safetensors", "--json")
-    assert one == run(tmp_path / "awq" / "model.safetensors", "--json")
+    assert one == run(tmp_path / "model.safetensors", "--json")
     text = run(f"{server.url}/o")
-    assert "format: awq gemm" in text and "qtool_version: 0" in text and "fetched: " in text
+    assert f"format: {kind}" in text and "qtool_version: 0" in text and "fetched: " in text
 
 
 def test_addresses(server: RangeServer) -> None:
@@ -124,6 +137,10 @@ def test_addresses(server: RangeServer) -> None:
     assert "expected hf://OWNER/NAME" in refusal("hf://alone")
     assert "'ann/a--b' is not a name on the hub" in refusal("hf://ann/a--b")
     assert "expected a .gguf or .safetensors" in refusal("hf://ann/m/README.md")
+    result = CliRunner().invoke(app, ["inspect", "ann/lama"])
+    assert "ann/lama: no such file or folder here, and hf://ann/lama does not" in str(
+        result.exception
+    )
     assert "may have a query" in refusal(f"{server.url}/x?file=1")
     for bad in ("http://", "http://h:99999/", "https://a b/", "http://h/\nx"):
         assert "not an address" in refusal(bad)

@@ -42,7 +42,12 @@ def inspect(
         if artifact == TINY:
             path = tiny_folder()
         elif (address := _address(artifact)) is not None:
-            _inspect_remote(address, tensor, all_, json_)
+            try:
+                _inspect_remote(address, tensor, all_, json_)
+            except SourceError as error:
+                if address == artifact:
+                    raise
+                raise SourceError(f"{artifact}: no such file or folder here, and {error}") from None
             return
     if models := gguf_models(path):
         _inspect_gguf(path, models, tensor, all_, json_)

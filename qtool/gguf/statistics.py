@@ -21,8 +21,8 @@ else:
     from qtool.lazy_numpy import np
 
 _PIECE = 1 << 20  # weights decoded at a time
-_NUMPY = {"F32": "<f4", "F16": "<f2", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
-          "F64": "<f8"}  # fmt: skip
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "<i1", "I16": "<i2", "I32": "<i4",
+          "I64": "<i8", "F64": "<f8"}  # fmt: skip
 
 
 def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
@@ -46,10 +46,9 @@ def numbers(raw: NDArray[np.uint8], block: BlockType) -> NDArray[Any]:
         from qtool import native_gguf
 
         weights = len(raw) // block.nbytes * block.weights
-        return native_gguf.dequantize(raw.reshape(1, -1), block, weights)[0]
-    if block.name == "BF16":
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    return raw.view(_NUMPY[block.name])
+        return native_gguf.dequantize(raw.reshape(1, -1), block, weights).reshape(-1)
+    found: NDArray[Any] = raw.view(_NUMPY[block.name])
+    return (found.astype(np.uint32) << 16).view(np.float32) if block.name == "BF16" else found
 
 
 def statistics(file: GgufFile, info: TensorInfo) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def histograms(file: GgufFile, info: TensorInfo, found: dict[str, Any]) -> dict[
         scales = block_scales(blocks, name)
         if scales is not None:
             halves += np.bincount(scales.astype(np.float16).view(np.uint16), minlength=1 << 16)
-    values = kind.first + np.arange(kind.levels)
+    values: NDArray[Any] = kind.first + np.arange(kind.levels)
     if kind.order is not None:
         from qtool.formats.float_codes import TABLES
 
