@@ -160,7 +160,7 @@ def test_recipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  w4g128-awq ") and "start here" in line for line in lines)
     groups = [lines[0], *(after for line, after in itertools.pairwise(lines) if not line)]
-    assert groups[0].startswith("safetensors") and len(groups) == 6
+    assert groups[0].startswith("safetensors") and len(groups) == 7
     # The larger first.
     assert [line.split()[0] for line in lines if " q4_k" in line[:7]] == ["q4_k_m", "q4_k_s"]
     assert call(monkeypatch, "recipes", "--json") == 0
