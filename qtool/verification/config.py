@@ -225,16 +225,23 @@ def _plain(value: object) -> object:
     return re.sub("[-_]", "", value.lower()) if isinstance(value, str) else value
 
 
+def conversions(subject: Subject) -> list[Mapping[str, Any]]:
+    """What `qtool convert` records of itself, the latest last."""
+    listed = (subject.artifact.provenance or {}).get("conversions")
+    found = listed if isinstance(listed, list) else []
+    return [one for one in found if isinstance(one, Mapping)]
+
+
 def check_provenance(subject: Subject) -> Iterator[Finding]:
     """provenance: qtool.json speaks of this artifact."""
-    record = subject.artifact.provenance
-    if record is None:
-        return
-    recipe = record.get("recipe")
+    record = subject.artifact.provenance or {}
+    recipe = record.get("recipe", {})
     if not isinstance(recipe, Mapping):
         return
     found = subject.artifact.found
-    said = recipe.get("format")
+    changed = conversions(subject)
+    said = changed[-1].get("to", {}).get("format") if changed else recipe.get("format")
+    said = {"hf": "dense"}.get(said, said) if isinstance(said, str) else None
     if isinstance(said, str) and said != found.format:
         yield Finding(
             "error", "provenance", "qtool.json",
@@ -242,7 +249,7 @@ def check_provenance(subject: Subject) -> Iterator[Finding]:
             "another artifact",
         )  # fmt: skip
     weights = recipe.get("weights")
-    if not isinstance(weights, Mapping) or found.scheme is None:
+    if not isinstance(weights, Mapping) or found.scheme is None or changed:
         return
     for key, value in (
         ("bits", found.scheme.bits),

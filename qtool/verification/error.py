@@ -13,6 +13,7 @@ import numpy as np
 from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.verification import config
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.scaling import SURE, Compared, Floats, fit, norm, spread, uneven
 from qtool.verification.sentences import count as counted
@@ -97,7 +98,17 @@ def dense_compared(
             continue
         lost.append(f"{name} (by {plain / norm(old) if norm(old) else float('inf'):.0%})")
     findings = []
-    if lost:
+    was = [one for one in config.conversions(subject) if one.get("to", {}).get("format") == "hf"]
+    if lost and was:
+        before = was[-1].get("from", {}).get("format")
+        findings.append(
+            Finding(
+                "note", CHECK, "",
+                f"{counted(len(lost), 'matrix')} differ from the source, since they were "
+                f"dequantized from {before}: {some(lost)}",
+            )
+        )  # fmt: skip
+    elif lost:
         findings.append(
             Finding(
                 "error", CHECK, lost[0].split(" ")[0],

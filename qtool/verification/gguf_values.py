@@ -19,9 +19,10 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf import floats_of
 from qtool.gguf.workers import in_order
-from qtool.gguf_types import BY_NAME, FLOATS
+from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 from qtool.verification.finding import Finding, LayerError
+from qtool.verification.scaling import UNEXPLAINED, WRONG
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 
@@ -34,6 +35,8 @@ TYPICAL = {
     "IQ4_XS": 0.077, "IQ1_M": 0.583, "TQ1_0": 0.808, "TQ2_0": 0.808, "MXFP4": 0.115,
     "NVFP4": 0.095, "Q1_0": 0.600, "Q2_0": 0.719, "F16": 0.0003, "BF16": 0.0017,
 }  # fmt: skip
+# Blocks of 32 that begin with their scale, a float16: what they explain is known exactly.
+_SCALED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
 _FAR, _WRONG = (
     2.5,
     4.0,
@@ -49,6 +52,7 @@ class Sums:
     size: NDArray[np.float64]  # of the squared weights
     lost: NDArray[np.float64]  # of the squared differences from the source
     whole: NDArray[np.float64]  # of the source's squared weights
+    steps: NDArray[np.float64]  # of scale^2 / 12 over the weights, where blocks tell the scale
     digests: NDArray[np.uint64]  # of the source's bytes
     pieces: Pieces
     tensors: Sequence[SourceTensor]
@@ -77,7 +81,8 @@ def add_up(
         if t.name in sources and stored_shape(sources[t.name].shape) == stored_shape(t.shape)
     }
     found = Sums(
-        np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, np.uint64),
+        np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count),
+        np.zeros(count, np.uint64),
         pieces, tensors, shared,
     )  # fmt: skip
     widest = max((t.in_features for t in tensors), default=0)
@@ -104,11 +109,27 @@ def add_up(
                 new = floats_of(tensor, piece.first, piece.last)
                 found.whole[number] = np.square(old).sum(dtype=np.float64)
                 found.lost[number] = np.square(old - new).sum(dtype=np.float64)
+                found.steps[number] = _steps(raw, tensor.type)
 
         return work
 
     in_order(count, threads, worker, steps)
     return found
+
+
+def _steps(raw: NDArray[np.uint8], block: BlockType) -> float:
+    if block.name not in _SCALED:
+        return 0.0
+    scales = raw.reshape(-1, block.nbytes)[:, :2].copy().view(np.float16).astype(np.float64)
+    return float(np.square(scales).sum()) * block.weights / 12
+
+
+def _expected(sums: Sums, number: int) -> float:
+    """The relative error that the tensor's own scales explain, or that its type usually makes."""
+    steps, whole = sums.of(sums.steps, number), sums.of(sums.whole, number)
+    if steps and whole:
+        return math.sqrt(steps / whole)
+    return TYPICAL.get(sums.tensors[number].type.name, 0.0)
 
 
 def check_values(sums: Sums) -> Iterator[Finding]:
@@ -146,7 +167,7 @@ def layer_errors(sums: Sums) -> list[LayerError]:
                 tensor.name,
                 tensor.type.name,
                 _relative(sums, number),
-                TYPICAL.get(tensor.type.name),
+                _expected(sums, number) or None,
             )
         )
     return found
@@ -167,10 +188,12 @@ def check_errors(sums: Sums) -> Iterator[Finding]:
             continue
         error = _relative(sums, number)
         same = sums.sources[tensor.name].type == tensor.type
-        typical = 0.0 if same else TYPICAL.get(tensor.type.name, 0.0)
-        if not error > max(_FAR * typical, _ROUNDING):
+        typical = 0.0 if same else _expected(sums, number)
+        known = tensor.type.name in _SCALED
+        if not error > max((UNEXPLAINED if known else _FAR) * typical, _ROUNDING):
             continue
-        wrong = error > max(_WRONG * typical, _ROUNDING) or error > max(_LOST, 1.5 * typical)
+        times = WRONG if known else _WRONG
+        wrong = error > max(times * typical, _ROUNDING) or error > max(_LOST, 1.5 * typical)
         far[tensor.name] = (error, typical, wrong)
     if far:
         name = max(far, key=lambda n: far[n][0])
@@ -179,7 +202,7 @@ def check_errors(sums: Sums) -> Iterator[Finding]:
         yield Finding(
             "error" if wrong else "warning", "layer-error", name,
             f"{counted(len(far), 'tensor')} farther from the source than their types explain: "
-            f"{name} is off by {error:.1%}, {typical:.1%} is usual"
+            f"{name} is off by {error:.1%}, {typical:.1%} is explained"
             + (f"; also {some([n for n in far if n != name])}" if len(far) > 1 else "")
             + "; was it made of another model?",
         )  # fmt: skip

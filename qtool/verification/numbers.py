@@ -49,7 +49,7 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
 def _signed(artifact: Artifact) -> bool:
     """Whether the scales come from a GGUF file, where they may be negative."""
     record = artifact.provenance or {}
-    return "gguf" in str(record.get("made_from", record.get("converted", ""))).lower()
+    return any("gguf" in str(record.get(key)).lower() for key in ("made_from", "conversions"))
 
 
 def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
