@@ -1,13 +1,25 @@
 """`qtool convert` between formats of checkpoints: exact and certified, or refused with reasons."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import quantizing
+import safetensors.torch
 from artifact_files import random_quant, write_folder
-from converting import MATRICES, TENSORS, artifacts, converted, numbers, run, weights
+from converting import (
+    MATRICES,
+    TENSORS,
+    artifacts,
+    converted,
+    first_block,
+    numbers,
+    run,
+    weights,
+)
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
@@ -20,7 +32,7 @@ from qtool.hub import resolve
 from qtool.scheme import GroupQuant, Scheme
 
 AWQ = ("awq", "awq-gemv", "awq-gemv-fast", "awq-llm")
-ASYMMETRIC = (*AWQ, "gptq-v2")
+ASYMMETRIC = (*AWQ, "gptq-v2", "compressed-tensors")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +68,9 @@ def test_every_pair_gives_the_same_files(
 
 @pytest.mark.parametrize(
     ("case", "to", "back"),
-    [("symmetric", to, "awq") for to in ("awq-llm", "gptq", "gptq-v2")]
-    + [("channel", to, "awq") for to in ("gptq", "awq-gemv-fast")]
-    + [("eight", "gptq-v2", "gptq"), ("three", "gptq-v2", "gptq")],
+    [("symmetric", to, "awq") for to in ("awq-llm", "gptq", "gptq-v2", "compressed-tensors")]
+    + [("channel", to, "awq") for to in ("gptq", "awq-gemv-fast", "compressed-tensors")]
+    + [(case, to, "gptq") for case in ("eight", "three") for to in ("gptq-v2", "ct")],
 )
 def test_there_and_back_gives_the_same_files(
     made: dict[str, Path], case: str, to: str, back: str, tmp_path: Path
@@ -97,6 +109,7 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
         "layout": "gemm",
         "digest": f"sha256:{Artifact.open(made['symmetric']).checkpoint.digest()}",
         "group_size": 32,
+        "scale_dtype": "float16",
         "dtype": "bfloat16",
     }
     config = json.loads((out / "config.json").read_text())["quantization_config"]
@@ -109,6 +122,59 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     assert f"all {TENSORS} tensors read back and compared: the same numbers" in card
     again = run(out, "awq", tmp_path / "again")
     assert len(json.loads((again / "qtool.json").read_text())["conversions"]) == 2
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Other tensors in a folder."""
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    change(tensors)
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_scales_come_back_in_their_own_type(made: dict[str, Path], tmp_path: Path) -> None:
+    """Others write bfloat16 into compressed-tensors; float16 holds these, and they come back."""
+
+    def narrow(tensors: dict[str, Any]) -> None:
+        for name, value in tensors.items():
+            if name.endswith("weight_scale"):
+                tensors[name] = value.bfloat16()
+                assert (tensors[name] == value).all()
+
+    source = edit(run(made["symmetric"], "ct", tmp_path / "source"), narrow)
+    source = run(source, "compressed-tensors", tmp_path / "in-our-order")
+    name = "model.layers.0.mlp.up_proj.weight_scale"
+    assert Artifact.open(source).checkpoint.tensors[name].dtype == "BF16"
+    for number, to in enumerate(("gptq", "awq", "gguf")):
+        there = run(source, to, tmp_path / f"{number}{'.gguf' if to == 'gguf' else ''}")
+        back = run(there, "compressed-tensors", tmp_path / f"back-{number}")
+        assert weights(back) == weights(source), to
+
+
+def test_small_floats_are_dequantized_alone(tmp_path: Path) -> None:
+    source = quantizing.quantize(
+        first_block(tmp_path / "model"), "fp8-dynamic", tmp_path / "source"
+    ).out
+    with pytest.raises(UnsupportedError, match=r"fp8 e4m3.*not as whole numbers.*--to hf"):
+        run(source, "awq", tmp_path / "out")
+    made = converted(source, "hf", tmp_path / "hf", dtype="float32")
+    assert made.certificate.exact and made.dequantized == {"fp8 e4m3 channel": MATRICES}
+    assert "quantized activations" in made.warnings[0]
+    found = numbers(tmp_path / "hf")
+    for name, value in numbers(source).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_what_is_not_finite_is_not_passed_on(made: dict[str, Path], tmp_path: Path) -> None:
+    source = relabel(made["eight"], tmp_path / "source", "gptq")
+
+    def damage(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.0.mlp.up_proj.scales"][0, 0] = float("inf")
+
+    edit(source, damage)
+    with pytest.raises(QtoolError, match=r"up_proj.weight: holds numbers that are not finite"):
+        run(source, "hf", tmp_path / "out")
 
 
 def one_layer(folder: Path, kind: str, quant: GroupQuant, layout: str | None = None) -> Path:

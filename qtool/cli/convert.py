@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from qtool.convert.certificate import Converted
+    from qtool.convert.certificate import Converted, Rounded
 
 DTYPES = ("float16", "bfloat16", "float32")
-_SHOWN = 5
 
 
 def convert(
@@ -70,10 +69,13 @@ def _print(made: "Converted") -> None:
     certificate = made.certificate
     for warning in made.warnings:
         typer.echo(f"warning: {warning}")
-    for one in certificate.rounded[:_SHOWN]:
-        typer.echo(f"{one.name} {one.why}: {one.what}, relative error {one.relative_error:.3g}")
-    if len(certificate.rounded) > _SHOWN:
-        typer.echo(f"... and {len(certificate.rounded) - _SHOWN} more")
+    alike: dict[tuple[str, str], list[Rounded]] = {}
+    for one in certificate.rounded:
+        alike.setdefault((one.why, one.what), []).append(one)
+    for (why, what), members in alike.items():
+        more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
+        worst = max(one.relative_error for one in members)
+        typer.echo(f"{members[0].name} {why}{more}: {what}, relative error {worst:.3g} at most")
     exact = f"all {certificate.compared} tensors read back and compared: the same numbers"
     if certificate.rounded:
         count = len(certificate.rounded)

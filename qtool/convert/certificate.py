@@ -106,11 +106,13 @@ class Certificate:
 def source_record(model: Model) -> dict[str, Any]:
     """What the output says of its source; group sizes only where there is one for all."""
     sizes = {tensor.group_size for tensor in model.quantized}
+    scales = {tensor.scale_dtype for tensor in model.quantized}
     return {
         "format": model.format,
         "layout": model.layout,
         "digest": model.digest(),
         "group_size": sizes.pop() if len(sizes) == 1 else None,
+        "scale_dtype": scales.pop() if len(scales) == 1 else None,
         "dtype": DTYPE_NAMES[model.dtype],
     }
 

@@ -66,7 +66,7 @@ def artifact_model(path: Path, assume: str | None) -> Model:
 def _warnings(artifact: Artifact, cache: Sequence[Entry]) -> tuple[str, ...]:
     """What the source has beside weights, and the output has not."""
     found = []
-    if any(group.activations for group in getattr(artifact.found, "groups", ())):
+    if any(group.activations for group in artifact.found.groups):
         found.append("the source has quantized activations, too; the output has its weights alone")
     if cache:
         found.append(
@@ -89,9 +89,17 @@ def _tensor(artifact: Artifact, entry: Entry) -> Tensor:
         raw = partial(artifact.checkpoint.raw, entry.stored[0])
         return Tensor(entry.name, entry.shape, entry.dtype, entry.dtype, raw=raw)
     assert isinstance(entry.scheme, Scheme)  # the caller has seen to it
-    size = entry.scheme.group_size
     read = partial(_read, artifact, entry.name)
-    return Tensor(entry.name, entry.shape, entry.dtype, str(entry.scheme), size, read)
+    scheme = entry.scheme
+    return Tensor(
+        entry.name,
+        entry.shape,
+        entry.dtype,
+        str(scheme),
+        scheme.group_size,
+        scheme.scale_dtype,
+        read,
+    )
 
 
 def _read(artifact: Artifact, name: str) -> Quantized:

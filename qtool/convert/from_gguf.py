@@ -63,7 +63,7 @@ def _tensor(tensor: HfTensor, number: int) -> Tensor:
         raw = partial(tensor.bytes_of, number)
         return Tensor(spec.name, spec.shape, spec.dtype, spec.dtype, raw=raw)
     read = partial(_read, tensor, number)
-    return Tensor(spec.name, spec.shape, spec.dtype, type_.name, type_.weights, read)
+    return Tensor(spec.name, spec.shape, spec.dtype, type_.name, type_.weights, "float16", read)
 
 
 def _read(tensor: HfTensor, number: int) -> BlockMatrix:

@@ -36,6 +36,7 @@ class Tensor:
     dtype: str  # of raw's bytes, as safetensors calls it
     stored: str  # how, in words: "w4 g128 sym", "Q4_1", "F16"
     group_size: int | None = None
+    scale_dtype: str | None = None
     read: Callable[[], Quantized] | None = None
     raw: Callable[[], NDArray[np.uint8]] | None = None
 
@@ -67,6 +68,15 @@ class Model:
     def quantized(self) -> tuple[Tensor, ...]:
         """The tensors that have codes."""
         return tuple(tensor for tensor in self.tensors if tensor.read is not None)
+
+    def recorded(self, format_: str, key: str) -> object:
+        """What its provenance says of an artifact of this format that it comes from, or None."""
+        made = (self.provenance or {}).get("conversions")
+        for one in reversed(made if isinstance(made, list) else []):
+            source = one.get("from") if isinstance(one, dict) else None
+            if isinstance(source, dict) and source.get("format") == format_:
+                return source.get(key)
+        return None
 
     @property
     def architecture(self) -> str | None:

@@ -153,12 +153,15 @@ def _schemes(
 
 
 def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
-    """float16, or where the format leaves a choice the model's own dtype if that loses nothing."""
+    """float16; or, where the format leaves a choice, the first that loses nothing."""
     if target.format != "compressed-tensors":
         return "float16"
     kept = [one.scale_dtypes for one in found if one.scheme is not None]
     held = frozenset.intersection(*kept) if kept else frozenset()
-    order = (DTYPE_NAMES[model.dtype], "float16", "bfloat16", "float32")
+    known = str(model.recorded(target.format, "scale_dtype"))
+    if model.format == target.format:
+        known = str(found[0].tensor.scale_dtype)
+    order = (known, "float16", "bfloat16", "float32")
     return next((dtype for dtype in order if dtype in held), "float16")
 
 

@@ -141,11 +141,15 @@ def _rounded(step: GgufStep) -> Iterator[Rounded]:
         if (obstacle := (step.against or {}).get(part.name)) is None:
             continue
         blocks, sums = _blocks(step, part), Squares()
-        for source, found in _pieces(step, part, lambda first, last, b=blocks: b[first:last]):
+        for source, found in _pieces(step, part, partial(_part, blocks)):
             sums.add(source, found)
         if not sums.same:
             what = str(obstacle.lossy)
             yield Rounded(part.name, what, obstacle.reason, sums.relative_error)
+
+
+def _part(blocks: NDArray[np.uint8], first: int, last: int) -> NDArray[np.uint8]:
+    return blocks[first:last]
 
 
 def _rows(step: GgufStep) -> Iterator[tuple[int, NDArray[np.uint8]]]:

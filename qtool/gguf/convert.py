@@ -197,7 +197,8 @@ def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
 def origin(source: GgufSource) -> dict[str, Any]:
     """What a certificate says of the file."""
     types = sorted({tensor.type.name for tensor in source.tensors if tensor.type.weights > 1})
-    return {"format": "gguf", "layout": ", ".join(types), "digest": None, "group_size": None}
+    return {"format": "gguf", "layout": ", ".join(types), "digest": None, "group_size": None,
+            "scale_dtype": None}  # fmt: skip
 
 
 def made_from(source: GgufSource) -> dict[str, Any]:
