@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from qtool.report import figures, plots, tables
 from qtool.report.facts import ArtifactFacts, Codes
 from qtool.report.layers import section as layers_section
-from qtool.report.markup import Markup, element, join, named
+from qtool.report.markup import Markup, dotted, element, join, named
 from qtool.report.sample import binned
 
 
@@ -54,14 +54,13 @@ def _codes(one: ArtifactFacts) -> list[Markup]:
         for codes in one.codes:
             groups[tuple(name for name, _ in binned(codes))].append(codes)
         for names, members in groups.items():
-            parts.append(
-                tables.details(
-                    f"Shares of {len(names)} codes, in percent"
-                    if len(names) == len(members[0].counts)
-                    else f"Shares of {len(names)} groups of codes, in percent",
-                    _shares(names, members),
-                )
-            )
+            words = "codes" if len(names) == len(members[0].counts) else "groups of codes"
+            shares = [
+                _shares(names, members[first : first + tables.COLUMNS])
+                for first in range(0, len(members), tables.COLUMNS)
+            ]
+            title = f"Shares of {len(names)} {words}, in percent"
+            parts.append(tables.details(title, *shares, long=len(names) > 16))
     parts += [element("p", said, class_="faint") for said in one.not_sampled]
     return parts
 
@@ -74,7 +73,7 @@ def _shares(names: Sequence[str], members: Sequence[Codes]) -> Markup:
                  for column, total in zip(columns, totals, strict=True)))
         for place, name in enumerate(names)
     ]  # fmt: skip
-    return tables.plain(("code", *(codes.kind for codes in members)), rows)
+    return tables.plain(("code", *(dotted(codes.kind) for codes in members)), rows)
 
 
 def _scales(one: ArtifactFacts) -> list[Markup]:

@@ -82,7 +82,7 @@ def _heat_map(found: Grid, artifact: ArtifactFacts) -> Markup:
             f"{kind}: {len(errors)} matrices, relative error {figures.error(min(errors))} to "
             f"{figures.error(max(errors))}"
         )
-        parts += [element("span", kind), svg.strip(cells, said)]
+        parts += [element("span", dotted(kind)), svg.strip(cells, said)]
     parts += [element("span", "block"), svg.numbers_below(columns)]
     key = element(
         "div",
@@ -127,7 +127,7 @@ def by_kind(found: Grid) -> Markup:
         expected = [layer.expected for layer in layers if layer.expected is not None]
         schemes = ", ".join(sorted({layer.scheme for layer in layers}))
         cells = [
-            element("span", kind, " ", element("small", schemes)),
+            element("span", dotted(kind), " ", element("small", schemes)),
             str(len(layers)),
             figures.error(median(errors)),
             figures.error(max(errors)),
@@ -146,19 +146,24 @@ def _rows(layers: Sequence[LayerError]) -> Markup:
     return tables.plain(("layer", "stored as", "error"), rows, 2)
 
 
-def compared(artifacts: Sequence[ArtifactFacts]) -> Markup | None:
-    """Median error of each kind, a column for each artifact; None where there is nothing."""
+def compared(artifacts: Sequence[ArtifactFacts]) -> list[Markup]:
+    """Median error of each kind, a column for each artifact; nothing where one alone has any."""
     grids = [
         (number, one.label, grid(one.layers))
         for number, one in enumerate(artifacts, 1)
         if one.layers
     ]
     if len(grids) < 2:
-        return None
+        return []
+    some = [grids[at : at + tables.COLUMNS] for at in range(0, len(grids), tables.COLUMNS)]
+    return [_compared(part) for part in some]
+
+
+def _compared(grids: Sequence[tuple[int, str, Grid]]) -> Markup:
     kinds = sorted({kind for _, _, found in grids for kind in found.kinds}, key=kind_order)
     rows = []
     for kind in kinds:
-        cells = [kind]
+        cells: list[str] = [dotted(kind)]
         for _, _, found in grids:
             errors = [
                 layer.relative_error

@@ -5,6 +5,7 @@ from qtool.report.artifact import section
 from qtool.report.facts import ArtifactFacts, Component, Report
 from qtool.report.layers import compared
 from qtool.report.markup import Markup, element, join, named
+from qtool.report.names import COMPONENTS
 from qtool.report.quality import section as quality_section
 from qtool.report.style import CSS
 from qtool.verification.finding import Finding
@@ -166,34 +167,32 @@ def _sizes(report: Report) -> list[Markup]:
 
 
 def _component_table(report: Report) -> Markup:
-    rows = []
-    columns: list[tuple[str, tuple[Component, ...]]] = []
+    rows: list[tuple[str, tuple[Component, ...]]] = []
     if report.reference is not None:
-        columns.append(("source", report.reference.components))
-    columns += [(one.label, one.components) for one in report.artifacts]
-    names = dict.fromkeys(part.name for _, parts in columns for part in parts)
-    for name in names:
-        cells = [name]
-        for _, parts in columns:
-            part = next((part for part in parts if part.name == name), None)
-            if part is None:
-                cells.append("none")
-                continue
-            rate = f", {8 * part.nbytes / part.parameters:.2f} bits" if part.parameters else ""
-            cells.append(f"{figures.size(part.nbytes)}{rate}")
-        rows.append(cells)
-    return tables.cards(("component", *(label for label, _ in columns)), rows)
+        rows.append(("source", report.reference.components))
+    rows += [(one.label, one.components) for one in report.artifacts]
+    there = {part.name for _, parts in rows for part in parts}
+    names = [name for name in COMPONENTS if name in there]
+    cells = []
+    for label, parts in rows:
+        by_name = {part.name: part for part in parts}
+        cells.append([label, *(_component(by_name.get(name)) for name in names)])
+    return tables.cards(("tensors of", *names), cells)
+
+
+def _component(part: Component | None) -> str:
+    if part is None:
+        return "none"
+    rate = f"{8 * part.nbytes / part.parameters:.2f} bits" if part.parameters else ""
+    return element("span", figures.size(part.nbytes), " ", element("small", rate))
 
 
 def _errors(report: Report) -> list[Markup]:
-    table = compared(report.artifacts)
-    if table is None:
+    found = compared(report.artifacts)
+    if not found:
         return []
-    return [
-        element("h2", "Error by kind of layer"),
-        element("p", "Median relative error of the weights, |W - Q| / |W|."),
-        table,
-    ]
+    said = "Median relative error of each kind; each artifact's part says of what."
+    return [element("h2", "Error by kind of layer"), element("p", said), *found]
 
 
 def _again(report: Report) -> list[Markup]:

@@ -68,7 +68,9 @@ def pareto(points: Sequence[Point], *, alone: bool = False) -> Markup:
     ]
     return svg.chart(
         f"Size and KL divergence of {figures.plural(len(points), 'artifact', 'artifacts')}",
-        _axis("size, MB", left, right, 1e6),
+        _axis(
+            *(("size, GB", left, right, 1e9) if right >= 1e10 else ("size, MB", left, right, 1e6))
+        ),
         _log_axis("KL divergence, nats", low, high),
         dots,
         sorted((dot.x, dot.y) for dot in dots if dot.strong),

@@ -38,7 +38,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0;
   border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; } thead th { color: var(--faint); font-size: .85rem; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.n, td b { white-space: nowrap; }
+td.n, td b { white-space: nowrap; } td.n small { display: block; }
 thead th { vertical-align: bottom; overflow-wrap: normal; }
 tbody th { min-width: 3.6rem; } small { color: var(--faint); font-weight: 400; }
 table.pairs th { width: 14rem; font-weight: 500; color: var(--faint); }
@@ -56,6 +56,7 @@ svg .mark { fill: var(--blue); } svg .weak { fill: var(--weak); }
 svg .range { stroke: var(--blue); stroke-width: 2; } svg .bar { fill: var(--blue); }
 svg .part { stroke: var(--paper); stroke-width: 1; }
 svg .cell { stroke: var(--paper); stroke-width: .5; }
+svg.fine .cell { stroke: none; }
 svg .none { fill: var(--soft); stroke: var(--rule); stroke-width: .5; }
 .embedding { fill: #56b4e9; background: #56b4e9; }
 .attention { fill: #e69f00; background: #e69f00; }
@@ -87,9 +88,9 @@ ul.findings li.error { border-color: var(--bad); } ul.findings li.warning {
 .error b { color: var(--bad); } .warning b { color: var(--warn); } b.good { color: var(--good); }
 b.bad { color: var(--bad); }
 footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rule); }
-@media (min-width: 44.01rem) { table.cards tbody th, table.cards thead th:first-child {
+@media (min-width: 54.01rem) { table.cards tbody th, table.cards thead th:first-child {
   min-width: 10.5rem; } figure.chart { max-width: 46rem; } }
-@media (max-width: 44rem) {
+@media (max-width: 54rem) {
   h1 { font-size: 1.35rem; } .wide { display: none; } table { font-size: .88rem; }
   th, td { padding-right: .45rem; }
   table.cards, table.cards tbody, table.cards tr, table.cards td, table.cards tbody th {
@@ -106,6 +107,8 @@ footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rul
     display: block; width: auto; }
   table.pairs th { border: 0; padding-bottom: 0; font-size: .85rem; }
 }
+@media (max-width: 22rem) { table { font-size: .76rem; } th, td { padding-right: .3rem; }
+  tbody th { min-width: 2.6rem; } }
 @page { margin: 14mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10.5pt; }

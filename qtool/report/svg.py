@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from qtool.report.markup import Markup, element
 
+_FINE = 48
 LEVELS = 9  # of the ramp of a heat map, h0 to h8
 
 
@@ -80,7 +81,8 @@ def strip(cells: Sequence[tuple[int | None, str]], said: str) -> Markup:
         box(place * width, 0, width, 22, "none" if level is None else f"cell h{level}", title)
         for place, (level, title) in enumerate(cells)
     ]
-    return drawing(said, 22, *marks, class_="draw strip")
+    # Where cells are a few pixels wide, lines between them would be most of the picture.
+    return drawing(said, 22, *marks, class_="draw fine" if len(cells) > _FINE else "draw")
 
 
 def numbers_below(count: int, most: int = 8) -> Markup:
@@ -107,7 +109,7 @@ def level(value: float, low: float, high: float) -> int:
 def ramp() -> Markup:
     """The key of a heat map."""
     marks = [box(place / LEVELS, 0, 1 / LEVELS, 12, f"cell h{place}") for place in range(LEVELS)]
-    return element("svg", *marks, class_="draw strip", width="100%", height=12, aria_hidden="true")
+    return element("svg", *marks, class_="draw", width="100%", height=12, aria_hidden="true")
 
 
 def bars(counts: Sequence[tuple[str, float]], said: str, height: float = 64) -> Markup:
@@ -196,7 +198,7 @@ def chart(
     for one in dots:
         class_ = "mark" if one.strong else "weak"
         marks.append(dot(across(one.x), down(one.y), 5, class_, one.said))
-        shift, rise = _room(across(one.x) * _NARROW, down(one.y), taken)
+        shift, rise = _room(across(one.x) * _NARROW, down(one.y), one.name, taken)
         marks.append(
             element(
                 "text", one.name, x=percent(across(one.x)), y=down(one.y) + rise, dx=shift,
@@ -216,13 +218,19 @@ def chart(
     )  # fmt: skip
 
 
-def _room(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _room(
+    x: float, y: float, name: str, taken: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
     """Where a name beside (x, y) meets nothing: what to add to x, and to the base line y."""
-    places = ((12, 4), (-12, 4), (0, -9), (0, 18), (12, -8), (-12, -8), (12, 16), (-12, 16))
+    wide = 8 + 3.7 * len(name)  # to the middle of the name
+    places = (
+        (wide, 4), (-wide, 4), (0, -9), (0, 18), (wide, -8), (-wide, -8), (wide, 16), (-wide, 16)
+    )  # fmt: skip
 
     def free(place: tuple[float, float]) -> float:
         at = x + place[0], y + place[1] - 4
         near = [abs(at[0] - tx) + abs(at[1] - ty) for tx, ty in taken if (tx, ty) != (x, y)]
-        return min([*near, 18.0])
+        inside = wide / 2 < at[0] < _NARROW - wide / 2
+        return min([*near, 18.0]) if inside else 0.0
 
     return max(places, key=free)  # the first of equal ones

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from qtool.report.markup import Markup, element
 
+COLUMNS = 5  # of numbers, in a table that has to fit a telephone as it is
+
 
 def cards(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Markup:
     """The first column heads its row, `texts` columns are text, the others numbers."""
