@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.errors import FormatError
-from qtool.formats.facts import ArtifactScheme, Facts, Group, names_of, whole
+from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
 from qtool.formats.gptq_dynamic import patterns_for
 from qtool.formats.patterns import matches
-from qtool.layer_names import is_head
 from qtool.scheme import Scheme
 
 NAME = "compressed-tensors"
@@ -161,8 +160,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     """The config of an artifact. layouts: of each quantized module.
 
     The group of most modules is targeted by class, any other by expressions that match its modules
-    and no others. The head is named in `ignore` also where it is tied and has no tensor: model
-    classes have a linear layer there.
+    and no others.
     """
     modules: dict[tuple[Scheme, str], list[str]] = {}
     for name, scheme in facts.quantized.items():
@@ -182,15 +180,12 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
             "format": key[1],
         }
     used = sorted({layout for _, layout in modules})
-    ignore = list(facts.dense)
-    if not any(map(is_head, [*ignore, *facts.quantized])):
-        ignore.append("lm_head")
     return {
         "quant_method": NAME,
         "format": used[0] if len(used) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": ignore,
+        "ignore": left_out(facts),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

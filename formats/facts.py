@@ -94,6 +94,15 @@ def head_quantized(facts: Facts) -> bool:
     return any(map(is_head, facts.quantized))
 
 
+def left_out(facts: Facts) -> list[str]:
+    """Linear layers that loaders must not take for quantized ones. The head is among them also
+    where it is tied and has no tensor: model classes have a linear layer there."""
+    names = list(facts.dense)
+    if not any(map(is_head, [*names, *facts.quantized])):
+        names.append("lm_head")
+    return names
+
+
 def whole_experts(chosen: Iterable[str], everything: Iterable[str]) -> set[str]:
     """The `...experts` layers of which every linear is among `chosen`: engines ask for that name
     and for no expert's own."""

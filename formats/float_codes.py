@@ -71,7 +71,8 @@ def _encode(values: NDArray[np.float32], book: str) -> NDArray[np.uint8]:
     large = (bits >> drop) - np.uint32((127 - bias) << mantissa_bits)
     code = np.where(magnitude < np.float32(2.0 ** (1 - bias)), small, large)
     sign = np.signbit(values).astype(np.uint32) << np.uint32(3 if book == "e2m1" else 7)
-    return (code | sign).astype(np.uint8)
+    found: NDArray[np.uint8] = (code | sign).astype(np.uint8)
+    return found
 
 
 def exponent(scale: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
 from qtool.formats import stored_codes
-from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, first, names_of, whole
+from qtool.formats.facts import (
+    ArtifactScheme,
+    Facts,
+    Look,
+    Options,
+    first,
+    left_out,
+    names_of,
+    whole,
+)
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
@@ -136,7 +145,7 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "weight_block_size": [scheme.rows, scheme.group_size],
-        "modules_to_not_convert": sorted(facts.dense) or None,
+        "modules_to_not_convert": left_out(facts),
     }
 
 
