@@ -25,6 +25,7 @@ class Zeros:
     offset: float  # mean of code - zero; near 0, since weights are about as often + as -
     at_ends: int  # groups whose zero is 0 or the largest code, and whose mean is far from it
     v1_stores_middle: bool  # labelled v1, and every stored field is 2^(bits-1)
+    ignored: bool  # called symmetric, and zeros are stored that say otherwise
     v1_wraps: int  # labelled v1, and 0 is stored as the largest code
 
     def is_only(self, zero: int) -> bool:
@@ -100,6 +101,7 @@ def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros | None:
         offset=mean - float(zero.mean(dtype=np.float64)),
         at_ends=_far_from_end(quant, top),
         v1_stores_middle=_stores_middle(artifact, entry, quant),
+        ignored=_ignored(artifact, entry, quant),
         v1_wraps=int((zero == 0).sum()) if artifact.found.layout == "v1" else 0,
     )
 
@@ -143,6 +145,19 @@ def _stores_middle(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:
         return False
     row = bits.pack(np.full((1, quant.shape[0]), middle, np.uint8), quant.scheme.bits)
     return bool((artifact.checkpoint.array(name) == row).all())
+
+
+def _ignored(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:
+    """Whether compressed-tensors' zeros are there, and not in the middle, of a symmetric matrix."""
+    name = f"{entry.module}.weight_zero_point"
+    if not quant.scheme.symmetric or name not in entry.stored:
+        return False
+    stored = artifact.checkpoint.array(name)
+    if stored.dtype != np.int32 or stored.ndim != 2:
+        return bool(stored.any())  # not packed: signed, so the middle is 0
+    middle = np.full((1, quant.shape[0]), 1 << (quant.scheme.bits - 1), np.uint8)
+    packed = bits.pack(middle, quant.scheme.bits)[0]
+    return packed.size != len(stored) or bool((stored != packed[:, None]).any())
 
 
 def _uneven(quant: GroupQuant) -> int:

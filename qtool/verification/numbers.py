@@ -84,14 +84,16 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
 
 def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
     """zeros: in the middle where symmetric, and none that ran over an end of its range."""
-    odd, far = [], []
+    odd, far, ignored = [], [], []
     for m in matrices:
         middle = 1 << (m.scheme.bits - 1)
         zeros = m.zeros
         if zeros is None:
             continue
         constant = zeros.least == zeros.most
-        if m.scheme.symmetric and not (constant and zeros.least in (middle, middle - 1)):
+        if zeros.ignored:
+            ignored.append(m)
+        elif m.scheme.symmetric and not (constant and zeros.least in (middle, middle - 1)):
             odd.append(m)
         elif zeros.at_ends:
             far.append(m)
@@ -104,6 +106,13 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
             f"({some([m.entry.name for m in odd])}) have other zeros than "
             f"{1 << (odd[0].scheme.bits - 1)} ({z.least} to {z.most}); engines that believe the "
             "config ignore them: set sym to false, or quantize anew",
+        )  # fmt: skip
+    if ignored:
+        yield Finding(
+            "error", "zeros", ignored[0].entry.name,
+            f"the config says symmetric, and {counted(len(ignored), 'matrix')} "
+            f"({some([m.entry.name for m in ignored])}) have zero points stored that are not in "
+            "the middle; engines that believe the config ignore them: set symmetric to false",
         )  # fmt: skip
     groups = sum(m.zeros.at_ends for m in far if m.zeros)
     if far:

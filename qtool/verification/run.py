@@ -115,7 +115,7 @@ def verify_artifact(
         findings += dense.check_dense(subject)
         for name, numeric in NUMERIC:
             checks.append(name)
-            findings += numeric(artifact, matrices)
+            findings += numeric(subject.artifact, matrices)
         if source is not None:
             checks += [error.CHECK, "folds"]
             others, changed = error.dense_compared(subject, norms)

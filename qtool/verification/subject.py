@@ -21,7 +21,7 @@ class Subject:
     """A safetensors artifact and, where one was given, the model that it was made of."""
 
     path: Path
-    artifact: Artifact
+    artifact: Artifact  # without the broken modules
     entries: Mapping[str, Entry]  # all that can be made sense of
     broken: Mapping[str, str]  # the other modules, each with what is wrong with it
     source: Weights | None = None
@@ -90,7 +90,10 @@ def subject_of(path: Path, artifact: Artifact, source: Weights | None) -> Subjec
             entries |= part.entries
         except QtoolError as error:
             broken[module] = str(error)
-    return Subject(path, artifact, entries, broken, source)
+    # Reading a matrix looks at the headers of all.
+    left = {n: i for n, i in artifact.checkpoint.tensors.items() if module_of(n) not in broken}
+    readable = replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=left))
+    return Subject(path, readable, entries, broken, source)
 
 
 def module_of(name: str) -> str:
