@@ -196,10 +196,11 @@ def test_columns_out_of_group_order_are_refused(tmp_path: Path) -> None:
     assert json.loads((back / "config.json").read_text())["quantization_config"]["desc_act"]
 
 
-def test_lossy_measures_what_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["awq", "compressed-tensors"])
+def test_lossy_measures_what_is_lost(to: str, tmp_path: Path) -> None:
     quant = random_quant(Scheme(4, 32, False), 64, 128, act_order=True)
     source = one_layer(tmp_path / "source", "gptq", quant)
-    out = run(source, "awq", tmp_path / "out", lossy=True)
+    out = run(source, to, tmp_path / "out", lossy=True)
     (said,) = json.loads((out / "qtool.json").read_text())["conversions"]
     assert said["exact"] is False
     (one,) = said["rounded"]
@@ -304,7 +305,9 @@ def test_dequantized(made: dict[str, Path], dtype: str | None, tmp_path: Path) -
     config = json.loads((out / "config.json").read_text())
     assert "quantization_config" not in config and not (out / "quant_config.json").exists()
     assert config["dtype"] == (dtype or "bfloat16")
-    (said,) = json.loads((out / "qtool.json").read_text())["conversions"]
+    record = json.loads((out / "qtool.json").read_text())
+    assert record["made_from"]["format"] == "awq"
+    (said,) = record["conversions"]
     before, after = numbers(made["asymmetric"]), numbers(out)
     assert before.keys() == after.keys()
     rounded = {one["name"]: one["relative_error"] for one in said["rounded"]}

@@ -13,7 +13,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def convert(
-    artifact: Annotated[Path, typer.Argument(help="a quantized folder, or a GGUF file")],
+    artifact: Annotated[
+        str, typer.Argument(help="a quantized folder or file, a GGUF file, or a hub id")
+    ],
     to: Annotated[
         str,
         typer.Option(
@@ -43,6 +45,7 @@ def convert(
     from qtool.convert.targets import target
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
+    from qtool.hub import resolve
     from qtool.progress import Progress
 
     if dtype is not None and dtype not in DTYPES:
@@ -50,7 +53,7 @@ def convert(
     if assume not in (None, "v1", "v2"):
         raise UsageError(f"--assume {assume}: expected v1 or v2")
     request = Request(
-        source=artifact,
+        source=resolve(artifact),
         target=target(to),
         out=out,
         lossy=lossy,

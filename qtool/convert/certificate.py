@@ -122,6 +122,10 @@ def provenance(model: Model, certificate: Certificate) -> dict[str, Any]:
     carried = dict(model.provenance or {})
     before = carried.pop("conversions", None)
     kept = {k: v for k, v in carried.items() if k not in ("schema", "qtool_version", "qtool")}
+    if certificate.format == "hf":  # what is quantized anew is known not to be the original
+        source = certificate.source
+        made = {key: source[key] for key in ("format", "layout", "digest")}
+        kept = {"made_from": made} | kept
     return {
         "schema": SCHEMA,
         "qtool_version": __version__,

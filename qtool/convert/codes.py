@@ -25,7 +25,9 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
         values = finite(step.tensor.name, value.dequantize())
         with methods.named(step.tensor.name):
             made = rtn.quantize(values, None, step.scheme, rtn.Options()).quant
-        return replace(made, scheme=step.scheme)
+        return replace(
+            made, scheme=step.scheme, scale=in_dtype(made.scale, step.scheme.scale_dtype)
+        )
     quant = grouped(value)
     if quant is None and step.lossy == ZEROS:
         assert isinstance(value, BlockMatrix)
