@@ -29,8 +29,8 @@ def summary(found: Diff) -> list[tuple[str, str]]:
         text = f"{side.path}: {side.format}, {len(side.items):,} tensors, {size / 1e6:.1f} MB"
         lines.append((label, printable(text)))
     if not found.different:
-        return [*lines, ("result", f"no difference: {found.same:,} tensors with the same bytes")]
-    lines.append(("the same bytes", f"{found.same:,} tensors"))
+        return [*lines, ("result", f"no difference: {found.same:,} tensors are the same")]
+    lines.append(("the same", f"{found.same:,} tensors"))
     lines += [
         (_SAID[kind], f"{count:,} tensor{'s' * (count > 1)}")
         for kind, count in found.counts().items()
