@@ -144,6 +144,17 @@ def test_marlin_pads_in_vllm_and_not_in_sglang(tmp_path: Path) -> None:
     assert message.startswith("SGLang will refuse model.layers.0.mlp.gate_proj")
 
 
+def test_parts_of_a_fused_layer(tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text(
+        "method: rtn\nformat: gptq\nweights: {bits: 4, group_size: 128, symmetric: true}\n"
+        "overrides: [{match: '*.q_proj', weights: {bits: 8}}]\n"
+    )
+    found = planned(tmp_path / "m", header_files.llama(1), "vllm", 1, str(mixed))
+    (message,) = said(found, "engine-fused")
+    assert "q_proj is w8 g128 sym, model.layers.0.self_attn.k_proj is w4 g128 sym" in message
+
+
 def test_kernels_of_gptq(tmp_path: Path) -> None:
     shapes = header_files.llama(1)
     sets = ("format=gptq", "weights.symmetric=true", "weights.group_size=256")

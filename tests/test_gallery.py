@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gallery import engines, folders, gguf, packed, parents
+from gallery import engines, floats, folders, gguf, packed, parents
 from gallery.case import Broken
 
 from qtool.hub import resolve
@@ -17,7 +17,7 @@ from qtool.recipe import Recipe, load, shipped
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 
-CASES = [*packed.CASES, *folders.CASES, *gguf.CASES, *engines.CASES]
+CASES = [*packed.CASES, *floats.CASES, *folders.CASES, *gguf.CASES, *engines.CASES]
 Parent = Callable[[str], Path]
 
 
@@ -63,6 +63,24 @@ def test_it_is_found(case: Broken, parent: Parent, tmp_path: Path) -> None:
     ]
     assert found, f"{case}\n{shown(verdict)}"
     assert verdict.ok == (case.severity != "error"), shown(verdict)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qweight-cut", "qzeros-lost", "scales-lost", "packed-cut", "packed-scales-lost",
+        "zero-points-lost", "fp8-scale-lost", "block-scales-transposed",
+    ],
+)  # fmt: skip
+def test_no_other_matrix_is_named(name: str, parent: Parent, tmp_path: Path) -> None:
+    """One matrix that cannot be read is no reason to call the others broken."""
+    case = next(case for case in CASES if case.name == name)
+    path = tmp_path / name
+    shutil.copytree(parent(case.parent), path)
+    case.damage(path)
+    verdict = verify_artifact(path)
+    assert {f.name for f in verdict.findings if f.check == "shapes"} == {case.named}
+    assert len(verdict.findings) == 1, shown(verdict)
 
 
 @pytest.mark.parametrize("name", [*parents.RECIPES, *parents.GGUF])

@@ -43,11 +43,15 @@ _OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
 
 
 def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> list[Finding]:
-    """All that `engine` on `tp` GPUs has to say of an artifact; UsageError for another name."""
+    """All that `engine` on `tp` GPUs has to say of an artifact; UsageError for another name.
+
+    Parts of fused layers are left to the check `fused`, which asks no engine.
+    """
     if isinstance(artifact, GgufSource):
         types = {tensor.name: tensor.type for tensor in artifact.tensors}
         return type_findings(artifact.architecture, types, engine, tp)
-    return view_findings(view_of(artifact), engine, tp)
+    found = view_findings(view_of(artifact), engine, tp)
+    return [finding for finding in found if finding.check != "engine-fused"]
 
 
 def type_findings(

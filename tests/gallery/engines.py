@@ -112,6 +112,4 @@ CASES = [
            "gemma3_text overflows in float16", engine="sglang"),
     Broken("dense-and-not-named", "13", "gptq", inner_list, "engine-skip-list",
            "layers.1.self_attn.o_proj", "dynamic does not name it", engine="sglang"),
-    Broken("q-dense-in-vllm", "fused shards", "awq", dense("layers.0.self_attn.q_proj"),
-           "engine-fused", "self_attn", "makes one layer of these", engine="vllm"),
 ]  # fmt: skip

@@ -36,6 +36,23 @@ RECIPES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "gptq-v2": ("llama", "w4g128-rtn", ("format=gptq",)),
     "gptq-g64": ("llama", "w4g64-rtn", ("format=gptq", "weights.symmetric=true")),
     "gptq-w3": ("llama", "w3g128-rtn", ()),
+    "ct": ("llama", "w8a16-ct", ("weights.bits=4", "weights.group_size=128")),
+    "ct-skewed": (
+        "llama",
+        "w8a16-ct",
+        (
+            "weights.bits=4",
+            "weights.group_size=128",
+            "weights.symmetric=false",
+        ),
+    ),
+    "ct-experts": ("experts", "w8a16-ct", ("weights.bits=4", "weights.group_size=128")),
+    "int8": ("llama", "w8a8-dynamic", ()),
+    "fp8": ("llama", "fp8-dynamic", ()),
+    "fp8-block": ("llama", "fp8-block-hf", ()),
+    "nvfp4": ("llama", "nvfp4", ()),
+    "nvfp4-experts": ("experts", "nvfp4", ()),
+    "mxfp4": ("llama", "mxfp4", ()),
 }
 GGUF = {"gguf": "q4_k_m"}  # of the model that qtool ships
 
