@@ -60,7 +60,7 @@ def _codes(one: ArtifactFacts) -> list[Markup]:
                 for first in range(0, len(members), tables.COLUMNS)
             ]
             title = f"Shares of {len(names)} {words}, in percent"
-            parts.append(tables.details(title, *shares, long=len(names) > 16))
+            parts.append(tables.details(title, *shares, long=True))
     parts += [element("p", said, class_="faint") for said in one.not_sampled]
     return parts
 
@@ -73,7 +73,8 @@ def _shares(names: Sequence[str], members: Sequence[Codes]) -> Markup:
                  for column, total in zip(columns, totals, strict=True)))
         for place, name in enumerate(names)
     ]  # fmt: skip
-    return tables.plain(("code", *(dotted(codes.kind) for codes in members)), rows)
+    titles = [element("span", dotted(codes.kind), class_="any") for codes in members]
+    return tables.plain(("code", *titles), rows)
 
 
 def _scales(one: ArtifactFacts) -> list[Markup]:

@@ -4,7 +4,9 @@ from qtool.report.facts import Quality
 
 
 def size(nbytes: float) -> str:
-    """Decimal megabytes, or gigabytes from 10 on."""
+    """Decimal megabytes; gigabytes from 10 on, kilobytes below one megabyte."""
+    if nbytes < 1e6:
+        return f"{nbytes / 1e3:.1f} kB"
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e10 else f"{nbytes / 1e6:.1f} MB"
 
 

@@ -35,6 +35,7 @@ _ORDER = {kind: place for place, kind in enumerate(_KINDS)}
 _INDEXED = re.compile(r"(.+?)\.(\d+)\.(.+)", re.ASCII | re.DOTALL)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP = re.compile(r"mlp|ffn|feed_forward|fc[12]\b", re.IGNORECASE)
+_LONGEST = 32
 _MOST_DIGITS = 6  # of a block's number; a longer one is no number
 
 
@@ -67,7 +68,7 @@ def place(name: str, prefix: str | None) -> Place:
     last = module[-1]
     experts = "experts" in parts or last.endswith("_exps")
     shared = "shared_expert" in inner or "shared_experts" in parts or last.endswith("_shexp")
-    kind = _KIND_OF.get(last, last)
+    kind = _KIND_OF.get(last, _shortened(last))
     if last in ("out_proj", "dense", "c_proj") and _ATTENTION.search(inner):
         kind = "o"
     if shared:
@@ -91,8 +92,13 @@ def _outside(name: str, unnumbered: bool) -> Place:
     if unnumbered and ("embed" in last or "embd" in last or last in ("wte", "wpe")):
         return Place(EMBEDDING, EMBEDDING, None)
     if "norm" in last or last.startswith("ln_"):
-        return Place(NORMS, last, None)
-    return Place(OTHER, last, None)
+        return Place(NORMS, _shortened(last), None)
+    return Place(OTHER, _shortened(last), None)
+
+
+def _shortened(word: str) -> str:
+    """A name that no model class has may be of any length."""
+    return word if len(word) <= _LONGEST else f"{word[:_LONGEST]}..."
 
 
 def kind_order(kind: str) -> tuple[int, str]:

@@ -27,7 +27,8 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; padding-top: .6rem;
 h3 { font-size: 1.02rem; margin: 1.5rem 0 .4rem; }
 p { margin: .4rem 0; max-width: 46rem; }
 .faint, figcaption { color: var(--faint); font-size: .9rem; }
-nav { margin: .6rem 0; } nav a { margin-right: 1rem; white-space: nowrap; }
+nav { margin: .6rem 0; } nav a { display: inline-block;
+  max-width: 100%; margin-right: 1rem; }
 a { color: var(--blue); }
 code, pre { font: .86em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono",
   monospace; }
@@ -40,7 +41,8 @@ th { font-weight: 600; } thead th { color: var(--faint); font-size: .85rem; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n, td b { white-space: nowrap; } td.n small { display: block; }
 thead th { vertical-align: bottom; overflow-wrap: normal; }
-tbody th { min-width: 3.6rem; } small { color: var(--faint); font-weight: 400; }
+.any { overflow-wrap: anywhere; } tbody th { min-width: 3.6rem; }
+small { color: var(--faint); font-weight: 400; }
 table.pairs th { width: 14rem; font-weight: 500; color: var(--faint); }
 .key { display: inline-block; min-width: 1.5em; padding: 0 .3em; border-radius: 1em;
   border: 1px solid var(--rule); font-size: .85em; text-align: center; font-weight: 600; }
@@ -88,9 +90,9 @@ ul.findings li.error { border-color: var(--bad); } ul.findings li.warning {
 .error b { color: var(--bad); } .warning b { color: var(--warn); } b.good { color: var(--good); }
 b.bad { color: var(--bad); }
 footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rule); }
-@media (min-width: 54.01rem) { table.cards tbody th, table.cards thead th:first-child {
+@media print, (min-width: 54.01rem) { table.cards tbody th, table.cards thead th:first-child {
   min-width: 10.5rem; } figure.chart { max-width: 46rem; } }
-@media (max-width: 54rem) {
+@media screen and (max-width: 54rem) {
   h1 { font-size: 1.35rem; } .wide { display: none; } table { font-size: .88rem; }
   th, td { padding-right: .45rem; }
   table.cards, table.cards tbody, table.cards tr, table.cards td, table.cards tbody th {
@@ -107,11 +109,13 @@ footer { margin-top: 2.5rem; padding-top: .6rem; border-top: 1px solid var(--rul
     display: block; width: auto; }
   table.pairs th { border: 0; padding-bottom: 0; font-size: .85rem; }
 }
-@media (max-width: 22rem) { table { font-size: .76rem; } th, td { padding-right: .3rem; }
+@media screen and (max-width: 22rem) { table { font-size: .76rem; } th, td { padding-right: .3rem; }
   tbody th { min-width: 2.6rem; } }
 @page { margin: 14mm; }
 @media print {
-  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  body { max-width: none; padding: 0; font-size: 10pt; } table { font-size: 8.5pt; }
+  th, td { padding-right: .4rem; } table.cards tbody th, table.cards thead th:first-child {
+    min-width: 7rem; }
   nav, details.long { display: none; } summary { list-style: none; color: inherit;
     font-weight: 600; } details::details-content { content-visibility: visible;
     block-size: auto; }
