@@ -8,60 +8,108 @@
 #include <stdlib.h>
 
 /* What is needed where groups do not follow whole vectors: the group of each column, and the
- * scales and zeros of the row at work. Room for a pair of vectors past the last. */
+ * scales and zeros of the row at work. Room past the last for what whole vectors read. */
 typedef struct {
-    const int32_t *index; /* [cols], or NULL: groups do follow */
-    float *scale, *zero;  /* [groups] */
+    const int32_t *index;   /* [cols], or NULL: groups do follow */
+    const uint16_t *beside; /* of every 32 columns the first, the 17th, the second, the 18th, ... */
+    float *scale, *zero;    /* [groups] */
     void *space;
 } qt_lookup;
 
+/* How a number of the group of each lane is found: of up to 128 groups by AVX-512 in so many pairs
+ * of registers, else (0) one by one. */
+ALWAYS int group_pairs(const qt_dequantizing *d)
+{
+#if defined(QT_ISA_AVX512)
+    return d->groups <= 32 ? 1 : d->groups <= 64 ? 2 : d->groups <= 128 ? 4 : 0;
+#else
+    (void)d;
+    return 0;
+#endif
+}
+
 static int make_lookup(const qt_dequantizing *d, qt_lookup *of)
 {
-    enum { MORE = 32 };
-    size_t cols = (size_t)d->packing.cols, groups = (size_t)d->groups;
-    *of = (qt_lookup){d->g_idx, NULL, NULL, NULL};
+    enum { MORE = 128 };
+    size_t cols = (size_t)d->packing.cols, groups = (size_t)d->groups, k = 0;
+    *of = (qt_lookup){0};
     if (!d->g_idx && d->group_size >= 2 * LANES)
         return QT_OK;
-    of->space = malloc((cols + 2 * groups + 3 * MORE) * 4);
+    of->space = malloc((2 * cols + 2 * groups + 4 * MORE) * 4);
     if (!of->space)
         return QT_E_MEMORY;
     int32_t *index = of->space;
-    for (size_t k = 0; k < cols + MORE; k++)
-        index[k] = k >= cols ? 0 : d->g_idx ? d->g_idx[k] : (int32_t)((int64_t)k / d->group_size);
+    for (; k < cols; k++)
+        index[k] = d->g_idx ? d->g_idx[k] : (int32_t)((int64_t)k / d->group_size);
+    memset(index + cols, 0, MORE * sizeof *index);
     of->index = index;
     of->scale = (float *)of->space + cols + MORE;
     of->zero = of->scale + groups + MORE;
+    uint16_t *beside = (uint16_t *)(of->zero + groups + MORE);
+    of->beside = beside;
+    if (d->packing.bits == 4 && group_pairs(d) == 1)
+        for (k = 0; k < cols; k += 32)
+            for (int i = 0; i < 16; i++) {
+                beside[k + 2 * i] = (uint16_t)index[k + i];
+                beside[k + 2 * i + 1] = (uint16_t)index[k + 16 + i];
+            }
     return QT_OK;
 }
 
 static void look_at_row(const qt_dequantizing *d, int64_t row, const qt_lookup *of)
 {
-    for (int64_t group = 0; group < d->groups; group++) {
-        of->scale[group] = qt_plain_nan(d->scale[row * d->groups + group]);
-        of->zero[group] = (float)d->zero[row * d->groups + group];
+    const float *scale = d->scale + row * d->groups;
+    const uint8_t *zero = d->zero + row * d->groups;
+    int64_t group = 0;
+    for (; group + LANES <= d->groups; group += LANES) {
+        V some = load(scale + group);
+        store(of->scale + group, pick(eq(some, some), some, splat(NAN)));
+        store(of->zero + group, to_float(load_u8(zero + group)));
+    }
+    for (; group < d->groups; group++) {
+        of->scale[group] = qt_plain_nan(scale[group]);
+        of->zero[group] = (float)zero[group];
     }
 }
 
-/* A number of the group of each lane. Few groups are looked up in registers. */
-ALWAYS V of_groups(const float *numbers, const int32_t *index, int few)
+/* A number of the group of each lane. */
+ALWAYS V of_groups(const float *numbers, const int32_t *index, int pairs)
 {
 #if defined(QT_ISA_AVX512)
     __m512i i = _mm512_loadu_si512(index);
-    if (few)
-        return (V)_mm512_permutex2var_ps(_mm512_loadu_ps(numbers), i,
-                                         _mm512_loadu_ps(numbers + 16));
-    return (V)_mm512_i32gather_ps(i, numbers, 4);
+    __m512 found[4];
+    if (!pairs)
+        return (V)_mm512_i32gather_ps(i, numbers, 4);
+    for (int pair = 0; pair < pairs; pair++)
+        found[pair] = _mm512_permutex2var_ps(_mm512_loadu_ps(numbers + 32 * pair), i,
+                                             _mm512_loadu_ps(numbers + 32 * pair + 16));
+    M odd = pairs > 1 ? _mm512_test_epi32_mask(i, _mm512_set1_epi32(32)) : 0;
+    for (int pair = 0; pair + 1 < pairs; pair += 2)
+        found[pair] = _mm512_mask_mov_ps(found[pair], odd, found[pair + 1]);
+    if (pairs == 4)
+        found[0] = _mm512_mask_mov_ps(
+            found[0], _mm512_test_epi32_mask(i, _mm512_set1_epi32(64)), found[2]);
+    return (V)found[0];
 #elif defined(QT_ISA_AVX2)
-    (void)few;
+    (void)pairs;
     return (V)_mm256_i32gather_ps(numbers, _mm256_loadu_si256((const void *)index), 4);
 #else
-    (void)few;
+    (void)pairs;
     V found;
     for (int lane = 0; lane < LANES; lane++)
         found[lane] = numbers[index[lane]];
     return found;
 #endif
 }
+
+/* Constant numbers of pairs. */
+#define QT_FOR_PAIRS(pairs, call) \
+    switch (pairs) {              \
+    case 1: call(1); break;       \
+    case 2: call(2); break;       \
+    case 4: call(4); break;       \
+    default: call(0); break;      \
+    }
 
 #if defined(QT_ISA_AVX512) || defined(QT_ISA_AVX2)
 #define QT_PLACES 1
@@ -102,6 +150,10 @@ ALWAYS I qt_placed_codes(const uint8_t *words, int32_t skip, const qt_places *at
     return (I)_mm256_srlv_epi32(own, (__m256i)at->shift[i]);
 #endif
 }
+#endif
+
+#if defined(QT_ISA_AVX512)
+#include "four_lanes.h"
 #endif
 
 #define QT_BODY "dequantize_body.h"

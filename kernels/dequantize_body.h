@@ -57,14 +57,15 @@ ALWAYS void D(put_run)(OUT *to, const uint8_t *codes, int64_t count, float scale
 
 /* A run whose columns look up their scales and zeros. */
 ALWAYS void D(put_columns)(OUT *to, const uint8_t *codes, const int32_t *index, int64_t count,
-                           const qt_lookup *of, int few, int streaming)
+                           const qt_lookup *of, int pairs, int streaming)
 {
     for (int64_t k = 0; k < count; k += 2 * LANES) {
         V v[2];
         for (int i = 0; i < 2; i++) {
             int64_t at = k + i * LANES;
-            V zero = of_groups(of->zero, index + at, few);
-            v[i] = (to_float(load_u8(codes + at)) - zero) * of_groups(of->scale, index + at, few);
+            V zero = of_groups(of->zero, index + at, pairs);
+            V scale = of_groups(of->scale, index + at, pairs);
+            v[i] = (to_float(load_u8(codes + at)) - zero) * scale;
         }
         if (k + 2 * LANES <= count)
             D(put_two)(to + k, v[0], v[1], streaming);
@@ -84,10 +85,10 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
     OUT *to = (OUT *)d->values + (row - p->origin) * p->cols + col;
     if (of->index) {
         look_at_row(d, row, of);
-        if (d->groups <= 32)
-            D(put_columns)(to, codes, of->index + col, tile->cols, of, 1, streaming);
-        else
-            D(put_columns)(to, codes, of->index + col, tile->cols, of, 0, streaming);
+#define COLUMNS(pairs) \
+    D(put_columns)(to, codes, of->index + col, tile->cols, of, pairs, streaming)
+        QT_FOR_PAIRS(group_pairs(d), COLUMNS)
+#undef COLUMNS
         return;
     }
     int64_t group = col / d->group_size;
@@ -155,7 +156,7 @@ static int D(dequantize)(const qt_dequantizing *d)
         qt_place_tile(p, next, tile->row, tile->col + tile->stride);
 #if defined(QT_ISA_AVX512)
         if (D(four)(d)) {
-            D(put_four_tile)(d, tile, next, streaming);
+            D(put_four_tile)(d, tile, next, &lookup, streaming);
             continue;
         }
 #endif

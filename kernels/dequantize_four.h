@@ -2,30 +2,14 @@
  * dequantize_body.h. Nibbles are shifted to the bottom of their lanes and looked up there: the
  * lookups mask the bits above by themselves. 32 codes at a time, all of one group. */
 
-/* Which part of sixteen bytes each lane takes, and how far it is shifted down; for 32-bit lanes
- * there are two halves of sixteen codes. */
-typedef struct {
-    __m512i part[2], shift[2];
-} D(four_order);
-
-/* Code i in nibble i, or as strips have them: nibble i / 8 of half word i mod 8. */
-ALWAYS D(four_order) D(order_of)(int strips)
-{
-    D(four_order) order;
+/* The order of codes for lanes of this type's size. */
 #if defined(PAIR)
-    qt_vi16 i = {QT_COUNT_32};
-    order.part[0] = (__m512i)(strips ? i & 7 : i >> 2);
-    order.shift[0] = (__m512i)(strips ? i >> 3 << 2 : (i & 3) << 2);
-    order.part[1] = order.shift[1] = order.part[0];
+#define ORDER qt_order16
+#define ORDER_OF qt_order16_of
 #else
-    for (int half = 0; half < 2; half++) {
-        I i = iota() + 16 * half;
-        order.part[half] = (__m512i)(strips ? (i & 7) >> 1 : i >> 3);
-        order.shift[half] = (__m512i)(strips ? ((i & 1) << 4) + (i >> 3 << 2) : (i & 7) << 2);
-    }
+#define ORDER qt_order32
+#define ORDER_OF qt_order32_of
 #endif
-    return order;
-}
 
 /* What the sixteen codes of a group stand for. */
 ALWAYS __m512i D(four_table)(float scale, float zero)
@@ -47,13 +31,13 @@ ALWAYS void D(put_line)(OUT *to, __m512i line, int streaming)
 }
 
 /* 32 weights by sixteen bytes. */
-ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const D(four_order) * order, __m512i table,
+ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const ORDER *order, __m512i table,
                         int streaming)
 {
     __m512i bytes = _mm512_castsi128_si512(_mm_loadu_si128((const void *)from));
 #if defined(PAIR)
-    __m512i parts = _mm512_permutexvar_epi16(order->part[0], bytes);
-    __m512i codes = _mm512_srlv_epi16(parts, order->shift[0]);
+    __m512i parts = _mm512_permutexvar_epi16(order->part, bytes);
+    __m512i codes = _mm512_srlv_epi16(parts, order->shift);
     D(put_line)(to, _mm512_permutexvar_epi16(codes, table), streaming);
 #else
     for (int half = 0; half < 2; half++) {
@@ -135,7 +119,7 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
                         int streaming)
 {
     const qt_packing *p = &d->packing;
-    const D(four_order) order = D(order_of)(layout == QT_STRIPS);
+    const ORDER order = ORDER_OF(layout == QT_STRIPS);
     int64_t at = tile->row + row, col = tile->col, end = col + tile->cols;
     const uint8_t *from = D(nibbles_of)(p, tile, row);
     const float *scale = d->scale + at * d->groups;
@@ -152,36 +136,59 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
     }
 }
 
-ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile *next, int layout,
-                         int streaming)
+/* One row of a tile whose columns look up their scales and zeros in registers. */
+ALWAYS void D(four_columns)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int layout,
+                            const qt_lookup *of, int streaming)
 {
-    for (int64_t row = 0; row < tile->rows; row += tile->together) {
-        qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
-        for (int r = 0; r < tile->together && layout != QT_ACROSS; r++)
-            D(four_row)(d, tile, row + r, layout, streaming);
-        if (layout == QT_ACROSS)
-            D(across_rows)(d, tile, row, streaming);
+    const qt_packing *p = &d->packing;
+    const qt_order16 order = qt_beside_order_of(layout == QT_STRIPS);
+    const qt_few_groups groups = qt_few_groups_of(d, tile->row + row);
+    const uint8_t *from = D(nibbles_of)(p, tile, row);
+    OUT *to = (OUT *)d->values + (tile->row + row - p->origin) * p->cols + tile->col;
+    for (int64_t k = 0; k < tile->cols; k += 32) {
+        int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
+        int64_t col = tile->col + k;
+        V v[2];
+        qt_of_few_groups(v, &groups, from + skip, &order, of->index + col, of->beside + col);
+        D(put_two)(to + k, v[0], v[1], streaming);
     }
 }
 
-/* Whether whole runs of 32 codes are in one group. */
+ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile *next, int layout,
+                         const qt_lookup *of, int streaming)
+{
+    for (int64_t row = 0; row < tile->rows; row += tile->together) {
+        qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
+        if (layout == QT_ACROSS)
+            D(across_rows)(d, tile, row, streaming);
+        else if (d->g_idx)
+            for (int r = 0; r < tile->together; r++)
+                D(four_columns)(d, tile, row + r, layout, of, streaming);
+        else
+            for (int r = 0; r < tile->together; r++)
+                D(four_row)(d, tile, row + r, layout, streaming);
+    }
+}
+
+/* Whether whole runs of 32 codes are in one group, or look up groups that registers hold. */
 ALWAYS int D(four)(const qt_dequantizing *d)
 {
     const qt_packing *p = &d->packing;
-    return p->bits == 4 && !d->g_idx && p->layout != QT_PADDED && p->cols % 32 == 0 &&
-           d->group_size % 32 == 0;
+    if (p->bits != 4 || p->layout == QT_PADDED || p->cols % 32)
+        return 0;
+    return d->g_idx ? p->layout != QT_ACROSS && group_pairs(d) == 1 : d->group_size % 32 == 0;
 }
 
 static void D(put_four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile *next,
-                             int streaming)
+                             const qt_lookup *of, int streaming)
 {
     switch (d->packing.layout) {
 #define TILE(layout)                           \
     case layout:                               \
         if (streaming)                         \
-            D(four_tile)(d, tile, next, layout, 1); \
+            D(four_tile)(d, tile, next, layout, of, 1); \
         else                                   \
-            D(four_tile)(d, tile, next, layout, 0); \
+            D(four_tile)(d, tile, next, layout, of, 0); \
         break;
         TILE(QT_ROWS)
         TILE(QT_COLUMNS)
@@ -190,3 +197,6 @@ static void D(put_four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_t
 #undef TILE
     }
 }
+
+#undef ORDER
+#undef ORDER_OF

@@ -1,5 +1,6 @@
 """Every packed format to floats in C: its definition bit for bit, on every instruction set."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,20 @@ def test_words_give_the_definition(layout: str, bits: int) -> None:
                     define.same(packed.found(dtype, threads=2), want, f"{isa} {dtype} {shape}")
 
 
+@pytest.mark.parametrize(
+    ("layout", "bits"), [("columns", 3), ("columns", 4), ("rows", 8), ("across", 4), ("strips", 4)]
+)
+def test_many_groups(layout: str, bits: int) -> None:
+    """As many as are looked up in one, two and four pairs of registers, and more."""
+    for shape in [(8, 512, 16), (8, 640, 16), (8, 1088, 10), (8, 2176, 16)]:
+        for ordered in (False, True):
+            packed = Packed(layout, bits, shape, ordered)
+            for dtype in DTYPES:
+                want = define.stored(packed.exact, dtype)
+                for isa in isas():
+                    define.same(packed.found(dtype), want, f"{isa} {dtype} {shape}")
+
+
 LARGE = [("columns", 3), ("columns", 4), ("across", 4), ("rows", 4), ("rows", 5)]
 LARGE += [("padded", bits) for bits in (3, 5, 6, 7)]
 
@@ -124,10 +139,12 @@ def test_large_matrices_written_past_the_caches(layout: str, bits: int) -> None:
     words = native.pack(codes, bits, layout)
     scale = any_float(2, (rows, columns // 64))
     zero = zero_of(3, scale.shape, bits)
-    with np.errstate(all="ignore"):
-        wide = codes.astype(np.float32) - np.repeat(zero, 64, 1)
-        exact = wide * np.repeat(scale, 64, 1)
-    for dtype in DTYPES:
+    in_order = np.arange(columns, dtype=np.int32) // 64
+    shuffled = np.random.default_rng(4).permutation(in_order)
+    for dtype, g_idx in itertools.product(DTYPES, (None, shuffled)):
+        index = in_order if g_idx is None else g_idx
+        with np.errstate(all="ignore"):
+            exact = (codes.astype(np.float32) - zero[:, index]) * scale[:, index]
         want = define.stored(exact, dtype)
         for isa in isas():
             found = dequantize(
@@ -138,6 +155,7 @@ def test_large_matrices_written_past_the_caches(layout: str, bits: int) -> None:
                 scale=scale,
                 zero=zero,
                 group_size=64,
+                g_idx=g_idx,
                 dtype=dtype,
                 threads=1,
             )
