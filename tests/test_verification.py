@@ -1,0 +1,230 @@
+"""`qtool verify`: its command, what configs mean, and what quantize asks of its own output.
+
+That every kind of damage is found and every healthy artifact passes is in test_gallery.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from artifact_files import random_quant, write_folder
+from packed_files import compressed_tensors
+from packed_files import write as write_packed
+from quantizing import caller, quantize
+
+from qtool import verify as reading_back
+from qtool.artifact import Artifact
+from qtool.errors import FormatError, SourceError, UsageError
+from qtool.hub import resolve
+from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.config import says_dense
+from qtool.verification.matrix import measure
+from qtool.verification.run import verify_artifact
+from qtool.verification.sentences import count, some
+from qtool.verification.subject import Subject, subject_of
+from qtool.verification.written import check_written
+
+LAYER = "model.layers.0"
+Q, GATE = f"{LAYER}.self_attn.q_proj", f"{LAYER}.mlp.gate_proj"
+
+
+@pytest.fixture(scope="module")
+def awq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("awq") / "out"
+    quantize(resolve("tiny"), "w4g64-rtn", out)
+    return out
+
+
+def copied(folder: Path, out: Path) -> Path:
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | changes))
+
+
+def test_sentences() -> None:
+    assert some(["a", "b", "c"]) == "a, b, c"
+    assert some([*"abcde"]) == "a, b, c and 2 more"
+    assert [count(n, "matrix") for n in (1, 2000)] == ["1 matrix", "2,000 matrices"]
+
+
+def test_the_command(
+    awq: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call = caller(monkeypatch, capfd)
+    good = call("verify", awq, "--against", "tiny")
+    assert good.status == 0 and "nothing wrong" in good.out and "median" in good.out
+    bad = copied(awq, tmp_path / "bad")
+    edit(bad / "generation_config.json", eos_token_id=[0, 5000])
+    (bad / "tokenizer_config.json").unlink()
+    said = call("verify", bad)
+    assert said.status == 1
+    assert "error (tokenizer): generation_config.json says eos_token_id 5000" in said.out
+    assert said.out.strip().endswith("1 error")
+    assert call("verify", awq, "--engine", "ollama").status == 2
+    assert call("verify", tmp_path / "nothing").status == 1
+
+
+def test_json_keeps_to_its_schema(
+    awq: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    call = caller(monkeypatch, capfd)
+    from qtool import schemas
+
+    schema = json.loads((Path(schemas.__path__[0]) / "verify.json").read_text())
+    for arguments in ([], ["--against", "tiny"], ["--engine", "vllm", "--tp", "2"]):
+        found = json.loads(call("verify", awq, "--json", *arguments).out)
+        jsonschema.validate(found, schema)
+    assert len(found["checks"]) > 15 and found["unquantized_share"] < 0.2
+    found["layers"] = [{"name": "x"}]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, schema)
+
+
+def test_nothing_to_look_at(tmp_path: Path, awq: Path) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        verify_artifact(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="ollama"):
+        verify_artifact(awq, engine="ollama")
+
+
+def test_an_empty_folder_is_a_verdict(tmp_path: Path) -> None:
+    verdict = verify_artifact(tmp_path)
+    assert not verdict.ok and verdict.checks == ("files", "readable")
+    assert [f.severity for f in verdict.findings] == ["error", "note"]
+
+
+def test_unquantized_models_pass() -> None:
+    verdict = verify_artifact(resolve("tiny"), against=resolve("tiny"))
+    assert verdict.ok and not verdict.findings and verdict.unquantized_share == 1
+
+
+def subject(folder: Path) -> Subject:
+    return subject_of(folder, Artifact.open(folder), None)
+
+
+def folder_of(tmp_path: Path, kind: str, **config: Any) -> Subject:
+    """Two matrices of 4 bits; `config` is put over the quantization_config."""
+    quants = {name: random_quant(Scheme(4, 32, False), 64, 64) for name in (Q, GATE)}
+    out = tmp_path / "out"
+    out.mkdir()
+    write_folder(out, kind, quants, {"lm_head.weight": np.zeros((8, 64), np.float16)})
+    whole = json.loads((out / "config.json").read_text())
+    whole["quantization_config"] |= config
+    (out / "config.json").write_text(json.dumps(whole))
+    return subject(out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "dense"),
+    [
+        ("awq", {}, {"lm_head"}),
+        ("awq", {"modules_to_not_convert": ["mlp.gate"]}, {"lm_head", GATE}),
+        ("awq", {"modules_to_not_convert": None, "lm_head": True}, set()),
+        ("gptq", {}, {"lm_head"}),
+        ("gptq", {"lm_head": True}, set()),
+        ("gptq", {"dynamic": {"-:.*gate_proj": {}}}, {"lm_head", GATE}),
+        ("gptq", {"dynamic": {"-:gate_proj": {}}}, {"lm_head"}),  # engines match from the start
+        ("gptq", {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, {"lm_head", GATE}),
+    ],
+)
+def test_what_a_config_leaves_out(
+    kind: str, config: dict[str, Any], dense: set[str], tmp_path: Path
+) -> None:
+    found = folder_of(tmp_path, kind, **config)
+    assert {m for m in (Q, GATE, "lm_head") if says_dense(found, m)} == dense
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "dense"),
+    [
+        (["Linear"], ["lm_head"], {"lm_head"}),
+        (["Linear"], ["re:.*gate_proj$", "lm_head"], {GATE, "lm_head"}),
+        (["re:.*q_proj"], [], {GATE, "lm_head"}),
+        ([Q], [], {GATE, "lm_head"}),
+    ],
+)
+def test_what_compressed_tensors_leave_out(
+    targets: list[str], ignore: list[str], dense: set[str], tmp_path: Path
+) -> None:
+    weights = {
+        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "targets": targets
+    }  # fmt: skip
+    config = compressed_tensors("int-quantized", weights) | {"ignore": ignore}
+    tensors = {
+        f"{Q}.weight": ("I8", np.ones((8, 32), np.int8)),
+        f"{Q}.weight_scale": ("F32", np.ones((8, 1), np.float32)),
+    }
+    found = subject(write_packed(tmp_path / "out", tensors, config))
+    assert {m for m in (Q, GATE, "lm_head") if says_dense(found, m)} == dense
+
+
+def quant_of(**changes: Any) -> GroupQuant:
+    plain = random_quant(Scheme(4, 32, False), 8, 64)
+    fields = {"codes": plain.codes, "scale": plain.scale, "zero": plain.zero} | changes
+    return GroupQuant(plain.scheme, **fields)
+
+
+def test_what_is_measured(tmp_path: Path) -> None:
+    artifact = folder_of(tmp_path, "gptq").artifact
+    entry = artifact.entry(Q)
+    scale = np.full((8, 2), 0.01, np.float16)
+    scale[0] = np.nan, np.inf
+    scale[1] = 0, -1
+    scale[2, 0] = 1e-6
+    codes = np.tile(np.arange(64, dtype=np.uint8) % 16, (8, 1))
+    codes[5] = 3
+    zero = np.full((8, 2), 7, np.uint8)
+    found = measure(artifact, entry, quant_of(codes=codes, scale=scale, zero=zero))
+    assert (found.scales, found.not_finite, found.zero_scales) == (16, 2, 1)
+    assert (found.negative, found.subnormal, found.same_rows) == (1, 1, 1)
+    assert (found.low_code, found.high_code) == (0, 15)
+    assert found.zeros is not None and found.zeros.is_only(7)
+    assert found.zeros.offset == pytest.approx((7 * 7.5 + 3) / 8 - 7)
+    zero[:, 0] = 0  # of codes that are on average 7.5: not beyond the half of the range
+    assert _far(artifact, codes, zero) == 0
+    codes[:4, :32] = 12
+    assert _far(artifact, codes, zero) == 4
+
+
+def _far(artifact: Artifact, codes: Any, zero: Any) -> int:
+    zeros = measure(artifact, artifact.entry(Q), quant_of(codes=codes, zero=zero)).zeros
+    assert zeros is not None
+    return zeros.at_ends
+
+
+def test_uneven_groups(tmp_path: Path) -> None:
+    artifact = folder_of(tmp_path, "gptq").artifact
+    index = np.arange(64, dtype=np.int32)[::-1] // 32
+    even = measure(artifact, artifact.entry(Q), quant_of(g_idx=index.copy()))
+    assert even.reordered and not even.uneven
+    index = np.where(np.arange(64) < 40, 0, 1).astype(np.int32)
+    assert measure(artifact, artifact.entry(Q), quant_of(g_idx=index)).uneven == 2
+
+
+def test_quantize_refuses_what_does_not_pass(
+    awq: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that forgets a dense layer, and then the run itself."""
+    bad = copied(awq, tmp_path / "bad")
+    config = json.loads((bad / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["self_attn.q_proj"]
+    (bad / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=r"does not pass `qtool verify` \(dense-list\).*q_proj"):
+        check_written(bad, Artifact.open(bad), [])
+
+    def refuse(*_: object) -> None:
+        raise FormatError("what was written does not pass")
+
+    monkeypatch.setattr(reading_back, "check_written", refuse)
+    with pytest.raises(FormatError, match="does not pass"):
+        quantize(resolve("tiny"), "w4g64-rtn", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

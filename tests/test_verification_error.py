@@ -1,0 +1,319 @@
+"""`qtool verify --against`: errors that the grid explains, folds undone, damage named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from quantizing import quantize
+from safetensors.numpy import save_file
+
+from qtool.formats.float_codes import encode
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.hub import resolve
+from qtool.methods import rtn
+from qtool.progress import Progress
+from qtool.recipe import Recipe, load
+from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.finding import Finding, Verdict
+from qtool.verification.gguf_values import TYPICAL
+from qtool.verification.run import verify_artifact
+from qtool.verification.scaling import compare, expected_error, uneven
+
+Floats = NDArray[np.float32]
+UP = "model.layers.1.mlp.up_proj"
+
+
+def normal(rows: int, columns: int, seed: int = 0) -> Floats:
+    values = np.random.default_rng(seed).standard_normal((rows, columns)) * 0.05
+    return values.astype(np.float32)
+
+
+def rounded(weight: Floats, bits: int = 4, symmetric: bool = False) -> GroupQuant:
+    return rtn.quantize(weight, None, Scheme(bits, 32, symmetric), rtn.Options()).quant
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_rounding_to_nearest_is_what_is_expected(bits: int, symmetric: bool) -> None:
+    weight = normal(64, 256)
+    found = compare("w", rounded(weight, bits, symmetric), weight, {})
+    assert found.expected is not None
+    # Symmetric codes reach one step less far up than down, which clips a little.
+    assert 0.95 < found.error / found.expected < (1.25 if symmetric else 1.05)
+    assert found.columns is found.rows is None and not found.off and found.explained
+
+
+@pytest.mark.parametrize("book", ["e4m3", "e2m1"])
+def test_small_floats_are_expected_by_their_steps(book: str) -> None:
+    weight = normal(64, 256)
+    size = 32
+    largest = np.abs(weight.reshape(64, -1, size)).max(axis=2)
+    scale = (largest / {"e4m3": 448, "e2m1": 6}[book]).astype(np.float32)
+    codes = encode(weight / np.repeat(scale, size, axis=1), book)
+    scheme = Scheme(8 if book == "e4m3" else 4, size, True, "float32", book)
+    quant = GroupQuant(scheme, codes, scale, np.zeros_like(scale, np.uint8))
+    found = compare("w", quant, weight, {})
+    assert found.expected is not None and 0.8 < found.error / found.expected < 1.1
+
+
+def test_groups_of_one_code_explain_nothing() -> None:
+    weight = normal(8, 64)
+    weight[:, 32:] = 0
+    quant = rounded(weight)
+    quant.scale[:, 1] = 1000  # of zeros any scale is right
+    assert expected_error(quant) < 1
+
+
+def test_a_fold_into_a_norm_is_taken_out() -> None:
+    weight, scales = normal(64, 256), np.exp(normal(1, 256, 1)[0] * 10).astype(np.float32)
+    quant = rounded(weight * scales)
+    found = compare("w", quant, weight, {"norm": scales, "other": scales[::-1].copy()})
+    assert found.norm == "norm" and found.plain_error > 2 * found.error
+    assert found.expected is not None and found.error < 1.05 * found.expected
+    assert found.columns is not None and np.array_equal(found.columns, scales)
+
+
+def test_a_fold_of_rows_and_columns_is_taken_out() -> None:
+    weight = normal(96, 256)
+    columns = np.exp(normal(1, 256, 1)[0] * 10).astype(np.float32)
+    rows = np.exp(normal(1, 96, 2)[0] * 10).astype(np.float32)
+    found = compare("w", rounded(rows[:, None] * weight * columns), weight, {})
+    assert found.columns is not None and found.rows is not None and found.norm is None
+    assert uneven((found.columns / columns).astype(np.float32)) < 0.02
+    assert uneven((found.rows / rows).astype(np.float32)) < 0.02
+    assert found.expected is not None and found.error < 1.05 * found.expected
+
+
+def test_zeros_off_by_one_are_counted() -> None:
+    weight = normal(64, 256)
+    quant = rounded(weight)
+    quant.zero[:5] += 1
+    found = compare("w", quant, weight, {})
+    assert (found.off, found.step, found.groups) == (5 * 8, 1, 64 * 8)
+
+
+def test_another_matrix_is_no_fold() -> None:
+    found = compare("w", rounded(normal(64, 256, 3)), normal(64, 256), {})
+    assert found.wrong and found.error > 1.3
+
+
+# A whole model: the one that is shipped, its artifacts made once.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    where = tmp_path_factory.mktemp("made")
+    done: dict[str, Path] = {}
+
+    def get(recipe: str, *sets: str) -> Path:
+        name = "_".join([recipe, *sets]).replace("=", "-")
+        if name not in done:
+            done[name] = where / name
+            quantize(resolve("tiny"), recipe, done[name], *sets)
+        return done[name]
+
+    return get
+
+
+def damaged(folder: Path, out: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy with other tensors."""
+    import torch
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    out.mkdir()
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (out / file.name).write_bytes(file.read_bytes())
+    tensors: dict[str, torch.Tensor] = load_torch(folder / "model.safetensors")
+    change(tensors)
+    save_torch({k: v.contiguous() for k, v in tensors.items()}, out / "model.safetensors")
+    return out
+
+
+def against_tiny(folder: Path) -> Verdict:
+    return verify_artifact(folder, against=resolve("tiny"), threads=1)
+
+
+def errors(verdict: Verdict) -> dict[str, Finding]:
+    return {f.check: f for f in verdict.findings if f.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("w4g64-rtn", ()),
+        ("w4g128-rtn", ("format=gptq",)),
+        ("w8a8-dynamic", ()),
+        ("fp8-block", ()),
+        ("nvfp4", ()),
+        ("w4g64-awq", ("calibration.samples=4", "calibration.length=32")),
+        ("w2g64-gptq", ("calibration.samples=4", "calibration.length=32")),
+    ],
+)
+def test_what_recipes_make_is_explained(
+    recipe: str, sets: tuple[str, ...], made: Callable[..., Path]
+) -> None:
+    verdict = against_tiny(made(recipe, *sets))
+    assert verdict.ok and not errors(verdict), verdict.findings
+    assert len(verdict.layers) == 28
+    for layer in verdict.layers:
+        assert layer.expected is not None and 0 < layer.relative_error < 3 * layer.expected
+
+
+def test_layers_that_changed_places(made: Callable[..., Path], tmp_path: Path) -> None:
+    def swap(tensors: dict[str, Any]) -> None:
+        for part in ("qweight", "qzeros", "scales"):
+            one, other = f"{UP}.{part}", f"{UP.replace('1', '2')}.{part}"
+            tensors[one], tensors[other] = tensors[other], tensors[one]
+
+    verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", swap))
+    found = errors(verdict)["layer-error"]
+    assert not verdict.ok and "2 matrices farther" in found.message and "up_proj" in found.name
+    assert "by qtool.json the artifact was made of this model" in found.message
+
+
+def test_a_model_of_other_weights(made: Callable[..., Path], tmp_path: Path) -> None:
+    def change(tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            if name.endswith("proj.weight"):
+                tensors[name] = tensors[name].flip(0)
+
+    source = damaged(resolve("tiny"), tmp_path / "flipped", change)
+    verdict = verify_artifact(made("w4g64-rtn"), against=source, threads=1)
+    assert "made of another model than this one" in errors(verdict)["layer-error"].message
+
+
+def test_the_exact_verdict_on_zeros(made: Callable[..., Path], tmp_path: Path) -> None:
+    """Of one matrix by its groups; of all, as the other convention."""
+    artifact = made("w4g128-rtn", "format=gptq")
+
+    def one(tensors: dict[str, Any]) -> None:
+        tensors[f"{UP}.qzeros"] ^= 1  # the lowest zero of each word
+
+    verdict = against_tiny(damaged(artifact, tmp_path / "one", one))
+    assert errors(verdict)["zeros"].name == f"{UP}.weight"
+    assert "of 1 matrix" in errors(verdict)["zeros"].message
+
+    config = json.loads((artifact / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq"
+    out = damaged(artifact, tmp_path / "all", lambda tensors: None)
+    (out / "config.json").write_text(json.dumps(config))
+    found = [f for f in against_tiny(out).findings if f.check == "zero-convention"]
+    assert any("against the source, the zeros of 28 matrices" in f.message for f in found)
+
+
+def test_halves_of_folds(made: Callable[..., Path], tmp_path: Path) -> None:
+    """A norm that was divided and no reader multiplied; and a reader that was not."""
+    artifact = made("w4g64-rtn")
+    name = "model.layers.2.input_layernorm.weight"
+
+    def divide(tensors: dict[str, Any]) -> None:
+        tensors[name] /= 1 + tensors[name].new_ones(256).cumsum(0) / 256
+
+    verdict = against_tiny(damaged(artifact, tmp_path / "norm", divide))
+    assert errors(verdict)["folds"].name == name and not verdict.ok
+
+    awq = made("w4g64-awq", "calibration.samples=4", "calibration.length=32")
+    plain = load_file_bits(artifact)
+
+    def undo(tensors: dict[str, Any]) -> None:
+        import torch
+
+        for part in ("qweight", "qzeros", "scales"):
+            key = f"model.layers.2.self_attn.k_proj.{part}"
+            tensors[key] = torch.from_numpy(plain[key])
+
+    verdict = against_tiny(damaged(awq, tmp_path / "reader", undo))
+    assert errors(verdict)["folds"].name == "model.layers.2.self_attn.k_proj.weight"
+
+
+def load_file_bits(folder: Path) -> dict[str, NDArray[Any]]:
+    import torch
+    from safetensors.torch import load_file as load_torch
+
+    tensors = load_torch(folder / "model.safetensors")
+    return {k: v.numpy() for k, v in tensors.items() if v.dtype != torch.bfloat16}
+
+
+def test_a_dense_tensor_that_changed(made: Callable[..., Path], tmp_path: Path) -> None:
+    def change(tensors: dict[str, Any]) -> None:
+        tensors["model.embed_tokens.weight"][100:200] = 0.5
+
+    verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", change))
+    assert errors(verdict)["layer-error"].name == "model.embed_tokens.weight"
+
+
+def test_a_rotated_model_is_not_comparable(made: Callable[..., Path], tmp_path: Path) -> None:
+    """An orthogonal matrix over the width of the embedding and of all that read it."""
+    import torch
+
+    def rotate(tensors: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        turn = torch.linalg.qr(torch.randn(256, 256)).Q
+        for name, tensor in tensors.items():
+            if tensor.shape[-1:] == (256,) and tensor.ndim == 2:
+                tensors[name] = (tensor.float() @ turn).to(tensor.dtype)
+
+    source = damaged(resolve("tiny"), tmp_path / "turned", rotate)
+    verdict = verify_artifact(made("w4g64-rtn"), against=source, threads=1)
+    notes = [f.message for f in verdict.findings if f.severity == "note"]
+    assert any("the model was rotated" in note for note in notes)
+
+
+# GGUF
+
+
+def gguf(recipe: str, out: Path) -> Path:
+    chosen = load(recipe)
+    assert not isinstance(chosen, Recipe)
+    run_gguf(GgufRequest("tiny", resolve("tiny"), chosen, out, 1), Progress(quiet=True))
+    return out
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "TQ2_0"])
+def test_the_usual_errors_of_gguf_types(name: str) -> None:
+    from qtool import native_gguf
+    from qtool.gguf_types import block_type
+
+    weight = normal(16, 4096)
+    stored = native_gguf.encode(weight, block_type(name))
+    back = native_gguf.dequantize(stored, block_type(name), 4096)
+    error = float(np.sqrt(np.square(weight - back).sum() / np.square(weight).sum()))
+    assert error == pytest.approx(TYPICAL[name], rel=0.1)
+
+
+def test_gguf_against_its_source(tmp_path: Path) -> None:
+    file = gguf("q4_k_m", tmp_path / "q.gguf")
+    verdict = against_tiny(file)
+    assert verdict.ok and not verdict.findings
+    assert verdict.layers and all(layer.relative_error < 0.15 for layer in verdict.layers)
+
+    tensors = load_file_of_tiny()
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.2.mlp.up_proj.weight"]
+    source = tmp_path / "other"
+    source.mkdir()
+    for path in resolve("tiny").glob("*.json"):
+        (source / path.name).write_bytes(path.read_bytes())
+    save_file(tensors, source / "model.safetensors")
+    found = errors(verify_artifact(file, against=source, threads=1))
+    assert found["layer-error"].name == "blk.1.ffn_up.weight"
+    assert found["provenance"].name == "qtool.source_checksum"
+
+
+def load_file_of_tiny() -> dict[str, NDArray[Any]]:
+    from qtool.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(resolve("tiny"))
+    return {name: checkpoint.float32(name) for name in checkpoint.tensors}
+
+
+def test_one_gguf_against_another(tmp_path: Path) -> None:
+    one, other = gguf("q8_0", tmp_path / "a.gguf"), gguf("f16", tmp_path / "b.gguf")
+    verdict = verify_artifact(one, against=other, threads=2)
+    assert {f.check for f in verdict.findings} == {"provenance"} and verdict.ok  # bfloat16 it was
+    assert all(layer.relative_error < 0.01 for layer in verdict.layers)
