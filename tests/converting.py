@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import quantizing
@@ -14,6 +15,7 @@ from qtool.convert.certificate import Converted
 from qtool.convert.request import Request
 from qtool.convert.run import convert
 from qtool.convert.targets import target
+from qtool.formats.gguf_file import GgufFile
 from qtool.hub import resolve
 from qtool.progress import Progress
 
@@ -60,6 +62,22 @@ def run(source: Path, to: str, out: Path, **more: object) -> Path:
 def weights(folder: Path) -> dict[str, bytes]:
     """The weight files, and their index."""
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors*")}
+
+
+def place(to: str) -> str:
+    """What an artifact of a format may be called."""
+    return f"{to}.gguf" if to.startswith("gguf") else to
+
+
+def stored(artifact: Path) -> dict[str, Any]:
+    """The weight files; of a GGUF file, whose metadata tell where it comes from, the tensors."""
+    if artifact.is_dir():
+        return dict(weights(artifact))
+    with GgufFile.open(artifact) as file:
+        return {
+            name: (info.type.name, file.read_rows(name, 0, info.rows).tobytes())
+            for name, info in file.tensors.items()
+        }
 
 
 def numbers(folder: Path) -> dict[str, NDArray[np.float32]]:

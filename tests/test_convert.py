@@ -17,7 +17,9 @@ from converting import (
     converted,
     first_block,
     numbers,
+    place,
     run,
+    stored,
     weights,
 )
 from safetensors.numpy import load_file, save_file
@@ -33,6 +35,7 @@ from qtool.scheme import GroupQuant, Scheme
 
 AWQ = ("awq", "awq-gemv", "awq-gemv-fast", "awq-llm")
 ASYMMETRIC = (*AWQ, "gptq-v2", "compressed-tensors")
+EVERY = (*ASYMMETRIC, "gptq", "gguf")
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +53,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def layouts(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The asymmetric artifact in every format that holds it."""
+    """The symmetric artifact in every format."""
     root = tmp_path_factory.mktemp("layouts")
-    return {to: run(made["asymmetric"], to, root / to) for to in ASYMMETRIC}
+    return {to: run(made["symmetric"], to, root / place(to)) for to in EVERY}
 
 
-@pytest.mark.parametrize("to", ASYMMETRIC)
-@pytest.mark.parametrize("have", ASYMMETRIC)
+@pytest.mark.parametrize(
+    ("have", "to"), [(a, b) for a in EVERY for b in EVERY if (a, b) != ("gguf", "gguf")]
+)
 def test_every_pair_gives_the_same_files(
     layouts: dict[str, Path], made: dict[str, Path], have: str, to: str, tmp_path: Path
 ) -> None:
-    """What a layout becomes does not depend on what it was, so each way back is exact, too."""
-    assert weights(run(layouts[have], to, tmp_path / "out")) == weights(layouts[to])
+    """What a format becomes does not depend on what it was, so each way back is exact, too."""
+    assert stored(run(layouts[have], to, tmp_path / place(to))) == stored(layouts[to])
     if to == "awq":
-        assert weights(layouts[to]) == weights(made["asymmetric"])
+        assert stored(layouts[to]) == stored(made["symmetric"])
 
 
 @pytest.mark.parametrize(
     ("case", "to", "back"),
-    [("symmetric", to, "awq") for to in ("awq-llm", "gptq", "gptq-v2", "compressed-tensors")]
+    [("asymmetric", to, "awq") for to in ASYMMETRIC]
     + [("channel", to, "awq") for to in ("gptq", "awq-gemv-fast", "compressed-tensors")]
     + [(case, to, "gptq") for case in ("eight", "three") for to in ("gptq-v2", "ct")],
 )
@@ -124,6 +128,25 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     assert len(json.loads((again / "qtool.json").read_text())["conversions"]) == 2
 
 
+def test_widths_and_groups_that_differ(tmp_path: Path) -> None:
+    """GPTQ and compressed-tensors name the modules; AWQ has one width for all."""
+    recipe = tmp_path / "mixed.yaml"
+    recipe.write_text(MIXED)
+    model = first_block(tmp_path / "model")
+    source = quantizing.quantize(model, str(recipe), tmp_path / "source").out
+    for to in ("gptq-v2", "compressed-tensors"):
+        there = run(source, to, tmp_path / to)
+        assert weights(run(there, "gptq", tmp_path / f"{to}-back")) == weights(source)
+    with pytest.raises(UnsupportedError, match="awq holds 4 bits only, not 8"):
+        run(source, "awq", tmp_path / "awq")
+    file = run(source, "gguf", tmp_path / "mixed.gguf")
+    kinds = {name: kind for name, (kind, _) in stored(file).items()}
+    assert kinds["blk.0.ffn_down.weight"] == "Q8_0" and kinds["blk.0.ffn_up.weight"] == "Q4_0"
+    found = numbers(run(file, "gptq", tmp_path / "from-gguf"))
+    for name, value in numbers(source).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Other tensors in a folder."""
     file = folder / "model.safetensors"
@@ -146,9 +169,9 @@ def test_scales_come_back_in_their_own_type(made: dict[str, Path], tmp_path: Pat
     source = run(source, "compressed-tensors", tmp_path / "in-our-order")
     name = "model.layers.0.mlp.up_proj.weight_scale"
     assert Artifact.open(source).checkpoint.tensors[name].dtype == "BF16"
-    for number, to in enumerate(("gptq", "awq", "gguf")):
-        there = run(source, to, tmp_path / f"{number}{'.gguf' if to == 'gguf' else ''}")
-        back = run(there, "compressed-tensors", tmp_path / f"back-{number}")
+    for to in ("gptq", "awq", "gguf"):
+        there = run(source, to, tmp_path / place(to))
+        back = run(there, "compressed-tensors", tmp_path / f"{to}-back")
         assert weights(back) == weights(source), to
 
 
@@ -175,6 +198,16 @@ def test_what_is_not_finite_is_not_passed_on(made: dict[str, Path], tmp_path: Pa
     edit(source, damage)
     with pytest.raises(QtoolError, match=r"up_proj.weight: holds numbers that are not finite"):
         run(source, "hf", tmp_path / "out")
+
+
+MIXED = """\
+# For a test: wide codes in some layers.
+method: rtn
+format: gptq
+weights: {bits: 4, group_size: 128, symmetric: true}
+overrides:
+  - {match: "*.down_proj", weights: {bits: 8, group_size: 64}}
+"""
 
 
 def one_layer(folder: Path, kind: str, quant: GroupQuant, layout: str | None = None) -> Path:
