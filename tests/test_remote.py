@@ -280,6 +280,18 @@ LIES: dict[str, tuple[Answer, str]] = {
         lambda h: h.answer(302, Location="file:///etc/passwd"),
         "file:///etc/passwd: not an address that can be fetched",
     ),
+    "redirected to half an address": (
+        lambda h: h.answer(302, Location="http://[::1"),
+        "redirected to http://[::1, which is no address",
+    ),
+    "redirected to a wrong port": (
+        lambda h: h.answer(302, Location="//h:99999/m?secret"),
+        "http://h:99999/m: not an address that can be fetched",
+    ),
+    "redirected to a strange host": (
+        lambda h: h.answer(302, Location="http://\xff\xfe..x/m"),
+        "/m: not an address that can be fetched",
+    ),
     "redirected to nowhere": (lambda h: h.answer(307), "redirected to nowhere"),
     "no such file": (lambda h: h.answer(404), "m.safetensors: not there (status 404)"),
     "forbidden": (lambda h: h.answer(403), "the server refuses it (status 403)"),

@@ -125,7 +125,7 @@ class Server:
             found = self._once(asked, wish, fresh)
             if isinstance(found, Part):
                 return found
-            target = urljoin(asked, found)
+            target = _joined(asked, found)
             if split(target).scheme == "http" and split(asked).scheme == "https":
                 raise SourceError(
                     f"{shown(url)}: redirected from https to {shown(target)}, where anybody on "
@@ -224,6 +224,16 @@ class Server:
             return context
         context.load_verify_locations(certifi.where())
         return context
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirect leads."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise SourceError(
+            f"{shown(url)}: redirected to {shown(location)}, which is no address"
+        ) from None
 
 
 def _target(url: str, line: _Line) -> str:
