@@ -32,7 +32,7 @@ def render(
         _front_matter(plan, record),
         _title(plan, record),
         _what(plan, checkpoint, record),
-        _loading(plan),
+        loading(plan.format, plan.recipe.awq.layout, _symmetric(plan)),
         _errors(layers),
         _notes(plan, record),
         "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
@@ -102,23 +102,27 @@ def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *table])
 
 
-def _loading(plan: Plan) -> str:
-    if plan.format == "dense":
+def _symmetric(plan: Plan) -> bool:
+    return all(tensor.scheme.symmetric for tensor in plan.quantized if tensor.scheme)
+
+
+def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
+    """How engines load an artifact of a format."""
+    if format_ == "dense":
         return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
     lines = ["## Loading", "", "`DIR` is this folder.", ""]
-    symmetric = all(tensor.scheme.symmetric for tensor in plan.quantized if tensor.scheme)
-    engines = plan.recipe.awq.layout == "gemm" if plan.format == "awq" else symmetric
+    engines = awq_layout == "gemm" if format_ == "awq" else symmetric
     if engines:
         lines += ["    vllm serve DIR", ""]
     lines += [
         "    from transformers import AutoModelForCausalLM",
         '    model = AutoModelForCausalLM.from_pretrained("DIR", device_map="auto")',
     ]
-    if plan.format == "awq" and plan.recipe.awq.layout != "gemm":
+    if format_ == "awq" and awq_layout != "gemm":
         lines = [
             "## Loading",
             "",
-            f"AWQ layout {plan.recipe.awq.layout}: the kernels of that name.",
+            f"AWQ layout {awq_layout}: the kernels of that name.",
         ]
     return "\n".join(lines)
 

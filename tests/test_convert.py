@@ -88,6 +88,17 @@ def test_there_and_back_gives_the_same_files(
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def test_configs_come_back_too(tmp_path: Path) -> None:
+    """What they say of GPTQ's settings is in the recipe, which every artifact carries."""
+    model = first_block(tmp_path / "model")
+    sets = ("calibration.samples=4", "calibration.length=64")
+    source = quantizing.quantize(model, "w4g64-gptq", tmp_path / "source", *sets).out
+    for to in ("compressed-tensors", "awq", "gptq-v2"):
+        back = run(run(source, to, tmp_path / to), "gptq", tmp_path / f"{to}-back")
+        for name in ("model.safetensors", "config.json", "quantize_config.json"):
+            assert (back / name).read_bytes() == (source / name).read_bytes(), name
+
+
 def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
     """Order in the files is that of the plan, found again in each file's regions by width."""
     quantizing.quantize(

@@ -4,14 +4,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from qtool import __version__, hub
+from qtool import __version__, hub, modelcard
 from qtool.convert.certificate import Certificate
 from qtool.convert.targets import Target
 
 _SHOWN = 10
 
 
-def render(target: Target, certificate: Certificate, record: Mapping[str, Any]) -> str:
+def render(
+    target: Target, certificate: Certificate, record: Mapping[str, Any], symmetric: bool
+) -> str:
     """The card; it depends on its arguments alone."""
     source = certificate.source
     was = f"{source['format']} {source['layout'] or ''}".strip()
@@ -31,6 +33,7 @@ def render(target: Target, certificate: Certificate, record: Mapping[str, Any]) 
         _front_matter(target, record),
         f"# {_name(record) or 'Model'}, {target.name}",
         "\n".join(["| | |", "|---|---|", *table]),
+        _loading(target, certificate, symmetric),
         _rounded(certificate),
         "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
         + json.dumps(record, indent=2, ensure_ascii=False)
@@ -57,6 +60,11 @@ def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
     if target.format != "hf":
         lines += ["- quantized", f"- {target.format}"]
     return "\n".join([*lines, "---"])
+
+
+def _loading(target: Target, certificate: Certificate, symmetric: bool) -> str:
+    kind = "dense" if target.format == "hf" else target.format
+    return modelcard.loading(kind, certificate.layout, symmetric)
 
 
 def _rounded(certificate: Certificate) -> str:

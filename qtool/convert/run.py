@@ -87,7 +87,8 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
             )
         record = provenance(model, certificate)
         to_checkpoint.write_json(folder / FILE_NAME, record)
-        text = card.render(target, certificate, record)
+        symmetric = all(step.scheme.symmetric for step in plan.steps if step.scheme)
+        text = card.render(target, certificate, record, symmetric)
         (folder / "README.md").write_text(text, encoding="utf-8")
     plain = Counter(s.tensor.stored for s in plan.steps if s.tensor.read and s.scheme is None)
     return Converted(

@@ -6,7 +6,7 @@ dequantized and compared with the source before the folder gets its name.
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,24 @@ def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:
         dense=[name.removesuffix(".weight") for name in plan.dense],
         version=__version__,
         act_order=plan.act_order,
+        **_rounding(model.provenance),
     )
     module = FORMATS[plan.format]
     config["quantization_config"] = module.config(facts, plan.options)
     for name, content in module.side_files(facts, plan.options).items():
         write_json(folder / name, content)
     return config
+
+
+def _rounding(provenance: Mapping[str, Any] | None) -> dict[str, Any]:
+    """How GPTQ found the codes, where the artifact's recipe says so: the config tells it again."""
+    recipe = (provenance or {}).get("recipe")
+    if not isinstance(recipe, dict) or "gptq" not in str(recipe.get("method")):
+        return {}
+    options = recipe.get("gptq")
+    kinds = {"damp_percent": float, "static_groups": bool, "mse": bool}
+    found = options if isinstance(options, dict) else {}
+    return {key: found[key] for key, kind in kinds.items() if isinstance(found.get(key), kind)}
 
 
 def compare(steps: Sequence[Step], written: Written, progress: Progress) -> list[Rounded]:
