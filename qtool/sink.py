@@ -24,6 +24,7 @@ from qtool.formats.safetensors_file import (
 from qtool.plan import Plan
 from qtool.planned import Planned
 from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.structure import FUSED_EXPERTS, fused_layer
 
 _CHECKED_AT_ONCE = 1 << 20  # elements
 
@@ -125,15 +126,20 @@ def artifact_facts(plan: Plan) -> Facts | None:
 
 
 def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
-    """Matrices that engines would take for linear layers, and that are not quantized."""
-    return tuple(
+    """Matrices that engines would take for linear layers, and that are not quantized.
+
+    Experts fused in 3-D tensors go by the name of their layer, `...experts`, as engines ask for it.
+    """
+    matrices = [
         t.name.removesuffix(".weight")
         for t in tensors
         if isinstance(t.action, Dense)
         and t.name.endswith(".weight")
         and len(t.shape) == 2
         and not t.action.reason.startswith("embedding")
-    )
+    ]
+    stacks = (fused_layer(t.name) for t in tensors if t.reason == FUSED_EXPERTS)
+    return (*matrices, *dict.fromkeys(stacks))
 
 
 def check_finite(raw: NDArray[np.uint8], planned: Planned, where: Path) -> None:

@@ -197,6 +197,12 @@ def expert_of(name: str) -> int | None:
     return None if found is None else found[1]
 
 
+def fused_layer(name: str) -> str:
+    """The layer of experts that a 3-D tensor belongs to: `...experts`, or else the module."""
+    parts = name.removesuffix(".weight").split(".")
+    return ".".join(parts[: parts.index("experts") + 1] if "experts" in parts else parts)
+
+
 def fused_key(module: str) -> str:
     """Modules with one key are fused by engines: q/k/v, gate/up, and the experts of a block."""
     if found := experts_of(module):

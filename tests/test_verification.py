@@ -13,6 +13,7 @@ from artifact_files import random_quant, write_folder
 from packed_files import compressed_tensors
 from packed_files import write as write_packed
 from quantizing import caller, quantize
+from safetensors.numpy import save_file
 
 from qtool import verify as reading_back
 from qtool.artifact import Artifact
@@ -165,6 +166,41 @@ def test_what_compressed_tensors_leave_out(
     }
     found = subject(write_packed(tmp_path / "out", tensors, config))
     assert {m for m in (Q, GATE, "lm_head") if says_dense(found, m)} == dense
+
+
+def fused_model(folder: Path) -> Path:
+    """One block with experts in 3-D tensors."""
+    rng = np.random.default_rng(0)
+    block = "model.layers.0"
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (96, 64),
+        f"{block}.self_attn.q_proj.weight": (64, 64),
+        f"{block}.mlp.gate.weight": (4, 64),
+        f"{block}.mlp.experts.gate_up_proj": (4, 128, 64),
+        f"{block}.mlp.experts.down_proj": (4, 64, 64),
+    }
+    folder.mkdir()
+    tensors = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "x", "num_hidden_layers": 1}')
+    return folder
+
+
+@pytest.mark.parametrize("sets", [(), ("format=gptq",)])
+def test_fused_experts_are_told_of(sets: tuple[str, ...], tmp_path: Path) -> None:
+    """They stay dense: qtool's own configs say so, and one that does not is wrong."""
+    out = tmp_path / "out"
+    quantize(fused_model(tmp_path / "source"), "w4g64-rtn", out, *sets)
+    verdict = verify_artifact(out)
+    assert verdict.ok and "unquantized" in {f.check for f in verdict.findings}
+    config = json.loads((out / "config.json").read_text())
+    for key in ("modules_to_not_convert", "dynamic"):
+        config["quantization_config"].pop(key, None)
+    (out / "config.json").write_text(json.dumps(config))
+    found = [f for f in verify_artifact(out).findings if f.severity == "error"]
+    assert [(f.check, f.name) for f in found] == [
+        ("dense-list", "model.layers.0.mlp.experts.down_proj")
+    ]
 
 
 def quant_of(**changes: Any) -> GroupQuant:

@@ -14,7 +14,7 @@ from qtool.formats.gptq_dynamic import matches, overridden
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
-from qtool.structure import FUSED_EXPERTS
+from qtool.structure import FUSED_EXPERTS, fused_layer
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -83,6 +83,9 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
     heads = [e for e in subject.entries.values() if is_head(e.module) and e.scheme is None]
     dense = [e.module for e in (*linears, *heads) if not says_dense(subject, e.module)]
     experts = [module for module in dense if experts_of(module)]
+    stacks = [n for n, role in subject.roles.items() if role.reason == FUSED_EXPERTS]
+    stacks = [n for n in stacks if subject.entries[n].scheme is None]
+    experts += [n for n in stacks if not says_dense(subject, fused_layer(n))]
     if experts:
         yield Finding(
             "error", "dense-list", experts[0],
