@@ -235,6 +235,13 @@ def conversions(subject: Subject) -> list[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)]
 
 
+def side(conversion: Mapping[str, Any], which: str) -> str | None:
+    """The format that a conversion was `from` or `to`."""
+    told = conversion.get(which)
+    named = told.get("format") if isinstance(told, Mapping) else None
+    return named if isinstance(named, str) else None
+
+
 def check_provenance(subject: Subject) -> Iterator[Finding]:
     """provenance: qtool.json speaks of this artifact."""
     record = subject.artifact.provenance or {}
@@ -243,7 +250,7 @@ def check_provenance(subject: Subject) -> Iterator[Finding]:
         return
     found = subject.artifact.found
     changed = conversions(subject)
-    said = changed[-1].get("to", {}).get("format") if changed else recipe.get("format")
+    said = side(changed[-1], "to") if changed else recipe.get("format")
     said = {"hf": "dense"}.get(said, said) if isinstance(said, str) else None
     if isinstance(said, str) and said != found.format:
         yield Finding(

@@ -98,9 +98,9 @@ def dense_compared(
             continue
         lost.append(f"{name} (by {plain / norm(old) if norm(old) else float('inf'):.0%})")
     findings = []
-    was = [one for one in config.conversions(subject) if one.get("to", {}).get("format") == "hf"]
+    was = [one for one in config.conversions(subject) if config.side(one, "to") == "hf"]
     if lost and was:
-        before = was[-1].get("from", {}).get("format")
+        before = config.side(was[-1], "from")
         findings.append(
             Finding(
                 "note", CHECK, "",
@@ -254,7 +254,12 @@ def check_folds(
             "scales, and were not multiplied by them as their neighbours were; make the artifact "
             "again",
         )  # fmt: skip
-    halves = [c.name for c in compared if _half(subject, c, compared)]
+    halves = [
+        c.name
+        for group in _by_block(subject, compared).values()
+        for c in group
+        if _half(subject, c, group)
+    ]
     if halves:
         yield Finding(
             "error", "folds", halves[0],
@@ -266,31 +271,41 @@ def check_folds(
 def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
     """Scales without a counterpart are chance where the scheme explains the error without them:
     rounding errors that depend on the column, as GPTQ's do, look like scales."""
-    found = list(compared)
-    changed = True
-    while changed:
-        changed = False
-        for number, c in enumerate(found):
-            if not _half(subject, c, found):
-                continue
-            if c.norm is None and c.plainly_explained:
-                found[number], changed = c.as_it_is(), True
-            elif c.norm is not None and uneven(c.rows) < _CHANCE:
-                found[number], changed = replace(c, rows=None), True
-    return found
+    found = {c.name: c for c in compared}
+    for group in _by_block(subject, compared).values():
+        names = [c.name for c in group]
+        changed = True
+        while changed:
+            changed = False
+            for name in names:
+                c, near = found[name], [found[n] for n in names]
+                if not _half(subject, c, near):
+                    continue
+                if c.norm is None and c.plainly_explained:
+                    found[name], changed = c.as_it_is(), True
+                elif c.norm is not None and uneven(c.rows) < _CHANCE:
+                    found[name], changed = replace(c, rows=None), True
+    return [found[c.name] for c in compared]
 
 
-def _half(subject: Subject, c: Compared, others: Sequence[Compared]) -> bool:
-    """Whether the scales of a matrix have no counterpart in its block."""
-    block = block_of(subject, c.name)
-    parent = c.name.removesuffix(".weight").rpartition(".")[0]
-    near = [o for o in others if o is not c and block_of(subject, o.name) == block]
-    near.sort(key=lambda o: not o.name.startswith(parent + "."))
+def _by_block(subject: Subject, compared: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """The matrices with scales, by block."""
+    groups: dict[str, list[Compared]] = defaultdict(list)
+    for c in compared:
+        if c.columns is not None or c.rows is not None:
+            groups[block_of(subject, c.name)].append(c)
+    return groups
+
+
+def _half(subject: Subject, c: Compared, near: Sequence[Compared]) -> bool:
+    """Whether the scales of a matrix have no counterpart in its block; its neighbours first."""
+    parent = c.name.removesuffix(".weight").rpartition(".")[0] + "."
+    others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
     if c.columns is not None and c.norm is None:
-        made = (o.rows for o in near if o.rows is not None)
+        made = (o.rows for o in others if o.rows is not None)
         return not any(_inverse(subject, rows, c.columns) for rows in made)
     if c.rows is not None:
-        read = (o.columns for o in near if o.columns is not None and o.norm is None)
+        read = (o.columns for o in others if o.columns is not None and o.norm is None)
         return not any(_inverse(subject, c.rows, columns) for columns in read)
     return False
 

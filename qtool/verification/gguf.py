@@ -41,7 +41,10 @@ def verify_gguf(
         source = None if against is None else stack.enter_context(closing(open_source(against)))
         for name, check in HEADER:
             checks.append(name)
-            findings += check(file)
+            try:
+                findings += check(file)
+            except QtoolError as problem:
+                findings.append(Finding("error", name, "", str(problem)))
 
         def steps(count: int) -> Iterable[int]:
             return range(count) if progress is None else progress.blocks(count, "step")

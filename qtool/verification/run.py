@@ -32,10 +32,13 @@ from qtool.verification.subject import Subject, subject_of
 Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
+_MOST_WEIGHTS = 1 << 28  # in memory at once, several times over, while they are compared
+
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
 # `head`, which compares two.
 STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("tensors", tensors.check_tensors),
+    ("dtypes", tensors.check_dtypes),
     ("against", tensors.check_against),
     ("head", heads.check_head),
     ("quantized-config", config.check_said),
@@ -107,15 +110,15 @@ def verify_artifact(
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
-                findings += check(subject)
+                findings += _said(name, check(subject))
         norms = error.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += failed
         checks.append("dense-values")
-        findings += dense.check_dense(subject)
+        findings += _said("dense-values", dense.check_dense(subject))
         for name, numeric in NUMERIC:
             checks.append(name)
-            findings += numeric(subject.artifact, matrices)
+            findings += _said(name, numeric(subject.artifact, matrices))
         if source is not None:
             checks += [error.CHECK, "folds"]
             others, changed = error.dense_compared(subject, norms)
@@ -140,6 +143,14 @@ def verify_artifact(
         tuple(checks),
         _unquantized(subject.entries.values()),
     )
+
+
+def _said(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a check; what it cannot make sense of is one more."""
+    try:
+        yield from findings
+    except QtoolError as problem:
+        yield Finding("error", name, "", str(problem))
 
 
 def _measure_all(
@@ -173,6 +184,8 @@ def _measure_all(
     def steps(count: int) -> Iterable[int]:
         return range(count) if progress is None else progress.blocks(count, "step")
 
+    largest = max((entry.parameters for entry in quantized), default=1)
+    threads = min(threads, max(1, _MOST_WEIGHTS // largest)) if subject.source else threads
     in_order(len(quantized), threads, lambda: work, steps)
     return _sorted(measured), _sorted(compared), _sorted(failed)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from qtool import structure
 from qtool.errors import QtoolError
+from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.arch_modules import HEADS, Module
 from qtool.gguf.arch_shapes import expected_shape
@@ -284,6 +285,31 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
             "error", CHECK, names[0],
             f"{counted(len(names), 'tensor')} ({some(names)}) belong to "
             f"{counted(len(alone), 'quantized matrix')}, {why}; fetch or make the artifact again",
+        )  # fmt: skip
+
+
+def check_dtypes(subject: Subject) -> Iterator[Finding]:
+    """dtypes: no weight is of a type that the config does not explain."""
+    odd = [
+        entry
+        for entry in subject.entries.values()
+        if entry.scheme is None
+        and entry.name.endswith(".weight")
+        and len(entry.shape) == 2
+        and entry.dtype not in FLOAT_DTYPES
+    ]
+    if odd:
+        said = subject.artifact.found.format
+        yield Finding(
+            "error", "dtypes", odd[0].name,
+            f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) stored as "
+            f"{odd[0].dtype}, "
+            + (
+                "and no quantization_config says what it stands for"
+                if said == "dense"
+                else f"of which the config ({said}) says nothing"
+            )
+            + "; engines take the bytes for numbers, or refuse them",
         )  # fmt: skip
 
 
