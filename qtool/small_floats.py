@@ -67,14 +67,17 @@ def _quant(
 
 
 def _slabs(shape: tuple[int, ...], scheme: Scheme) -> Iterator[tuple[slice, slice]]:
-    """Some rows at a time, and the rows of scales that belong to them: whole blocks."""
+    """Some rows at a time, and the rows of scales that belong to them; blocks are kept whole."""
     rows, columns = shape
-    height = scheme.rows if scheme.rows > 0 else rows
-    blocks = 1 if height > 1 else max(1, _CHUNK // columns)
-    count = -(-rows // height)
-    for first in range(0, count, blocks):
-        last = min(count, first + blocks)
-        yield slice(first * height, min(rows, last * height)), slice(first, last)
+    together = max(1, _CHUNK // columns)
+    if scheme.rows > 1:
+        together = scheme.rows
+    for first in range(0, rows, together):
+        last = min(rows, first + together)
+        if scheme.rows < 0:
+            yield slice(first, last), slice(0, 1)
+        else:
+            yield slice(first, last), slice(first // scheme.rows, -(-last // scheme.rows))
 
 
 def _tops(weight: Floats, scheme: Scheme) -> Floats:
@@ -87,7 +90,7 @@ def _tops(weight: Floats, scheme: Scheme) -> Floats:
         part = np.abs(weight[slab])
         if scheme.rows != 1:
             part = part.max(0, keepdims=True)
-        tops[place] = np.maximum.reduceat(part, starts, axis=1)
+        tops[place] = np.maximum(tops[place], np.maximum.reduceat(part, starts, axis=1))
     return tops
 
 

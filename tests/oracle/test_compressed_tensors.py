@@ -96,3 +96,45 @@ def test_fused_matrices_have_one_scale(seen: Seen) -> None:
                 quants = [artifact.read(f"{prefix}.{where}.{p}_proj") for p in parts]
                 values = {q.outer if case == "nvfp4" else float(q.scale[0, 0]) for q in quants}
                 assert len(values) == 1 and None not in values
+
+
+# The dtype that a model is loaded in: scales of float16 are exact in float32 only.
+LOADED = {
+    "gptq": "float32",
+    "awq": "float32",
+    "w8a8": "float32",
+    "fp8-channel": "bfloat16",
+    "fp8-block": "bfloat16",
+    "nvfp4": "bfloat16",
+    "mxfp4": "bfloat16",
+}
+
+
+def assert_loaded(path: Path, theirs: dict[str, torch.Tensor]) -> None:
+    """transformers has the weights that we read, in its dtype."""
+    artifact = Artifact.open(path)
+    quantized = {e.name for e in artifact.entries.values() if e.scheme is not None}
+    assert quantized == theirs.keys()
+    for name, weight in theirs.items():
+        found = artifact.read(name)
+        assert isinstance(found, GroupQuant)
+        assert torch.equal(torch.from_numpy(found.dequantize()).to(weight.dtype), weight), name
+
+
+def test_transformers_loads_our_artifacts(
+    compressed_tensors: Callable[..., object], quantize: Callable[..., Path], tmp_path: Path
+) -> None:
+    paths = {case: quantize("tiny", *CASES[case]) for case in LOADED}
+    request = [[str(paths[c]), dtype, str(tmp_path / c)] for c, dtype in LOADED.items()]
+    compressed_tensors("transformers_weights.py", request)
+    for case, path in paths.items():
+        assert_loaded(path, load_file(tmp_path / case))
+
+
+def test_transformers_loads_fp8_with_weight_scale_inv(
+    gptqmodel: Callable[..., object], quantize: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without a GPU it dequantizes; any Python with transformers and accelerate would do."""
+    path = quantize("tiny", "fp8-block-hf")
+    gptqmodel("transformers_weights.py", [[str(path), "bfloat16", str(tmp_path / "seen")]])
+    assert_loaded(path, load_file(tmp_path / "seen"))

@@ -1,4 +1,4 @@
-"""vLLM's CPU build loads our AWQ and symmetric GPTQ artifacts and predicts what we predict.
+"""vLLM's CPU build loads our artifacts and predicts what we predict.
 
 The reference is a plain float32 evaluation of the dequantized weights in transformers. vLLM
 computes in bfloat16; an unquantized model differs from its own float32 evaluation by 0.034 nat.
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 WINDOWS, LENGTH = 4, 512  # 2048 tokens
 MEAN_DIFFERENCE = 0.08  # nat
+ROUNDED_INPUTS = {"w8a8-dynamic": 0.17, "fp8-dynamic": 0.18}  # which the reference does not do
 CLOSE_CALL = 0.2  # nat between the two best tokens: bfloat16 may choose either
 PROMPT, STEPS = 64, 48
 
@@ -60,8 +61,11 @@ def dequantized_model(path: Path):
         ("w4g128-awq", ()),
         ("w4g128-gptq", ()),
         ("w4g128-rtn", ("format=gptq", "weights.symmetric=true")),
+        ("w4a16-ct", ()),
+        ("w8a8-dynamic", ()),
+        ("fp8-dynamic", ()),
     ],
-    ids=["awq", "gptq", "rtn-as-gptq"],
+    ids=["awq", "gptq", "rtn-as-gptq", "w4a16-ct", "w8a8", "fp8"],
 )
 def test_vllm_agrees_with_the_dequantized_model(
     recipe: str,
@@ -89,7 +93,7 @@ def test_vllm_agrees_with_the_dequantized_model(
             differences.append(np.abs(ours - np.array(theirs)))
         mean = float(np.mean(np.concatenate(differences)))
         print(f"{recipe}: mean |difference| {mean:.4f} nat")
-        assert mean <= MEAN_DIFFERENCE
+        assert mean <= ROUNDED_INPUTS.get(recipe, MEAN_DIFFERENCE)
 
         # Greedy continuation: equal until the first position that is a close call.
         both = torch.tensor([prompt + seen["tokens"]])
