@@ -203,6 +203,58 @@ def test_fused_experts_are_told_of(sets: tuple[str, ...], tmp_path: Path) -> Non
     ]
 
 
+def test_weights_that_no_config_explains(tmp_path: Path) -> None:
+    tensors = {f"{Q}.weight": ("F8_E4M3", np.ones((32, 32), np.uint8))}
+    folder = write_packed(tmp_path / "out", tensors, {})
+    (folder / "config.json").write_text('{"model_type": "x"}')
+    found = [f for f in verify_artifact(folder).findings if f.check == "dtypes"]
+    assert [(f.severity, f.name) for f in found] == [("error", f"{Q}.weight")]
+    assert "F8_E4M3, and no quantization_config" in found[0].message
+
+
+def stack(folder: Path, blocks: list[list[str]]) -> Path:
+    """A model of an architecture that nobody knows; of each block, the modules."""
+    tensors = {
+        f"model.layers.{n}.{m}.weight": ("F16", np.ones((32, 32), np.float16))
+        for n, modules in enumerate(blocks)
+        for m in modules
+    }
+    write_packed(folder, tensors, {})
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": len(blocks)}))
+    return folder
+
+
+def test_blocks_of_one_kind_are_alike(tmp_path: Path) -> None:
+    full, linear = ["attn.q", "attn.k", "mlp.up", "mlp.down"], ["ssm.in", "ssm.out", "mlp.up"]
+    mixed = stack(tmp_path / "mixed", [full, linear, full, linear, ["mlp.wide", "attn.q"]])
+    assert not [f for f in verify_artifact(mixed).findings if f.check == "tensors"]
+    lacking = stack(tmp_path / "lacking", [full, linear, full, linear, full[:3]])
+    (found,) = [f for f in verify_artifact(lacking).findings if f.check == "tensors"]
+    assert found.severity == "error" and found.name == "model.layers.4.mlp.down.weight"
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer.json", {"added_tokens": 5}),
+        ("tokenizer.json", {"model": []}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1], "eos_token": 3}),
+        ("generation_config.json", {"eos_token_id": {"a": 1}}),
+        ("qtool.json", {"recipe": [], "conversions": [{"to": "gptq"}]}),
+        ("qtool.json", {"recipe": {"weights": "4 bits", "format": 7}}),
+        ("config.json", {"text_config": [], "architectures": {"a": 1}, "num_hidden_layers": "4"}),
+        ("config.json", {"head_dim": "64", "rope_scaling": 3, "tie_word_embeddings": "yes"}),
+        ("quant_config.json", {"w_bit": [4], "version": {}}),
+    ],
+)
+def test_files_that_make_no_sense_end_in_a_verdict(
+    file: str, change: dict[str, Any], awq: Path, tmp_path: Path
+) -> None:
+    out = copied(awq, tmp_path / "out")
+    edit(out / file, **change)
+    assert "scales" in verify_artifact(out, against=resolve("tiny")).checks
+
+
 def quant_of(**changes: Any) -> GroupQuant:
     plain = random_quant(Scheme(4, 32, False), 8, 64)
     fields = {"codes": plain.codes, "scale": plain.scale, "zero": plain.zero} | changes

@@ -15,15 +15,8 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq, compressed_tens
 from collections.abc import Iterator
 
 from qtool.verification.engine_split import GROUP_SIZES, ranks_of
-from qtool.verification.engine_view import (
-    EngineView,
-    Layer,
-    alike,
-    fused_layers,
-    group_of,
-    some,
-    weight_arguments,
-)
+from qtool.verification.engine_targets import group_of, weight_arguments
+from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
 from qtool.verification.finding import Finding, Severity
 
 MARLIN_OUT, MARLIN_IN = 64, 128

@@ -13,7 +13,6 @@ from typing import Any
 
 from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.errors import QtoolError, SourceError
-from qtool.formats.patterns import matches
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
 from qtool.planned import Planned
@@ -27,6 +26,7 @@ from qtool.structure import (
     role,
     text_config,
 )
+from qtool.verification.engine_targets import weight_arguments
 from qtool.verification.finding import Finding, Severity
 from qtool.verification.subject import subject_of
 
@@ -220,35 +220,6 @@ def _stored(
     size = given if type(given) is int and given > 0 else -1
     symmetric = arguments.get("symmetric") is not False
     return Stored(kind, bits, size, symmetric, str(Scheme(bits, size, symmetric)))
-
-
-def group_of(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
-    """The group of a compressed-tensors config that a linear module falls under: by its name or
-    an expression for it, else by its class."""
-    groups = quantization.get("config_groups")
-    listed = groups.values() if isinstance(groups, Mapping) else ()
-    found = [group for group in listed if isinstance(group, Mapping)]
-    for by_class in (False, True):
-        for group in found:
-            targets = group.get("targets")
-            for target in targets if isinstance(targets, list) else []:
-                hit = target == "Linear" if by_class else names_it(str(target), module)
-                if hit:
-                    return group
-    return None
-
-
-def weight_arguments(quantization: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """What compressed-tensors says of a module's weights; {} where nothing."""
-    weights = (group_of(quantization, module) or {}).get("weights")
-    return weights if isinstance(weights, Mapping) else {}
-
-
-def names_it(target: str, module: str) -> bool:
-    """Whether a name or `re:` expression of compressed-tensors means a module."""
-    if target.startswith("re:"):
-        return matches(target.removeprefix("re:"), module)
-    return target == module
 
 
 def fused_layers(layers: Iterable[Layer]) -> dict[str, list[Layer]]:

@@ -103,7 +103,8 @@ def _experts(subject: Subject) -> Iterator[Finding]:
     said = next((text[k] for k in _EXPERT_COUNTS if isinstance(text.get(k), int)), None)
     for layer, experts in sorted(layers.items()):
         every = set().union(*experts.values())
-        number = max(max(experts) + 1, said if said and said < 100_000 else 0)
+        runs = subject.blocks is not None and layer.startswith(subject.blocks.prefix + ".")
+        number = max(max(experts) + 1, said if runs and said and said < 100_000 else 0)
         lost = [f"{layer}.{n}.{rest}" for n in range(number) for rest in sorted(every - experts[n])]
         if lost:
             yield Finding(

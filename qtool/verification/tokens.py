@@ -101,7 +101,8 @@ def _ids(folder: Path) -> dict[str, int]:
         for number, piece in enumerate(vocabulary):
             if isinstance(piece, list) and piece:
                 ids[str(piece[0])] = number
-    for token in data.get("added_tokens") or ():
+    added = data.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
         if isinstance(token, Mapping) and isinstance(token.get("id"), int):
             ids[str(token.get("content"))] = token["id"]
     decoder = read_object(folder / CONFIG).get("added_tokens_decoder")
