@@ -244,6 +244,21 @@ def test_an_expression_that_hits_more_than_it_should(tmp_path: Path) -> None:
     assert [f.name for f in found if f.severity == "error"] == ["lm_head"]
 
 
+def test_a_quantized_head_is_asked_for_by_name(tmp_path: Path) -> None:
+    tensors = _packed(4)
+    del tensors["lm_head.weight"]
+    for part, (dtype, shape) in {
+        "weight_packed": ("I32", (512, 32)), "weight_scale": ("BF16", (512, 2)),
+        "weight_shape": ("I64", (2,)),
+    }.items():  # fmt: skip
+        tensors[f"lm_head.{part}"] = (dtype, shape)
+    config = _ct() | {"ignore": []}
+    (finding,) = engine_findings(stored(tmp_path / "a", tensors, config), "vllm", 1)
+    assert (finding.check, finding.name) == ("engine-head", "lm_head")
+    config["config_groups"]["group_0"]["targets"] = ["Linear", "lm_head"]
+    assert not engine_findings(stored(tmp_path / "b", tensors, config), "vllm", 1)
+
+
 def _fp8(inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     for expert in range(2):
