@@ -380,7 +380,8 @@ def test_requantize_needs_a_gguf_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_a_signal_leaves_nothing(number: signal.Signals, models: Path, tmp_path: Path) -> None:
+def test_a_signal_leaves_no_file(number: signal.Signals, models: Path, tmp_path: Path) -> None:
+    """Nothing, or what is finished, hidden; the same command then makes the file."""
     folder = tmp_path / "new"
     words = [models / "experts.gguf", "--recipe", "iq2_xs", "-o", folder / "x.gguf", "--threads",
              1, "--imatrix", models / "experts-imatrix.gguf"]  # fmt: skip
@@ -393,8 +394,12 @@ def test_a_signal_leaves_nothing(number: signal.Signals, models: Path, tmp_path:
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(number)
-    assert process.wait(30) == 128 + number
-    assert not any(tmp_path.iterdir())
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    left = [path.name for path in folder.iterdir()] if folder.exists() else []
+    assert left == ([".x.gguf.partial"] if b"what is finished is kept" in said else [])
+    subprocess.run(line, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=HOME)
+    assert [path.name for path in folder.iterdir()] == ["x.gguf"]
 
 
 def test_what_is_not_written_is_said(tmp_path: Path) -> None:
