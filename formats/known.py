@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq
+from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq, modelopt
 from qtool.formats.facts import ArtifactScheme
 
-FORMATS: dict[str, ModuleType] = {
-    module.NAME: module for module in (awq, gptq, compressed_tensors, fp8, bitsandbytes, dense)
-}
+_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, dense)
+FORMATS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 
 # Recognised by name, not decoded by this version.
 _NAMED = {
-    "modelopt": "modelopt",
     "mxfp4": "mxfp4",
     "hqq": "hqq",
     "quanto": "quanto",

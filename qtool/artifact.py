@@ -123,11 +123,13 @@ class Artifact:
         entries: dict[str, Entry] = {}
         found: list[Entry] = []
         for name, info in tensors.items():
-            module = self._module(name, info.dtype)
+            module = self._module(name, info)
             if module is not None:
                 entry = self._packed(module, name)
             elif not self.decoded and self.found.format != "dense":
                 entry = self._undecoded(name)
+            elif self.found.format != "dense" and info.dtype.startswith("F8_E") and info.size > 1:
+                entry = self._experts(name)
             else:
                 entry = Entry(name, info.shape, info.dtype, None, (name,), info.nbytes, info.size)
             found.append(entry)
@@ -141,7 +143,7 @@ class Artifact:
                 entries[entry.name] = entry
         return entries
 
-    def _module(self, name: str, dtype: str) -> str | None:
+    def _module(self, name: str, info: TensorInfo) -> str | None:
         """The module whose codes a tensor holds, or None."""
         if self.found.format == "dense":
             return None
@@ -149,7 +151,7 @@ class Artifact:
         if last == "qweight":
             return module
         codes = FORMATS[self.found.format].CODES if self.decoded else ()
-        return module if last in codes and dtype not in st.FLOAT_DTYPES else None
+        return module if last in codes and info.dtype not in st.FLOAT_DTYPES else None
 
     def _stored(self, module: str, codes: str) -> tuple[str, ...]:
         """The tensors of a packed module that are there."""
@@ -195,6 +197,16 @@ class Artifact:
         return Entry(
             f"{module}.weight", shape, info.dtype, self.found.format, stored, nbytes, parameters
         )
+
+    def _experts(self, name: str) -> Entry:
+        """Small floats under another name than a linear layer's, such as experts in one tensor with
+        a scale_inv beside it: named here, not read."""
+        tensors = self.checkpoint.tensors
+        info = tensors[name]
+        ends = ("_scale_inv", "_scales_inv", "_scale")
+        stored = (name, *(name + end for end in ends if name + end in tensors))
+        nbytes = sum(tensors[n].nbytes for n in stored)
+        return Entry(name, info.shape, info.dtype, self.found.format, stored, nbytes, info.size)
 
     def _config_bits(self) -> int:
         """The width that a compressed-tensors config gives its first group."""

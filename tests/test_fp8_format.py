@@ -1,6 +1,8 @@
-"""FP8 of transformers and int8 of bitsandbytes: bytes by hand, files that lie; small floats."""
+"""FP8 of transformers, int8 of bitsandbytes, modelopt: bytes by hand, files that lie."""
 
+import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from test_compressed_tensors import SCHEMES, a_quant
 from qtool.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.formats import Facts, bitsandbytes, detect, fp8
+from qtool.formats import Facts, bitsandbytes, detect, fp8, modelopt
 from qtool.formats import float_codes as codes_of
 from qtool.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
@@ -170,6 +172,61 @@ def test_bitsandbytes(tmp_path: Path) -> None:
     assert detect({"quant_method": "bitsandbytes", "load_in_4bit": True}).scheme is None
 
 
+def test_experts_in_one_tensor_are_named(tmp_path: Path) -> None:
+    """transformers 5 fuses them; they are counted with their scales, and not taken for dense."""
+    stored = {
+        "mlp.experts.gate_up_proj": ("F8_E4M3", np.zeros((2, 128, 128), np.uint8)),
+        "mlp.experts.gate_up_proj_scale_inv": ("F32", np.ones((2, 1, 1), np.float32)),
+        f"{M}.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
+        f"{M}.weight_scale_inv": ("F32", np.ones((1, 1), np.float32)),
+    }
+    artifact = Artifact.open(write(tmp_path, stored, BLOCKS))
+    entry = artifact.entry("mlp.experts.gate_up_proj")
+    assert (entry.scheme, entry.nbytes, len(artifact.entries)) == ("fp8", 2 * 128 * 128 + 8, 2)
+    with pytest.raises(UnsupportedError, match="fp8 is recognised, but not decoded"):
+        artifact.read("mlp.experts.gate_up_proj")
+
+
+PACKED = np.arange(32, dtype=np.uint8).reshape(2, 16) * 8
+NVFP4 = {
+    f"{M}.weight": ("U8", PACKED),
+    f"{M}.weight_scale": ("F8_E4M3", np.array([[0x38, 0x39], [0x7E, 1]], np.uint8)),
+    f"{M}.weight_scale_2": ("F32", np.array(0.3, np.float32)),
+    f"{M}.input_scale": ("F32", np.array(0.1, np.float32)),
+}
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_modelopt(tmp_path: Path, beside: bool) -> None:
+    """NVFP4 with the reciprocal of what compressed-tensors stores; FP8 in the same file."""
+    name = "model.layers.0.self_attn.o_proj"
+    codes = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    eight = {
+        f"{name}.weight": ("F8_E4M3", codes),
+        f"{name}.weight_scale": ("F32", np.array(2, np.float32)),
+    }
+    said = {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head"]}
+    write(tmp_path, NVFP4 | eight, {"quant_method": "modelopt", **said})
+    if beside:
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    artifact = Artifact.open(tmp_path)
+    assert artifact.found.format == "modelopt" and artifact.found.dense == ("lm_head",)
+    assert list(artifact.entries) == [f"{M}.weight", f"{name}.weight"]
+    found = read(tmp_path)
+    assert str(found.scheme) == "nvfp4 g16" and found.outer == np.float32(0.3)
+    scale = codes_of.TABLES["e4m3"][NVFP4[f"{M}.weight_scale"][1]] * np.float32(0.3)
+    expected = definitions.float4(PACKED) * np.repeat(scale, 16, 1)
+    assert np.array_equal(found.dequantize(), expected)
+    whole = artifact.read(name)
+    assert isinstance(whole, GroupQuant) and str(whole.scheme) == "fp8 e4m3 tensor"
+    assert np.array_equal(whole.dequantize(), codes_of.TABLES["e4m3"][codes] * 2)
+    scaled = NVFP4 | {f"{M}.pre_quant_scale": ("BF16", np.ones(32, np.uint16))}
+    with pytest.raises(UnsupportedError, match="scaled as the model runs"):
+        read(write(tmp_path, scaled, {"quant_method": "modelopt", **said}))
+    assert detect({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}).scheme is None
+
+
 W = ("F8_E4M3", np.zeros((4, 32), np.uint8))
 ONES = ("F32", np.ones((1, 1), np.float32))
 BNB = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -206,10 +263,11 @@ def test_files_that_lie(
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_is_written_for_bitsandbytes() -> None:
-    assert "not written" in str(bitsandbytes.supports(bitsandbytes.SCHEME, (8, 8), fp8.choose([])))
+@pytest.mark.parametrize("module", [bitsandbytes, modelopt])
+def test_what_is_read_only(module: ModuleType) -> None:
+    assert "not written" in str(module.supports(bitsandbytes.SCHEME, (8, 8), module.choose([])))
     with pytest.raises(FormatError, match="not written"):
-        bitsandbytes.config(Facts({}), fp8.choose([]))
+        module.config(Facts({}), module.choose([]))
 
 
 def test_a_folder_of_several_formats_is_read_as_its_config_says(tmp_path: Path) -> None:
