@@ -111,7 +111,9 @@ def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
     if format_ == "dense":
         return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
     lines = ["## Loading", "", "`DIR` is this folder.", ""]
-    engines = awq_layout == "gemm" if format_ == "awq" else symmetric
+    engines = symmetric or format_ in ("compressed-tensors", "fp8")
+    if format_ == "awq":
+        engines = awq_layout == "gemm"
     if engines:
         lines += ["    vllm serve DIR", ""]
     lines += [
