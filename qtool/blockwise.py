@@ -163,7 +163,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     _write_dense(plan, index, block, changed, run.sink, progress)
     with progress.stage("calibrate"):
         if run.saved is not None:
-            stream.hidden[:] = after
+            for number, output in enumerate(after):
+                stream.hidden[number] = output
         elif index + 1 < run.skeleton.count:
             run.skeleton.advance(block, stream, run.workers)
     layers = [layer for reports, _ in results for layer in reports]

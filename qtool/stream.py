@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -78,11 +78,22 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
+class States(Protocol):
+    """Hidden states by micro-batch, each [samples, length, width] float32: a list of them, or
+    something like one that keeps them elsewhere."""
+
+    def append(self, states: torch.Tensor, /) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
+    def __getitem__(self, number: int, /) -> torch.Tensor: ...
+    def __setitem__(self, number: int, states: torch.Tensor, /) -> None: ...
+
+
 @dataclass
 class Stream:
     """Hidden states on their way through the blocks."""
 
-    hidden: list[torch.Tensor]  # by micro-batch, each [samples, length, width] float32
+    hidden: States
     calls: list[list[Call]]  # by block, then micro-batch
     probe_calls: list[Call]  # by block, for probe()
     probe_tokens: int
@@ -212,14 +223,20 @@ class Skeleton:
         return LoadedBlock(index, prefix, module.eval(), bindings, weights)
 
     def embed(
-        self, tokens: NDArray[np.int64], micro_batch_tokens: int = MICRO_BATCH_TOKENS
+        self,
+        tokens: NDArray[np.int64],
+        micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+        states: States | None = None,
     ) -> Stream:
-        """Hidden states before the first block, and every block's arguments; tokens [n, length]."""
+        """Hidden states before the first block, and every block's arguments; tokens [n, length].
+
+        states: where the hidden states go; empty. By default into a list.
+        """
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
         shared: list[torch.Tensor] = []
         with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
-            hidden: list[torch.Tensor] = []
+            hidden: States = [] if states is None else states
             calls: list[list[Call]] = [[] for _ in range(self.count)]
             for start in range(0, samples, size):
                 first, its_calls = self._record(tokens[start : start + size], shared)
