@@ -41,7 +41,10 @@ def scale_of(layers: Sequence[LayerError]) -> tuple[float, float]:
     """The lowest and highest error that colours tell apart."""
     errors = [layer.relative_error for layer in layers]
     low, high = min(errors), max(errors)
-    return min(low, high / _LEAST_SPREAD), high
+    if high < _LEAST_SPREAD * low:
+        middle, half = (low + high) / 2, (_LEAST_SPREAD - 1) / (_LEAST_SPREAD + 1)
+        return middle * (1 - half), middle * (1 + half)
+    return low, high
 
 
 def section(artifact: ArtifactFacts) -> Markup:

@@ -8,7 +8,7 @@ from qtool.report import figures, svg
 from qtool.report.facts import ArtifactFacts, Codes, Component, Scales, Sweep
 from qtool.report.markup import Markup, element
 from qtool.report.names import COMPONENTS
-from qtool.report.sample import binned, entropy
+from qtool.report.sample import binned, ends, entropy
 
 _LEAST = 1e-9  # a divergence of 0 has no logarithm
 
@@ -137,8 +137,7 @@ def histogram(codes: Codes) -> Markup:
         svg.bars([(f"{name}: {100 * n / total:.2f} %", n) for name, n in bars], said),
         element(
             "div",
-            element("span", bars[0][0].split(" to ")[0]),
-            element("span", bars[-1][0].split(" to ")[-1]),
+            *(element("span", end) for end in ends(codes)),
             class_="ends",
         ),
         element(

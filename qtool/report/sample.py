@@ -26,6 +26,7 @@ SAMPLED = 4
 _MOST_BYTES = 1 << 22  # of a GGUF tensor
 _MOST_NUMBERS = 1 << 29  # of a matrix that is read whole
 _BINS = 64
+_NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,17 @@ def binned(codes: Codes) -> list[tuple[str, int]]:
     named = labels(codes)
     bars = []
     for start in range(0, len(codes.counts), width):
-        end = start + width
-        label = named[start] if width == 1 else f"{named[start]} to {named[end - 1]}"
-        bars.append((label, sum(codes.counts[start:end])))
+        members = named[start : start + width]
+        numbers = [name for name in members if name not in _NO_NUMBERS] or members
+        label = numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+        bars.append((label, sum(codes.counts[start : start + width])))
     return bars
+
+
+def ends(codes: Codes) -> tuple[str, str]:
+    """The lowest and the highest number that a code stands for."""
+    numbers = [name for name in labels(codes) if name not in _NO_NUMBERS]
+    return numbers[0], numbers[-1]
 
 
 def entropy(codes: Codes) -> float:
