@@ -42,6 +42,10 @@ ALWAYS uint64_t words_at(const uint8_t *from)
     return words;
 }
 
+/* Keeps an array out of registers. Numbers that are loaded into all lanes at once cost nothing
+ * beyond the load; from a register they cost a shuffle each. */
+#define IN_MEMORY(array) __asm__ volatile("" : "+m"(array))
+
 #if defined(QT_ISA_AVX512)
 /* 32 weights of sixteen bits by the nibbles of 16 bytes: the low ones, then the high ones. table
  * holds the sixteen twice. */

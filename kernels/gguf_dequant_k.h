@@ -123,6 +123,7 @@ ALWAYS void D(q6_k)(const uint8_t *block, OUT *to)
     float d = half_at(block + 208), scale[16];
     for (int i = 0; i < 16; i += LANES)
         store(scale + i, to_float(load_i8(block + 192 + i)) * d);
+    IN_MEMORY(scale);
     for (int half = 0; half < 2; half++) {
         const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
         int8_t code[128];
