@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import quantizing
@@ -143,7 +144,6 @@ def test_a_page_is_whole_and_needs_nothing(root: Path, call: Call, tmp_path: Pat
 
 
 def test_the_object_is_as_its_schema_says(root: Path, call: Call, tmp_path: Path) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(files("qtool").joinpath("schemas/report.json").read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     _, found = reported(call, tmp_path / "r.html", *three(root), "--eval", root / "figures.json")
@@ -256,6 +256,26 @@ def test_quality_is_that_of_eval(root: Path, call: Call, tmp_path: Path) -> None
     )  # fmt: skip
     assert now["quality"] == read["quality"] != []
     assert now["quality"][0]["kld"] == json.loads(said.out)["kld"]["mean"]
+
+
+def test_a_sweep_from_files(root: Path, call: Call, tmp_path: Path) -> None:
+    """Artifacts of one recipe and three sizes of groups, measured for the page."""
+    made = []
+    for size in (32, 64, 128):
+        recipe = load("w4g128-rtn", [f"weights.group_size={size}"])
+        made.append(tmp_path / f"g{size}")
+        request = Request("tiny", tiny_folder(), recipe, made[-1], None, 1, 1 << 30)
+        pipeline.run(request, Progress(quiet=True))
+    html, found = reported(
+        call, tmp_path / "r.html", *reversed(made), "--against", "tiny", "--text",
+        root / "text.txt", "--windows", 2, "--length", 32,
+    )  # fmt: skip
+    assert found["sweep"]["key"] == "weights.group_size"
+    values = [(value, name) for value, _, name in found["sweep"]["points"]]
+    assert values == [(32, "g32"), (64, "g64"), (128, "g128")]
+    assert "What weights.group_size does" in html
+    command = f"qtool quantize tiny --recipe w4g128-rtn --set weights.group_size=64 -o {made[1]}"
+    assert found["artifacts"][1]["commands"] == [command] and command in Reader(html).text
 
 
 def test_what_is_refused(root: Path, call: Call, tmp_path: Path) -> None:

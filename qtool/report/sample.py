@@ -25,6 +25,7 @@ from qtool.scheme import Scheme
 SAMPLED = 4
 _MOST_BYTES = 1 << 22  # of a GGUF tensor
 _MOST_NUMBERS = 1 << 29  # of a matrix that is read whole
+_PIECE = 1 << 22
 _BINS = 64
 _NO_NUMBERS = ("nan", "inf", "-inf")
 
@@ -85,7 +86,10 @@ def _matrix(artifact: Artifact, name: str) -> Looked:
     found = artifact.read(name)
     assert not isinstance(found, np.ndarray)
     scheme = found.scheme
-    counts = np.bincount(found.codes.reshape(-1), minlength=1 << scheme.bits)
+    codes = found.codes.reshape(-1)
+    counts = np.zeros(1 << scheme.bits, np.int64)
+    for start in range(0, codes.size, _PIECE):  # which bincount takes as eight bytes each
+        counts += np.bincount(codes[start : start + _PIECE], minlength=len(counts))
     scale = np.asarray(found.scale, np.float32).reshape(-1)
     if not scheme.is_float:
         return Looked(counts, 0, scale)
