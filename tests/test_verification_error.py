@@ -77,6 +77,16 @@ def test_a_fold_into_a_norm_is_taken_out() -> None:
     assert found.columns is not None and np.array_equal(found.columns, scales)
 
 
+def test_a_fold_that_is_nearly_one_factor_is_still_that_norm_s() -> None:
+    weight = normal(96, 256)
+    scales = (0.6 * np.exp(normal(1, 256, 1)[0])).astype(np.float32)
+    quant = rounded(np.float32(1.5) * weight * scales)
+    found = compare("w", quant, weight, {"norm": scales})
+    assert found.norm == "norm" and found.rows is not None
+    assert float(np.median(found.rows)) == pytest.approx(1.5, rel=0.01)
+    assert found.expected is not None and found.error < 1.05 * found.expected
+
+
 def test_a_fold_of_rows_and_columns_is_taken_out() -> None:
     weight = normal(96, 256)
     columns = np.exp(normal(1, 256, 1)[0] * 10).astype(np.float32)

@@ -179,8 +179,8 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
         rows = _least_squares(stored, weight * columns, 1)
     else:
         best = None
-    if uneven(rows) < _FLAT:
-        middle = np.float32(np.median(rows))
+    middle = np.float32(np.median(rows))
+    if uneven(rows) < _FLAT and (best is None or abs(np.log(middle)) < _FLAT):
         rows = np.ones_like(rows)
         columns = columns if best is not None else columns * middle
     target = rows[:, None] * weight * columns
