@@ -9,6 +9,7 @@ import pytest
 import quantizing
 import torch
 from quantizing import Call
+from safetensors.torch import load_file, save_file
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -18,17 +19,22 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from qtool import pipeline
+from qtool.artifact import Artifact
+from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf_types import TENSOR_TYPES
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import activations
+from qtool.quality.engine_inputs import activations as of_weights
+from qtool.quality.engine_inputs import of_block_type
 from qtool.quality.forward import forward
-from qtool.quality.rounded_inputs import RoundedInputs, of_block_type
-from qtool.quality.rounded_inputs import activations as of_weights
+from qtool.quality.rounded_inputs import RoundedInputs
 from qtool.quality.weights import open_weights
 from qtool.recipe import load
+from qtool.request import Request
 
 WINDOWS, LENGTH = 3, 48
 Function = Callable[[np.ndarray], np.ndarray]
@@ -83,6 +89,111 @@ def test_floats() -> None:
     bits = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
     expected = (bits << np.uint64(16)).astype(np.uint32).view(np.float32)
     np.testing.assert_array_equal(activations.brain(torch.from_numpy(x)).numpy(), expected)
+
+
+def nearest(values: np.ndarray, book: str) -> np.ndarray:
+    """Of the finite numbers of a code book; NaN where two are about as near."""
+    numbers = np.unique(TABLES[book][np.isfinite(TABLES[book])].astype(np.float64))
+    place = np.clip(np.searchsorted(numbers, values), 1, len(numbers) - 1)
+    low, high = numbers[place - 1], numbers[place]
+    to_low, to_high = np.abs(values - low), np.abs(high - values)
+    tie = np.abs(to_low - to_high) < 1e-4 * (high - low)
+    return np.where(tie, np.nan, np.where(to_low < to_high, low, high))
+
+
+def by_runs(x: np.ndarray, size: int, function: Function) -> np.ndarray:
+    """function of each run, in float64."""
+    runs = x.astype(np.float64).reshape(-1, x.shape[-1] if size < 0 else size)
+    return np.stack([function(run) for run in runs]).reshape(x.shape)
+
+
+def rint(values: np.ndarray) -> np.ndarray:
+    """NaN near a tie."""
+    return np.where(np.abs(values % 1 - 0.5) < 1e-4, np.nan, np.rint(values))
+
+
+def symmetric(run: np.ndarray) -> np.ndarray:
+    scale = np.abs(run).max() / 127
+    return rint(run / scale) * scale if scale else run
+
+
+def asymmetric(run: np.ndarray) -> np.ndarray:
+    low, high = min(run.min(), 0), max(run.max(), 0)
+    if low == high:
+        return run
+    scale = (high - low) / 255
+    zero = rint(-128 - low / scale)
+    return (np.clip(rint(run / scale) + zero, -128, 127) - zero) * scale
+
+
+def float8(run: np.ndarray) -> np.ndarray:
+    scale = np.abs(run).max() / 448
+    return nearest(run / scale, "e4m3") * scale if scale else run
+
+
+def mx(book: str) -> Function:
+    def rounded(run: np.ndarray) -> np.ndarray:
+        if not run.any():
+            return run
+        most = {"e4m3": 8, "e2m1": 2}[book]
+        largest = TABLES[book][np.isfinite(TABLES[book])].max()
+        scale = 2.0 ** (np.floor(np.log2(np.abs(run).max())) - most)
+        return nearest(np.clip(run / scale, -largest, largest), book) * scale
+
+    return rounded
+
+
+def nv(run: np.ndarray) -> np.ndarray:
+    if not run.any():
+        return run
+    scale = nearest(np.abs(run).max() / 6 * 0.5, "e4m3") / 0.5
+    return nearest(np.clip(run / scale, -6, 6), "e2m1") * scale
+
+
+@pytest.mark.parametrize(
+    ("rounding", "size", "function"),
+    [
+        (activations.whole_numbers(8, -1, True), -1, symmetric),
+        (activations.whole_numbers(8, 128, True), 128, symmetric),
+        (activations.whole_numbers(8, -1, False), -1, asymmetric),
+        (activations.fp8(-1), -1, float8),
+        (activations.fp8(128), 128, float8),
+        (activations.microscaling(8), 32, mx("e4m3")),
+        (activations.microscaling(4), 32, mx("e2m1")),
+        (activations.nvfp4(0.5), 16, nv),
+    ],
+    ids=["int8", "int8-group", "int8-asymmetric", "fp8", "fp8-group", "mxfp8", "mxfp4", "nvfp4"],
+)
+def test_roundings_are_their_definitions(
+    rounding: activations.Rounding, size: int, function: Function
+) -> None:
+    x = inputs(1)[:, :256]
+    x[5] = np.abs(x[5])
+    if function is nv:
+        x = np.clip(x, -500, 500) * (np.abs(x) > 0.02)  # within float8 scales
+    found = rounding.apply(torch.from_numpy(x)).double().numpy()
+    expected = by_runs(x, size, function)
+    near = np.isnan(expected)
+    assert near.mean() < 0.05
+    np.testing.assert_allclose(found[~near], expected[~near], rtol=2e-6, atol=1e-12)
+    assert np.isfinite(found).all() and len(np.unique(found)) > 30
+
+
+def test_roundings_with_stored_scales() -> None:
+    x = inputs(2)
+    wide = x.astype(np.float64)
+    for rounding, expected in (
+        (activations.stored_whole_numbers(8, 0.25, 0), np.clip(rint(wide / 0.25), -128, 127) / 4),
+        (
+            activations.stored_whole_numbers(8, 0.25, -7),
+            (np.clip(rint(wide / 0.25) - 7, -128, 127) + 7) / 4,
+        ),
+        (activations.stored_fp8(0.5), nearest(np.clip(wide / 0.5, -448, 448), "e4m3") / 2),
+    ):
+        found = rounding.apply(torch.from_numpy(x)).double().numpy()
+        near = np.isnan(expected)
+        assert near.mean() < 0.05
+        np.testing.assert_array_equal(found[~near], expected[~near])
 
 
 def test_which_block_types() -> None:
@@ -178,43 +289,77 @@ def stored_types(file: Path) -> dict[str, str]:
     return found
 
 
-def as_llama_cpp(folder: Path, types: dict[str, str], tokens: np.ndarray) -> np.ndarray:
-    """Logits of a checkpoint in transformers, with hooks that round what modules are given."""
+def hooked(
+    folder: Path, functions: dict[str, Function], kept: Function, tokens: np.ndarray,
+    state: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Logits of transformers, with hooks that round what modules and attention are given."""
 
-    def kept(module: object, query: object, key: torch.Tensor, value: torch.Tensor, *more: object,
-             **options: object) -> object:  # fmt: skip
-        return sdpa_attention_forward(
-            module, query, key.half().float(), value.half().float(), *more, **options
-        )
+    def attention(module: object, query: object, key: torch.Tensor, value: torch.Tensor,
+                  *more: object, **options: object) -> object:  # fmt: skip
+        key, value = (torch.from_numpy(kept(x.numpy())) for x in (key, value))
+        return sdpa_attention_forward(module, query, key, value, *more, **options)
 
-    AttentionInterface.register("kept", kept)
+    AttentionInterface.register("kept", attention)
     AttentionMaskInterface.register("kept", sdpa_mask)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="kept"
     ).eval()
-
-    def hook(type_: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-        def rounded(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            x = args[0].numpy()
-            if type_ == "F16":
-                return (torch.from_numpy(x.astype(np.float16).astype(np.float32)),)
-            size = 256 if type_.endswith("_K") else 32
-            blocks = x.reshape(*x.shape[:-1], -1, size)
-            most = np.abs(blocks).max(-1, keepdims=True)
-            codes = np.rint(blocks * (np.float32(127) / most))
-            step = most / np.float32(127)
-            if size == 32:
-                step = step.astype(np.float16).astype(np.float32)
-            return (torch.from_numpy((codes * step).reshape(x.shape)),)
-
-        return rounded
-
+    if state is not None:
+        weights = {name: torch.from_numpy(np.array(values)) for name, values in state.items()}
+        missing, extra = model.load_state_dict(weights, strict=False)
+        assert not extra and set(missing) <= {"lm_head.weight"}
     modules = dict(model.named_modules())
-    for name, type_ in types.items():
-        modules[name].register_forward_pre_hook(hook(type_))
+    for name, function in functions.items():
+        modules[name].register_forward_pre_hook(
+            lambda _, args, function=function: (torch.from_numpy(function(args[0].numpy())),)
+        )
     with torch.no_grad():
         found: np.ndarray = model(torch.from_numpy(tokens)).logits.double().numpy()
     return found
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def of_llama_cpp(type_: str) -> Function:
+    """What it does with the input of such a matrix, in float32 as it does."""
+    if type_ == "F16":
+        return half
+    size = 256 if type_.endswith("_K") else 32
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        blocks = x.reshape(*x.shape[:-1], -1, size)
+        most = np.abs(blocks).max(-1, keepdims=True)
+        step = most / np.float32(127)
+        codes = np.rint(blocks * (np.float32(127) / most))
+        return (codes * (half(step) if size == 32 else step)).reshape(x.shape)
+
+    return rounded
+
+
+def text_windows(text: Path) -> np.ndarray:
+    """Many short windows: a difference in the last bit may lead to another code, and that to other
+    codes of all later tokens of its window."""
+    ids = AutoTokenizer.from_pretrained(tiny_folder()).encode(text.read_text())
+    return np.array(ids[: 16 * 6]).reshape(16, 6)
+
+
+def logits_here(path: Path, protocol: str, tokens: np.ndarray) -> np.ndarray:
+    with open_weights(path) as weights:
+        rounded = of_weights(weights, protocol)
+        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        with run.logits() as head:
+            found: np.ndarray = head(run.hidden).double().numpy()
+    return found
+
+
+def check_logits(found: np.ndarray, expected: np.ndarray, exact: np.ndarray) -> None:
+    """In most windows nothing differs, where rounding itself makes a difference in each."""
+    ours, theirs = (np.abs(one - expected).max((1, 2)) for one in (found, exact))
+    print(f"largest difference of a window {np.sort(ours)}, of rounding {theirs.min()}")
+    assert (ours < 0.01 * theirs.min()).mean() > 0.6
 
 
 @pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0", "f16"])
@@ -231,18 +376,137 @@ def test_the_forward_pass_rounds_every_input(
     assert protocol["activations"] == ("f16" if recipe == "f16" else "q8")
     said = call("convert", file, "--to", "hf", "--dtype", "float32", "-o", tmp_path / "hf")
     assert said.status == 0, said.err
-    ids = AutoTokenizer.from_pretrained(tiny_folder()).encode(text.read_text())
-    # A difference in the last bit may lead to another code, and that to other codes of all later
-    # tokens; in many short windows it stays where it is.
-    tokens = np.array(ids[: 16 * 6]).reshape(16, 6)
-    types = stored_types(file)
+    tokens, types = text_windows(text), stored_types(file)
     assert len(types) == 1 + 7 * sum("q_proj" in name for name in types)
-    with open_weights(file) as weights:
-        rounded = of_weights(weights, "llama.cpp")
-        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
-        with run.logits() as head:
-            found = head(run.hidden).double().numpy()
-    expected, exact = (as_llama_cpp(tmp_path / "hf", some, tokens) for some in (types, {}))
-    ours, theirs = (np.abs(one - expected).max((1, 2)) for one in (found, exact))
-    print(f"{recipe}: largest difference of a window {np.sort(ours)}, of rounding {theirs.min()}")
-    assert (ours < 0.01 * theirs.min()).mean() > 0.6
+    functions = {name: of_llama_cpp(type_) for name, type_ in types.items()}
+    expected = hooked(tmp_path / "hf", functions, half, tokens)
+    exact = hooked(tmp_path / "hf", {}, half, tokens)
+    check_logits(logits_here(file, "llama.cpp", tokens), expected, exact)
+
+
+def per_token(x: np.ndarray, most: float) -> np.ndarray:
+    scale: np.ndarray = np.abs(x).max(-1, keepdims=True) / np.float32(most)
+    return scale
+
+
+def int8_tokens(x: np.ndarray) -> np.ndarray:
+    return np.rint(x / per_token(x, 127)) * per_token(x, 127)
+
+
+def to_e4m3(x: np.ndarray) -> np.ndarray:
+    clipped = np.clip(x, -448, 448).astype(np.float32)
+    return TABLES["e4m3"][encode(clipped, "e4m3")]
+
+
+def fp8_tokens(x: np.ndarray) -> np.ndarray:
+    return to_e4m3(x / per_token(x, 448)) * per_token(x, 448)
+
+
+def fp8_blocks(x: np.ndarray) -> np.ndarray:
+    return fp8_tokens(x.reshape(*x.shape[:-1], -1, 128)).reshape(x.shape)
+
+
+def quantized(recipe: str, folder: Path) -> Path:
+    request = Request("tiny", tiny_folder(), load(recipe), folder, None, 1, 1 << 30)
+    pipeline.run(request, Progress(quiet=True))
+    return folder
+
+
+def modules_of(path: Path) -> list[str]:
+    found = [e.module for e in Artifact.open(path).entries.values() if e.scheme is not None]
+    assert len(found) == 28
+    return found
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "function"),
+    [
+        ("w8a8-dynamic", "int8", int8_tokens),
+        ("fp8-dynamic", "fp8", fp8_tokens),
+        ("fp8-block", "fp8", fp8_blocks),
+        ("fp8-block-hf", "fp8", fp8_blocks),
+    ],
+)
+def test_inputs_that_an_artifact_declares(
+    recipe: str, name: str, function: Function, root: Path, call: Call, tmp_path: Path
+) -> None:
+    artifact, text = quantized(recipe, tmp_path / "artifact"), root / "text.txt"
+    said = call("eval", artifact, "--text", text, "--windows", 2, "--length", 16, "--json")
+    assert said.status == 0, said.err
+    protocol = json.loads(said.out)["protocol"]
+    assert protocol["activations"] == name and protocol["kv_cache"] == "float32"
+    assert protocol["not_simulated"] == []
+    tokens = text_windows(text)
+    state = dict(Artifact.open(artifact).dequantized())
+    functions = dict.fromkeys(modules_of(artifact), function)
+    expected = hooked(tiny_folder(), functions, same, tokens, state)
+    exact = hooked(tiny_folder(), {}, same, tokens, state)
+    check_logits(logits_here(artifact, "plain", tokens), expected, exact)
+
+
+def with_stored_scales(artifact: Path, key: float, value: float) -> dict[str, float]:
+    """The artifact says that inputs, keys and values have stored scales; those of inputs."""
+    state = load_file(artifact / "model.safetensors")
+    modules = modules_of(artifact)
+    scales = {module: 0.01 * (number + 1) for number, module in enumerate(modules)}
+    for module, scale in scales.items():
+        state[f"{module}.input_scale"] = torch.tensor([scale])
+        if module.endswith("k_proj"):
+            block = module.removesuffix(".k_proj")
+            state |= {
+                f"{block}.k_scale": torch.tensor(key),
+                f"{block}.v_scale": torch.tensor(value),
+            }
+    save_file(state, artifact / "model.safetensors", {"format": "pt"})
+    config = json.loads((artifact / "config.json").read_text())
+    quantization = config["quantization_config"]
+    static = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    quantization["config_groups"]["group_0"]["input_activations"] = static
+    quantization["kv_cache_scheme"] = static | {"symmetric": True}
+    (artifact / "config.json").write_text(json.dumps(config))
+    return scales
+
+
+def test_stored_scales_and_the_cache(root: Path, call: Call, tmp_path: Path) -> None:
+    artifact, text = quantized("fp8-dynamic", tmp_path / "artifact"), root / "text.txt"
+    scales = with_stored_scales(artifact, 0.02, 0.02)
+    common = ("eval", artifact, "--text", text, "--windows", 2, "--length", 16, "--json")
+    protocol = json.loads(call(*common).out)["protocol"]
+    assert protocol["activations"] == protocol["kv_cache"] == "fp8"
+    tokens = text_windows(text)
+    state = dict(Artifact.open(artifact).dequantized())
+    weights = {name: values for name, values in state.items() if not name.endswith("_scale")}
+
+    def with_scale(scale: float) -> Function:
+        return lambda x: to_e4m3(x / np.float32(scale)) * np.float32(scale)
+
+    functions = {module: with_scale(scale) for module, scale in scales.items()}
+    expected = hooked(tiny_folder(), functions, with_scale(0.02), tokens, weights)
+    no_cache = hooked(tiny_folder(), functions, same, tokens, weights)
+    check_logits(logits_here(artifact, "plain", tokens), expected, no_cache)
+    # A scale that is promised and not there.
+    stored = load_file(artifact / "model.safetensors")
+    missing = "model.layers.1.mlp.up_proj.input_scale"
+    del stored[missing]
+    save_file(stored, artifact / "model.safetensors", {"format": "pt"})
+    said = call(*common)
+    assert said.status == 1 and f"no {missing}" in said.err
+
+
+def test_what_is_not_simulated_is_said(root: Path, call: Call, tmp_path: Path) -> None:
+    artifact = quantized("w8a8-dynamic", tmp_path / "artifact")
+    config = json.loads((artifact / "config.json").read_text())
+    quantization = config["quantization_config"]
+    quantization["config_groups"]["group_0"]["input_activations"]["strategy"] = "tensor"
+    quantization["kv_cache_scheme"] = {"num_bits": 8, "type": "int", "dynamic": True}
+    (artifact / "config.json").write_text(json.dumps(config))
+    common = ("eval", artifact, "--text", root / "text.txt", "--windows", 2, "--length", 16)
+    protocol = json.loads(call(*common, "--json").out)["protocol"]
+    assert protocol["activations"] == protocol["kv_cache"] == "float32"
+    expected = "8-bit int per tensor as they come"
+    assert protocol["not_simulated"] == [expected, f"the KV cache: {expected}"]
+    assert f"not simulated: {expected}" in call(*common).out

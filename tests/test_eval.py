@@ -29,7 +29,8 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality import metrics
-from qtool.quality.evaluate import FIGURES, OF_A_REFERENCE, Evaluation, parse_condition, size_of
+from qtool.quality.conditions import FIGURES, OF_A_REFERENCE, parse_condition
+from qtool.quality.evaluate import Evaluation, size_of
 from qtool.quality.pareto import front
 from qtool.quality.rounded_inputs import Activations
 from qtool.recipe import load
@@ -142,6 +143,7 @@ def test_agrees_with_transformers(
     assert found["protocol"] == {
         "name": protocol, "text": "text.txt", "windows": WINDOWS, "length": LENGTH,
         "activations": "float32", "kv_cache": "float32",
+        "not_simulated": [],
     }  # fmt: skip
 
 
@@ -195,8 +197,9 @@ def test_a_gguf_file_is_what_its_blocks_say(root: Path, call: Call, tmp_path: Pa
     assert said.status == 0, said.err
     first = evaluated(call, root, "q4.gguf", "--against", "tiny")
     second = evaluated(call, root, str(tmp_path / "hf"), "--against", "tiny")
-    assert {k: v for k, v in first.items() if k not in ("artifact", "size_bytes")} == {
-        k: v for k, v in second.items() if k not in ("artifact", "size_bytes")
+    of_size = ("artifact", "size_bytes", "speed_up")
+    assert {k: v for k, v in first.items() if k not in of_size} == {
+        k: v for k, v in second.items() if k not in of_size
     }
     assert first["size_bytes"] == (root / "q4.gguf").stat().st_size
 
@@ -237,6 +240,7 @@ def test_a_model_against_itself(root: Path, call: Call) -> None:
     assert found["kld"] == {"mean": 0, "median": 0, "p99": 0, "max": 0, "interval": [0, 0]}
     assert found["top1_agreement"] == found["acceptance"] == 1
     assert found["tokens_per_pass"] == {"1": 2, "2": 3, "4": 5, "8": 9}
+    assert found["speed_up"] == dict.fromkeys("1248", 1)  # it costs what it saves
     assert found["perplexity"] == found["reference_perplexity"]
 
 
@@ -263,6 +267,46 @@ def test_intervals_are_over_windows() -> None:
     assert found["perplexity_interval"] == pytest.approx(
         [math.exp(2.5 - half), math.exp(2.5 + half)]
     )
+
+
+def test_one_window_tells_no_interval(root: Path, call: Call) -> None:
+    common = ("eval", root / "awq", "--against", "tiny", "--text", root / "text.txt", "--windows",
+              1, "--length", 32)  # fmt: skip
+    found = json.loads(call(*common, "--json").out)
+    assert (
+        found["perplexity_interval"] is found["top1_interval"] is found["kld"]["interval"] is None
+    )
+    said = call(*common).out
+    assert said.count("one window does not tell how certain that is") == 2
+    assert call("compare", *common[1:]).status == 0
+
+
+def test_speed_up_of_a_draft(root: Path, call: Call) -> None:
+    found = evaluated(call, root, "awq", "--against", "tiny")
+    cost = size_of(root / "awq") / size_of(tiny_folder())
+    a = found["acceptance"]
+    assert isinstance(a, float) and isinstance(found["speed_up"], dict)
+    for k in (1, 2, 4, 8):
+        expected = sum(a**n for n in range(k + 1)) / (1 + k * cost)
+        assert found["speed_up"][str(k)] == pytest.approx(expected)
+
+
+def test_the_cache_is_bounded_and_named(
+    root: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache/reference"
+    common = ("eval", root / "awq", "--against", "tiny", "--text", root / "text.txt", "--windows",
+              2, "--length")  # fmt: skip
+    first = call(*common, 16)
+    (kept,) = folder.iterdir()
+    assert f"reference: kept in {kept}" in first.err
+    assert f"reference: taken from {kept}" in call(*common, 16).err
+    monkeypatch.setattr("qtool.quality.forward._CACHE_BYTES", 2 * 24 * 256 * 4 + 200)
+    call(*common, 24)
+    assert kept not in folder.iterdir() and len(list(folder.iterdir())) == 1
+    said = call(*common, 48)
+    assert said.status == 0 and "reference:" not in said.err
+    assert len(list(folder.iterdir())) == 1
 
 
 @pytest.mark.parametrize(

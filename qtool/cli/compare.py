@@ -25,7 +25,11 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="SVG to write")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="keep what the reference computed")
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="keep what the reference computed: in QTOOL_CACHE or ~/.cache/qtool, 4 GB at most",
+        ),
     ] = True,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
@@ -102,13 +106,13 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
         table.add_column(title, justify="right")
     for one in sorted(found, key=lambda one: one.size_bytes):
         row = one.found
-        low, high = row["kld"]["interval"]
+        bounds = row["kld"]["interval"]
         table.add_row(
             one.artifact,
             f"{one.size_bytes:,}",
             f"{row['perplexity']:.3f}",
             f"{row['kld']['mean']:.5f}",
-            f"{(high - low) / 2:.5f}",
+            "?" if bounds is None else f"{(bounds[1] - bounds[0]) / 2:.5f}",
             f"{row['kld']['p99']:.4f}",
             f"{row['top1_agreement']:.2%}",
             "*" if one.artifact in best else "",
@@ -119,5 +123,6 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
     typer.echo(
         f"reference perplexity {row['reference_perplexity']:.3f}; {row['tokens']} positions: "
         f"{protocol['windows']} windows of {protocol['length']} of {protocol['text']}, protocol "
-        f"{protocol['name']}; *: nothing here is both smaller and nearer"
+        f"{protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
+        "nearer"
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     artifact: Annotated[
-        str, typer.Argument(help="a folder or a .gguf file: dense, AWQ, GPTQ or GGUF")
+        str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
     ],
     text: Annotated[Path, typer.Option(help="plain text, or JSONL with a `text` field")],
     against: Annotated[
@@ -30,7 +30,11 @@ def evaluate(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="keep what the reference computed")
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="keep what the reference computed: in QTOOL_CACHE or ~/.cache/qtool, 4 GB at most",
+        ),
     ] = True,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
@@ -41,7 +45,8 @@ def evaluate(
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
-    from qtool.quality.evaluate import Protocol, check_figure, check_protocol, parse_condition
+    from qtool.quality.conditions import check_figure, parse_condition
+    from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
@@ -74,28 +79,37 @@ def evaluate(
 def lines(found: "Evaluation") -> list[str]:
     """For people."""
     row: Any = found.found
-    low, high = row["perplexity_interval"]
     said = [
         f"{found.artifact}: {found.size_bytes:,} bytes",
-        f"perplexity {row['perplexity']:.4f} (95 %: {low:.4f} to {high:.4f})",
+        f"perplexity {row['perplexity']:.4f} ({_interval(row['perplexity_interval'], 4)})",
     ]
     if "kld" in row:
-        kld = row["kld"]
+        kld, drafts = row["kld"], row["tokens_per_pass"]
         said[1] += f", reference {row['reference_perplexity']:.4f}"
         said += [
-            f"KL divergence {kld['mean']:.5f} (95 %: {kld['interval'][0]:.5f} to "
-            f"{kld['interval'][1]:.5f}), median {kld['median']:.5f}, p99 {kld['p99']:.4f}, "
-            f"max {kld['max']:.4f}",
+            f"KL divergence {kld['mean']:.5f} ({_interval(kld['interval'], 5)}), median "
+            f"{kld['median']:.5f}, p99 {kld['p99']:.4f}, max {kld['max']:.4f}",
             f"same top token {row['top1_agreement']:.2%}, RMS change of the next token's "
             f"probability {row['rms_dp']:.4f}",
             f"as a draft of the reference: {row['acceptance']:.1%} accepted, "
-            + ", ".join(
-                f"{v:.2f} tokens a pass with {k}" for k, v in row["tokens_per_pass"].items()
-            ),
+            + ", ".join(f"{v:.2f} tokens a pass with {k}" for k, v in drafts.items()),
+            "expected speed-up, if decoding takes as long as its weights are large: "
+            + ", ".join(f"{v:.2f} with {k}" for k, v in row["speed_up"].items()),
         ]
     protocol = row["protocol"]
     said.append(
         f"{row['tokens']} positions: {protocol['windows']} windows of {protocol['length']} of "
         f"{protocol['text']}, protocol {protocol['name']}"
     )
+    rounded = {"inputs of linear layers": protocol["activations"], "KV cache": protocol["kv_cache"]}
+    simulated = [f"{what} {how}" for what, how in rounded.items() if how != "float32"]
+    if simulated:
+        said.append("rounded as engines do: " + ", ".join(simulated))
+    said += [f"not simulated: {what}" for what in protocol["not_simulated"]]
     return said
+
+
+def _interval(bounds: list[float] | None, digits: int) -> str:
+    if bounds is None:
+        return "one window does not tell how certain that is"
+    return f"95 %: {bounds[0]:.{digits}f} to {bounds[1]:.{digits}f}"

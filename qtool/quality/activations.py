@@ -3,15 +3,22 @@
     q8 of 256   d = 1 / (127 / m), m the largest |x| of a block of 256; rint(x * 127 / m) * d
     q8 of 32    d = float16(m / 127), m of a block of 32; rint(x * 127 / m) * d
     f16, bf16   each number
-    int8        s = max(m, eps) / 127, m of a token; clamp(rint(x / s), -128, 127) * s; or s as
-                stored, with a zero point z: (clamp(rint(x / s) + z, -128, 127) - z) * s
-    fp8         s = max(m, eps) / 448; e4m3(clamp(x / s, -448, 448)) * s; or s as stored
+    int         s = m / 127, m of a token or of a group; rint(x / s) * s
+                asymmetric: s = (high - low) / 255, z = rint(-128 - low / s), low <= 0 <= high;
+                (clamp(rint(x / s) + z, -128, 127) - z) * s; likewise where s and z are stored
+    fp8         s = m / 448; e4m3(clamp(x / s, -448, 448)) * s; likewise where s is stored
+    nvfp4       t = e4m3(m / 6 * g) / g, m of 16, g stored; e2m1(clamp(x / t, -6, 6)) * t
+    mxfp8       s = 2^(floor(log2 m) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
+    mxfp4       s = 2^(floor(log2 m) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
 
-rint is to even. All in float32, as engines do it; of two operands whose product is exact in int32
-or float32, only the rounding shows. q8 is what llama.cpp does on a CPU: blocks of 256 for matrices
-of super-blocks, of 32 for those of the older types (ggml-quants.c and ggml-cpu/arch/x86/quants.c
-of llama.cpp 0c1e57098; signs and the choice of -127 or 127 leave the numbers alone). int8 and fp8
-are those of compressed-tensors 0.19 as vLLM runs them.
+rint is to even; 127, 128 and 255 are those of 8 bits. All in float32, as engines do it; products of
+codes are exact there, so that only the rounding shows.
+
+q8 is what llama.cpp does on a CPU: blocks of 256 for matrices of super-blocks, of 32 for those of
+the older types (ggml-quants.c and ggml-cpu/arch/x86/quants.c of llama.cpp 0c1e57098; signs, and
+the choice of -127 or 127, leave the numbers alone). The others are those of compressed-tensors 0.19
+with the scales of vLLM 0.32, whose int8 divides by 127 where compressed-tensors' own emulation
+divides by 127.5.
 """
 
 from collections.abc import Callable
@@ -19,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-_E4M3 = 448.0
+_TINY = 1e-10  # of scales: an input of zeros stays one
 
 
 @dataclass(frozen=True)
@@ -64,3 +71,91 @@ Q8_OF_256 = Rounding("q8", q8_of_256)
 Q8_OF_32 = Rounding("q8", q8_of_32)
 F16 = Rounding("f16", half)
 BF16 = Rounding("bf16", brain)
+
+
+def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
+    """With scales as the input comes, for every `size` numbers; -1: for every token."""
+    most = 2 ** (bits - 1) - 1
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        runs = _runs(x, size)
+        if symmetric:
+            scale = (runs.abs().amax(-1, keepdim=True) / most).clamp_min(_TINY)
+            return ((runs / scale).round_() * scale).view(x.shape)
+        low = runs.amin(-1, keepdim=True).clamp_max(0)
+        high = runs.amax(-1, keepdim=True).clamp_min(0)
+        scale = ((high - low) / (2 * most + 1)).clamp_min(_TINY)
+        return _on_grid(runs, scale, (-most - 1 - low / scale).round_(), most).view(x.shape)
+
+    return Rounding(f"int{bits}", rounded)
+
+
+def stored_whole_numbers(bits: int, scale: float, zero: float) -> Rounding:
+    """With one scale and zero point for all inputs."""
+    most = 2 ** (bits - 1) - 1
+    return Rounding(
+        f"int{bits}", lambda x: _on_grid(x, torch.tensor(scale), torch.tensor(zero), most)
+    )
+
+
+def fp8(size: int) -> Rounding:
+    """With scales as the input comes, for every `size` numbers; -1: for every token."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        runs = _runs(x, size)
+        scale = (runs.abs().amax(-1, keepdim=True) / 448.0).clamp_min(_TINY)
+        return (e4m3(runs / scale) * scale).view(x.shape)
+
+    return Rounding("fp8", rounded)
+
+
+def stored_fp8(scale: float) -> Rounding:
+    """With one scale for all inputs."""
+    return Rounding("fp8", lambda x: e4m3(x / torch.tensor(scale)) * torch.tensor(scale))
+
+
+def nvfp4(outer: float) -> Rounding:
+    """With float8 scales of 16 numbers, which `outer` has been multiplied into."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        runs, by = _runs(x, 16), torch.tensor(outer)
+        scale = (e4m3(runs.abs().amax(-1, keepdim=True) / 6.0 * by) / by).clamp_min(_TINY)
+        return (e2m1(runs / scale) * scale).view(x.shape)
+
+    return Rounding("nvfp4", rounded)
+
+
+def microscaling(bits: int) -> Rounding:
+    """MX with 8 or 4 bits: scales of 32 numbers are powers of two."""
+    number, largest = (e4m3, 8) if bits == 8 else (e2m1, 2)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        runs = _runs(x, 32)
+        most = runs.abs().amax(-1, keepdim=True)
+        _, exponent = torch.frexp(most)
+        scale = torch.ldexp(torch.ones_like(most), (exponent - 1 - largest).clamp(-126, 127))
+        return (number(runs / scale) * scale).view(x.shape)
+
+    return Rounding(f"mxfp{bits}", rounded)
+
+
+def e4m3(x: torch.Tensor) -> torch.Tensor:
+    """The nearest float8; the largest where that is too small."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).to(torch.float32)
+
+
+def e2m1(x: torch.Tensor) -> torch.Tensor:
+    """The nearest of 0, 1/2, 1, 3/2, 2, 3, 4, 6 with a sign; ties to the even code."""
+    size = x.abs().clamp_max_(6)
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return torch.copysign((size / step).round_() * step, x)
+
+
+def _runs(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[..., in] -> [..., in / size, size]; size -1: all of a token."""
+    return x.unsqueeze(-2) if size < 0 else x.reshape(*x.shape[:-1], -1, size)
+
+
+def _on_grid(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, most: int) -> torch.Tensor:
+    codes = ((x / scale).round_() + zero).clamp_(-most - 1, most)
+    return (codes - zero) * scale

@@ -6,17 +6,14 @@ llama.cpp   as llama-perplexity does: the text begins with BOS where llama.cpp a
             windows, BOS is put in the place of each window's first token, and only the second half
             of each counts
 
-Weights are what their blocks stand for. What else an engine rounds (see rounded_inputs.py) is
+Weights are what their blocks stand for. What else an engine rounds (see engine_inputs.py) is
 rounded here where the artifact says so or, in the protocol llama.cpp, where that program does so on
 a CPU: smollm2-768 as q4_k_m has a KL divergence of 0.248 with inputs as they are, and of 0.270
 both here and there with inputs rounded to 8 bits. Source: llama.cpp 0c1e57098,
 tools/perplexity/perplexity.cpp.
 """
 
-import math
-import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +31,8 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.progress import Progress
 from qtool.quality import metrics
+from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
-from qtool.quality.rounded_inputs import activations
 from qtool.quality.weights import open_weights
 from qtool.stream import Skeleton
 from qtool.weights import Weights
@@ -108,6 +105,8 @@ def evaluate(
             with progress.stage("reference"):
                 exact = activations(weights, protocol.name)
                 reference = forward(weights, exact, tokens, threads, progress, keep=cache)
+                if reference.cached is not None:
+                    progress.say(f"reference: {reference.cached}")
         found = []
         for path in artifacts:
             with open_weights(path) as its:
@@ -116,18 +115,17 @@ def evaluate(
                     run = forward(its, rounded, tokens, threads, progress, keep=False)
                 torch.set_num_threads(threads)
                 with progress.stage("compare"):
-                    row = _row(tokens, protocol, run, reference)
-            found.append(Evaluation(str(path), size_of(path), row))
+                    measured = metrics.measure(tokens, protocol.positions, run, reference, progress)
+            size = size_of(path)
+            cost = size / size_of(against) if against is not None else 1.0
+            row = {**metrics.summary(measured, cost), **_where(tokens, protocol, run)}
+            found.append(Evaluation(str(path), size, row))
     return found
 
 
-def _row(
-    tokens: NDArray[np.int64], protocol: Protocol, run: Forward, reference: Forward | None
-) -> dict[str, Any]:
-    measured = metrics.measure(tokens, protocol.positions, run, reference)
+def _where(tokens: NDArray[np.int64], protocol: Protocol, run: Forward) -> dict[str, Any]:
     windows, length = tokens.shape
     return {
-        **metrics.summary(measured),
         "tokens": windows * len(protocol.positions),
         "protocol": {
             "name": protocol.name,
@@ -205,65 +203,3 @@ def size_of(path: Path) -> int:
         with GgufFile.open(open_source(path).path) as file:
             return file.size_bytes
     return sum(file.stat().st_size for file in Checkpoint.open(path).files)
-
-
-FIGURES = frozenset({"perplexity", "tokens"})
-OF_A_REFERENCE = frozenset({
-    "reference_perplexity", "kld", "kld.mean", "kld.median", "kld.p99", "kld.max",
-    "top1_agreement", "rms_dp", "acceptance", "tokens_per_pass.1", "tokens_per_pass.2",
-    "tokens_per_pass.4", "tokens_per_pass.8",
-})  # fmt: skip
-_CONDITION = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
-_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What --fail-if asks: a figure, a comparison, a limit."""
-
-    text: str
-    key: str
-    sign: str
-    limit: float
-
-    def holds(self, found: Mapping[str, Any]) -> str | None:
-        """The sentence to fail with, None where it does not hold."""
-        value: Any = found
-        for step in self.key.split("."):
-            value = value.get(step) if isinstance(value, Mapping) else None
-        if isinstance(value, Mapping):
-            value = value.get("mean")
-        if not isinstance(value, int | float):
-            return f"{self.key} was not measured"
-        if not math.isfinite(value):  # no comparison would hold
-            return f"{self.key} is {value}, not a finite number"
-        if _COMPARE[self.sign](value, self.limit):
-            return f"{self.key} is {value:.6g}, and --fail-if says {self.sign} {self.limit:g}"
-        return None
-
-
-def check_figure(condition: Condition, *, reference: bool) -> None:
-    """UsageError where no evaluation, or none without a reference, has the figure."""
-    known = FIGURES | (OF_A_REFERENCE if reference else frozenset())
-    if condition.key in known:
-        return
-    more = "; with --against it is known" if condition.key in OF_A_REFERENCE else ""
-    raise UsageError(
-        f"--fail-if {condition.text}: no figure {condition.key!r}{more}; known: "
-        f"{', '.join(sorted(known))}"
-    )
-
-
-def parse_condition(text: str) -> Condition:
-    """Such as kld>0.05, kld.p99>=1 or top1_agreement<0.9."""
-    match = _CONDITION.fullmatch(text)
-    try:
-        if match is not None and math.isfinite(limit := float(match[3])):
-            return Condition(text, match[1], match[2], limit)
-    except ValueError:
-        pass
-    raise UsageError(
-        f"--fail-if {text}: expected a figure, < <= > or >=, and a number, such as 'kld>0.05'"
-    )

@@ -41,6 +41,7 @@ class Forward:
     skeleton: Skeleton
     hidden: torch.Tensor  # [windows, length, width] float32
     rounded: Activations
+    cached: str | None = None  # where hidden states are kept, for people
 
     @contextmanager
     def logits(self) -> Iterator[Logits]:
@@ -60,10 +61,11 @@ def forward(
 ) -> Forward:
     """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     skeleton = Skeleton.open(weights)
+    rounded = rounded.fitting(skeleton)
     place = _cached(weights, tokens) if keep else None
     if place is not None and (found := _read(place, tokens)) is not None:
         skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
-        return Forward(skeleton, found, rounded)
+        return Forward(skeleton, found, rounded, f"taken from {place}")
     with Workers(threads) as workers:
         with rounded.outside(skeleton):
             stream = skeleton.embed(tokens, _TOGETHER)
@@ -75,9 +77,9 @@ def forward(
                     "model is broken, or overflows in float32"
                 )
     hidden = torch.cat(stream.hidden)
-    if place is not None:
-        _write(place, hidden)
-    return Forward(skeleton, hidden, rounded)
+    kept = place is not None and _write(place, hidden)
+    said = f"kept in {place}, {hidden.nbytes / 1e6:.0f} MB" if kept else None
+    return Forward(skeleton, hidden, rounded, said)
 
 
 def _advance(block: LoadedBlock, stream: Stream, rounded: Activations, workers: Workers) -> None:
@@ -121,8 +123,13 @@ def _read(place: Path, tokens: NDArray[np.int64]) -> torch.Tensor | None:
     return torch.from_numpy(found)
 
 
-def _write(place: Path, hidden: torch.Tensor) -> None:
-    """Best effort: an evaluation does not fail for a cache that cannot be written."""
+def _write(place: Path, hidden: torch.Tensor) -> bool:
+    """Whether they are kept now: an evaluation does not fail for a cache that cannot be written.
+
+    The folder is held to _CACHE_BYTES; what was not used for longest goes first.
+    """
+    if hidden.nbytes > _CACHE_BYTES:
+        return False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _forget_unfinished(place.parent)
@@ -142,7 +149,8 @@ def _write(place: Path, hidden: torch.Tensor) -> None:
             total -= path.stat().st_size
             path.unlink(missing_ok=True)
     except OSError:
-        return
+        return False
+    return True
 
 
 def _forget_unfinished(folder: Path) -> None:

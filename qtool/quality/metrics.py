@@ -9,7 +9,10 @@ For every evaluated position, with p of the reference and q of the artifact over
     same        whether the most likely tokens agree
 
 Intervals are 95 %: 1.96 standard errors of the mean over windows, as positions of one window are
-not independent. Source of the acceptance rate: Leviathan et al. 2023, section 3.
+not independent; with one window they are not known. Where k tokens are drafted and a share a of
+them accepted, a pass of the reference yields (1 - a^(k+1)) / (1 - a) tokens, and decoding is faster
+by that over 1 + k c, with c the cost of a token of the draft: decoding is reading weights, so that
+c is taken to be the ratio of sizes. Source: Leviathan et al. 2023, section 3.
 """
 
 import math
@@ -21,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
+from qtool.progress import Progress
 from qtool.quality.forward import Forward, Logits
 
 _AT_ONCE = 1 << 23  # logits of a model in memory
@@ -42,7 +46,11 @@ class Measured:
 
 
 def measure(
-    tokens: NDArray[np.int64], positions: range, artifact: Forward, reference: Forward | None
+    tokens: NDArray[np.int64],
+    positions: range,
+    artifact: Forward,
+    reference: Forward | None,
+    progress: Progress,
 ) -> Measured:
     """tokens [windows, length]; `positions` of each window are looked at.
 
@@ -51,10 +59,10 @@ def measure(
     """
     if reference is None:
         with artifact.logits() as head:
-            rows = _each(tokens, positions, artifact, head, None, None)
+            rows = _each(tokens, positions, artifact, head, None, None, progress)
     else:
         with artifact.logits() as head, reference.logits() as other:
-            rows = _each(tokens, positions, artifact, head, reference, other)
+            rows = _each(tokens, positions, artifact, head, reference, other, progress)
     followed = len(range(positions.start, min(positions.stop, tokens.shape[1] - 1)))
     rows = [row[:, :followed] if index in _OF_NEXT else row for index, row in enumerate(rows)]
     for row in rows:
@@ -75,13 +83,14 @@ def _each(
     head: Logits,
     reference: Forward | None,
     other: Logits | None,
+    progress: Progress,
 ) -> list[Floats]:
     windows, first, end = len(tokens), positions.start, positions.stop
     rows = [np.full((windows, end - first), np.nan) for _ in range(6 if reference else 1)]
     # The last token of a window is followed by none; what is computed for it is not looked at.
     following = np.concatenate([tokens[:, 1:], tokens[:, -1:]], axis=1)
     step = 64
-    for window in range(windows):
+    for window in progress.blocks(windows, "window"):
         start = first
         while start < end:
             part = slice(start, min(start + step, end))
@@ -119,12 +128,17 @@ def _positions(
     ]
 
 
-def summary(found: Measured) -> dict[str, Any]:
-    """The keys of `qtool eval --json`, but for tokens and protocol."""
+def summary(found: Measured, cost: float = 1.0) -> dict[str, Any]:
+    """The keys of `qtool eval --json`, but for tokens and protocol.
+
+    cost: of a token of the artifact, where one of the reference is 1.
+    """
     loss, spread = _mean(found.loss)
     row: dict[str, Any] = {
         "perplexity": _perplexity(loss),
-        "perplexity_interval": [_perplexity(loss - spread), _perplexity(loss + spread)],
+        "perplexity_interval": None
+        if spread is None
+        else [_perplexity(loss - spread), _perplexity(loss + spread)],
     }
     if (
         found.reference_loss is None
@@ -143,13 +157,18 @@ def summary(found: Measured) -> dict[str, Any]:
         "median": float(np.median(found.kld)),
         "p99": float(np.quantile(found.kld, 0.99)),
         "max": float(found.kld.max()),
-        "interval": [kld - kld_spread, kld + kld_spread],
+        "interval": None if kld_spread is None else [kld - kld_spread, kld + kld_spread],
     }
     row["top1_agreement"] = same
-    row["top1_interval"] = [max(0.0, same - same_spread), min(1.0, same + same_spread)]
+    row["top1_interval"] = (
+        None
+        if same_spread is None
+        else [max(0.0, same - same_spread), min(1.0, same + same_spread)]
+    )
     row["rms_dp"] = math.sqrt(float(np.mean(found.change**2)))
     row["acceptance"] = acceptance
     row["tokens_per_pass"] = {str(k): _drafted(acceptance, k) for k in _DRAFTS}
+    row["speed_up"] = {str(k): _drafted(acceptance, k) / (1 + k * cost) for k in _DRAFTS}
     return row
 
 
@@ -171,8 +190,9 @@ def _drafted(acceptance: float, drafts: int) -> float:
     return float((1 - acceptance ** (drafts + 1)) / (1 - acceptance))
 
 
-def _mean(values: Floats) -> tuple[float, float]:
-    """Mean over positions, and half of its 95 % interval."""
+def _mean(values: Floats) -> tuple[float, float | None]:
+    """Mean over positions, and half of its 95 % interval; None with one window."""
     means = np.mean(values, axis=1)
-    spread = float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-    return float(np.mean(values)), 1.96 * spread
+    if len(means) == 1:
+        return float(np.mean(values)), None
+    return float(np.mean(values)), 1.96 * float(np.std(means, ddof=1)) / math.sqrt(len(means))

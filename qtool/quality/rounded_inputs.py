@@ -1,14 +1,13 @@
-"""Which inputs an engine rounds, and a forward pass in which they are.
+"""A forward pass in which inputs of matrices are rounded, as an engine rounds them.
 
 A matrix is known at the call itself, by the address of its weights, as in qtool/sites.py: models
-call F.linear on slices of 3-D parameters, which have no module. The engine's rule is by matrix:
-
-    GGUF, as llama.cpp on a CPU    by the block type of the weights; keys and values are float16
+call F.linear on slices of 3-D parameters, which have no module. Keys and values are rounded where
+attention is computed by one call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,11 +15,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from qtool.gguf.weights import GgufWeights
-from qtool.gguf_types import BlockType
-from qtool.quality.activations import BF16, F16, Q8_OF_32, Q8_OF_256, Rounding
+from qtool.quality.activations import Rounding
 from qtool.stream import LoadedBlock, Skeleton
-from qtool.weights import Weights
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What attention keeps: of each block, by its number, the roundings of keys and values."""
+
+    name: str
+    of_block: Callable[[int], tuple[Rounding, Rounding]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,16 @@ class Activations:
     """Roundings of inputs by the name of the matrix, and of what attention keeps."""
 
     of_matrix: Mapping[str, Rounding] = field(default_factory=dict)
-    kept: Rounding | None = None  # keys and values
+    kept: Kept | None = None
+    not_simulated: tuple[str, ...] = ()  # what an engine rounds, and is not rounded here
+
+    def fitting(self, skeleton: Skeleton) -> "Activations":
+        """Less what cannot be done with this model."""
+        attention = getattr(skeleton.model.config, "_attn_implementation", None)
+        if self.kept is None or attention == "sdpa":
+            return self
+        said = f"the KV cache in {self.kept.name}: attention of this model is not one call"
+        return replace(self, kept=None, not_simulated=(*self.not_simulated, said))
 
     def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
         """Within, the block's linears read rounded inputs; in the thread that enters it."""
@@ -40,7 +53,8 @@ class Activations:
             if rounding is not None:
                 for matrix in view if view.ndim == 3 else (view,):
                     by_address[matrix.data_ptr()] = rounding
-        return RoundedInputs(lambda weight: by_address.get(weight.data_ptr()), self.kept)
+        kept = self.kept.of_block(block.index) if self.kept is not None else None
+        return RoundedInputs(lambda weight: by_address.get(weight.data_ptr()), kept)
 
     def outside(self, skeleton: Skeleton) -> AbstractContextManager[Any]:
         """Within, the linears before and after the blocks do, the head above all."""
@@ -66,28 +80,14 @@ class Activations:
     def __bool__(self) -> bool:
         return bool(self.of_matrix) or self.kept is not None
 
-    def json(self) -> dict[str, str]:
+    def json(self) -> dict[str, Any]:
         """For the protocol of an evaluation."""
         names = sorted({rounding.name for rounding in self.of_matrix.values()})
         return {
             "activations": "+".join(names) or "float32",
             "kv_cache": self.kept.name if self.kept is not None else "float32",
+            "not_simulated": list(self.not_simulated),
         }
-
-
-def activations(weights: Weights, protocol: str) -> Activations:
-    """What an engine rounds that runs these weights."""
-    if protocol == "llama.cpp" and isinstance(weights, GgufWeights):
-        found = {name: of_block_type(type_) for name, type_ in weights.types().items()}
-        return Activations({name: r for name, r in found.items() if r is not None}, F16)
-    return Activations()
-
-
-def of_block_type(type_: BlockType) -> Rounding | None:
-    """llama.cpp's on a CPU; None where it multiplies float32."""
-    if type_.name in ("F32", "F16", "BF16"):
-        return {"F32": None, "F16": F16, "BF16": BF16}[type_.name]
-    return Q8_OF_256 if type_.weights == 256 else Q8_OF_32
 
 
 _MATMULS = {
@@ -107,9 +107,11 @@ class RoundedInputs(TorchFunctionMode):
     """
 
     def __init__(
-        self, find: Callable[[torch.Tensor], Rounding | None], kept: Rounding | None
+        self,
+        find: Callable[[torch.Tensor], Rounding | None],
+        kept: tuple[Rounding, Rounding] | None,
     ) -> None:
-        """find: the rounding of the input of a matrix."""
+        """find: the rounding of the input of a matrix. kept: of keys and values."""
         super().__init__()
         self._find = find
         self._kept = kept
@@ -139,10 +141,15 @@ class RoundedInputs(TorchFunctionMode):
         return self._rounded(input, weight), weight, bias
 
     def _attention(
-        self, kept: Rounding, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        *more: Any, **options: Any,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-        return (query, kept.apply(key), kept.apply(value), *more), options
+        self,
+        kept: tuple[Rounding, Rounding],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *more: Any,
+        **options: Any,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (query, kept[0].apply(key), kept[1].apply(value), *more), options
 
     def _rounded(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rounding = self._find(weight)

@@ -1,0 +1,71 @@
+"""--fail-if of `qtool eval`: a figure, a comparison, a limit."""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qtool.errors import UsageError
+
+FIGURES = frozenset({"perplexity", "tokens"})
+OF_A_REFERENCE = frozenset({
+    "reference_perplexity", "kld", "kld.mean", "kld.median", "kld.p99", "kld.max",
+    "top1_agreement", "rms_dp", "acceptance",
+    *(f"{name}.{drafts}" for name in ("tokens_per_pass", "speed_up") for drafts in (1, 2, 4, 8)),
+})  # fmt: skip
+_CONDITION = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What --fail-if asks: a figure, a comparison, a limit."""
+
+    text: str
+    key: str
+    sign: str
+    limit: float
+
+    def holds(self, found: Mapping[str, Any]) -> str | None:
+        """The sentence to fail with, None where it does not hold."""
+        value: Any = found
+        for step in self.key.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get("mean")
+        if not isinstance(value, int | float):
+            return f"{self.key} was not measured"
+        if not math.isfinite(value):  # no comparison would hold
+            return f"{self.key} is {value}, not a finite number"
+        if _COMPARE[self.sign](value, self.limit):
+            return f"{self.key} is {value:.6g}, and --fail-if says {self.sign} {self.limit:g}"
+        return None
+
+
+def check_figure(condition: Condition, *, reference: bool) -> None:
+    """UsageError where no evaluation, or none without a reference, has the figure."""
+    known = FIGURES | (OF_A_REFERENCE if reference else frozenset())
+    if condition.key in known:
+        return
+    more = "; with --against it is known" if condition.key in OF_A_REFERENCE else ""
+    raise UsageError(
+        f"--fail-if {condition.text}: no figure {condition.key!r}{more}; known: "
+        f"{', '.join(sorted(known))}"
+    )
+
+
+def parse_condition(text: str) -> Condition:
+    """Such as kld>0.05, kld.p99>=1 or top1_agreement<0.9."""
+    match = _CONDITION.fullmatch(text)
+    try:
+        if match is not None and math.isfinite(limit := float(match[3])):
+            return Condition(text, match[1], match[2], limit)
+    except ValueError:
+        pass
+    raise UsageError(
+        f"--fail-if {text}: expected a figure, < <= > or >=, and a number, such as 'kld>0.05'"
+    )

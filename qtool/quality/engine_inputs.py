@@ -1,0 +1,172 @@
+"""Which inputs an engine rounds that runs an artifact, and how: by matrix.
+
+    GGUF, in the protocol llama.cpp    by the block type of the weights, as llama.cpp does on a CPU;
+                                       keys and values are float16
+    compressed-tensors                 input_activations of the matrix's group, kv_cache_scheme
+    fp8                                activation_scheme: per tensor as stored, or as inputs come,
+                                       per token or per 128 columns where weights have blocks
+
+What an artifact declares and is not done here is said, in `not_simulated`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qtool.artifact import Artifact, quantization_config
+from qtool.errors import FormatError
+from qtool.formats.compressed_tensors_config import group_of
+from qtool.gguf.weights import GgufWeights
+from qtool.gguf_types import BlockType
+from qtool.quality import activations as known
+from qtool.quality.activations import Rounding
+from qtool.quality.rounded_inputs import Activations, Kept
+from qtool.quality.weights import ArtifactWeights
+from qtool.scheme import Scheme
+from qtool.weights import Weights
+
+_SCALES = re.compile(r"\.(\d+)\..*?(?:([kv])_scale|([kv])_proj\.output_scale)")
+
+
+def activations(weights: Weights, protocol: str) -> Activations:
+    """What is rounded by an engine that runs these weights."""
+    if isinstance(weights, GgufWeights) and protocol == "llama.cpp":
+        found = {name: of_block_type(type_) for name, type_ in weights.types().items()}
+        half = Kept("f16", lambda _: (known.F16, known.F16))
+        return Activations({name: r for name, r in found.items() if r is not None}, half)
+    if isinstance(weights, ArtifactWeights):
+        return declared(weights.artifact)
+    return Activations()
+
+
+def of_block_type(type_: BlockType) -> Rounding | None:
+    """llama.cpp's on a CPU; None where it multiplies float32."""
+    if type_.name in ("F32", "F16", "BF16"):
+        return {"F32": None, "F16": known.F16, "BF16": known.BF16}[type_.name]
+    return known.Q8_OF_256 if type_.weights == 256 else known.Q8_OF_32
+
+
+def declared(artifact: Artifact) -> Activations:
+    """What the config of a quantized checkpoint says; FormatError where a stored scale lacks."""
+    found: dict[str, Rounding] = {}
+    left: dict[str, None] = {}  # a set in the order of finding
+    for name, entry in artifact.entries.items():
+        arguments = _arguments(artifact, entry.module, entry.scheme)
+        if arguments is None:
+            continue
+        rounding = _rounding(artifact, entry.module, arguments)
+        if rounding is None:
+            left[_said(arguments)] = None
+        else:
+            found[name] = rounding
+    if artifact.found.format == "bitsandbytes":
+        left["inputs in int8 and float16, as bitsandbytes parts them"] = None
+    kept = None
+    scheme = quantization_config(artifact.checkpoint).get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        kept = _kept(artifact, scheme)
+        if kept is None:
+            left[f"the KV cache: {_said(scheme)}"] = None
+    return Activations(found, kept, tuple(left))
+
+
+def _arguments(
+    artifact: Artifact, module: str, scheme: Scheme | str | None
+) -> Mapping[str, Any] | None:
+    """QuantizationArgs of a matrix's input; None where it is not rounded."""
+    if not isinstance(scheme, Scheme):
+        return None
+    if artifact.found.format == "compressed-tensors":
+        return group_of(module, artifact.found).activations
+    if artifact.found.format == "fp8":
+        if artifact.found.layout == "static":
+            return {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+        size = scheme.group_size
+        strategy = {"strategy": "group", "group_size": size} if size > 0 else {"strategy": "token"}
+        return {"num_bits": 8, "type": "float", "dynamic": True, **strategy}
+    return None
+
+
+def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> Rounding | None:
+    """The function that QuantizationArgs stand for, None where it is not here."""
+    bits, kind = arguments.get("num_bits", 8), str(arguments.get("type") or "int")
+    strategy, dynamic = str(arguments.get("strategy") or ""), arguments.get("dynamic")
+    size = arguments.get("group_size")
+    runs = size if strategy in ("group", "tensor_group") and isinstance(size, int) else -1
+    shape = artifact.entry(module).shape
+    if strategy not in ("token", "group", "tensor", "tensor_group") or bits not in (4, 8):
+        return None
+    if runs == 0 or (runs > 0 and shape[-1] % runs):
+        return None
+    if strategy == "tensor_group":
+        if (kind, bits, runs, dynamic) != ("float", 4, 16, "local"):
+            return None
+        return known.nvfp4(_stored(artifact, f"{module}.input_global_scale"))
+    if strategy == "tensor":
+        if dynamic:  # one scale for whatever tokens come together
+            return None
+        scale = _stored(artifact, f"{module}.input_scale")
+        if kind == "float":
+            return known.stored_fp8(scale) if bits == 8 else None
+        zeros = arguments.get("symmetric", True) is False
+        zero = _stored(artifact, f"{module}.input_zero_point") if zeros else 0.0
+        return known.stored_whole_numbers(bits, scale, zero)
+    if dynamic is not True:
+        return None
+    if kind == "int":
+        return known.whole_numbers(bits, runs, arguments.get("symmetric", True) is not False)
+    if str(arguments.get("scale_dtype")) == "torch.uint8":
+        return known.microscaling(bits) if runs == 32 else None
+    return known.fp8(runs) if bits == 8 else None
+
+
+def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
+    """Keys and values with a stored scale for each block; 1 where there is none."""
+    float8 = scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    if not float8 or scheme.get("dynamic") or scheme.get("strategy", "tensor") != "tensor":
+        return None
+    scales: dict[tuple[int, str], float] = {}
+    for name in artifact.checkpoint.tensors:
+        match = _SCALES.search(name)
+        if match is not None and name.endswith("_scale"):
+            scales[int(match[1]), match[2] or match[3]] = _stored(artifact, name)
+
+    def of_block(index: int) -> tuple[Rounding, Rounding]:
+        key, value = (scales.get((index, which), 1.0) for which in "kv")
+        return known.stored_fp8(key), known.stored_fp8(value)
+
+    return Kept("fp8", of_block)
+
+
+def _stored(artifact: Artifact, name: str) -> float:
+    """A single number that is stored."""
+    checkpoint = artifact.checkpoint
+    if name not in checkpoint.tensors:
+        raise FormatError(
+            f"{checkpoint.path}: no {name}, though its config says that inputs are rounded with a "
+            "stored scale; the artifact is incomplete"
+        )
+    whole = checkpoint.tensors[name].dtype in ("I8", "I32", "I64")
+    values = np.asarray(checkpoint.array(name) if whole else checkpoint.float32(name))
+    number = float(values.reshape(-1)[0]) if values.size == 1 else float("nan")
+    if not np.isfinite(number) or (not whole and number <= 0):
+        raise FormatError(
+            f"{name}: it holds {values.tolist()!r:.60}; expected a single "
+            f"{'number' if whole else 'positive number'}"
+        )
+    return number
+
+
+def _said(arguments: Mapping[str, Any]) -> str:
+    """QuantizationArgs in a few words."""
+    when = arguments.get("dynamic")
+    words = (
+        f"{arguments.get('num_bits', 8)}-bit",
+        arguments.get("type") or "int",
+        "per",
+        arguments.get("strategy") or "tensor",
+        "as they come" if when else "as stored",
+    )
+    return " ".join(str(word) for word in words)
