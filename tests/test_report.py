@@ -239,6 +239,7 @@ def test_what_is_broken_is_in_the_page(root: Path, call: Call, tmp_path: Path) -
     )  # fmt: skip
     first, second = found["artifacts"]
     assert not first["ok"] and second["ok"] and first["parameters"] == 0
+    assert first["size_bytes"] == len(whole) - 1000
     assert Reader(html).text.count(first["findings"][0]["message"]) == 1
     assert [row["artifact"] for row in found["quality"]] == ["awq"]
     assert "broken was not measured" in found["quality_from"]

@@ -52,6 +52,11 @@ class Request:
 def gather(request: Request, progress: Progress) -> Report:
     """The whole report."""
     labels = unique_labels([typed for typed, _ in request.artifacts])
+    named = dict(zip((typed for typed, _ in request.artifacts), labels, strict=True))
+    # What can be refused is refused before hours of reading.
+    figures = measured.read_figures(request.figures, named)
+    if request.text is not None:
+        _check_text(request.text, request)
     reference = None
     if request.against is not None:
         reference = _reference(*request.against)
@@ -66,9 +71,8 @@ def gather(request: Request, progress: Progress) -> Report:
             )
         with progress.stage("look"):
             artifacts.append(_facts(typed, path, label, verdict, request.against is not None))
-    named = dict(zip((typed for typed, _ in request.artifacts), labels, strict=True))
     there = [one.label for one in artifacts if one.format != UNKNOWN]
-    rows, said = _quality(request, named, there, progress)
+    rows, said = _quality(request, figures, named, there, progress)
     return Report(
         __version__,
         reference,
@@ -135,7 +139,7 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
         said = "It cannot be opened; the checks say why."
         if not any(finding.severity == "error" for finding in verdict.findings):
             said = f"It cannot be opened: {error}."
-        opened = Opened(UNKNOWN, 0, (), NO_SAMPLE, (), said, None, None, (), ())
+        opened = Opened(UNKNOWN, _weight_bytes(path), (), NO_SAMPLE, (), said, None, None, (), ())
     parameters = sum(one.parameters for one in opened.stored)
     nbytes = sum(one.nbytes for one in opened.stored)
     dense = sum(one.parameters for one in opened.stored if not one.quantized)
@@ -165,6 +169,12 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
     )
 
 
+def _weight_bytes(path: Path) -> int:
+    """Of what cannot be opened: the bytes of its weight files."""
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def _layers(verdict: Verdict, opened: Opened, compared: bool) -> tuple[tuple[LayerError, ...], str]:
     """Those whose error is a number, and a sentence on where they come from."""
     layers, said = verdict.layers or opened.recorded, _COMPARED if verdict.layers else _RECORDED
@@ -178,11 +188,21 @@ def _layers(verdict: Verdict, opened: Opened, compared: bool) -> tuple[tuple[Lay
     return finite, said
 
 
+def _check_text(text: Path, request: Request) -> None:
+    from qtool.quality.evaluate import Protocol, check_protocol
+
+    check_protocol(Protocol("plain", text, request.windows, request.length))
+
+
 def _quality(
-    request: Request, labels: Mapping[str, str], there: Sequence[str], progress: Progress
+    request: Request,
+    figures: Sequence[Quality],
+    labels: Mapping[str, str],
+    there: Sequence[str],
+    progress: Progress,
 ) -> tuple[tuple[Quality, ...], str]:
     """The rows, and a sentence on where they come from."""
-    rows = measured.read_figures(request.figures, labels)
+    rows = list(figures)
     said = []
     if rows:
         said.append(f"Read from {', '.join(path.name for path in request.figures)}.")
@@ -203,10 +223,9 @@ def _measure(
     progress: Progress,
 ) -> tuple[list[Quality], list[str]]:
     """Each artifact by itself, so that a broken one does not take the others with it."""
-    from qtool.quality.evaluate import Protocol, check_protocol, evaluate
+    from qtool.quality.evaluate import Protocol, evaluate
 
     protocol = Protocol("plain", text, request.windows, request.length)
-    check_protocol(protocol)
     against = None if request.against is None else request.against[1]
     rows, failed = [], []
     for typed, path in request.artifacts:

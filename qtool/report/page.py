@@ -72,12 +72,13 @@ def _summary(report: Report) -> list[Markup]:
             (
                 named(number, one.label, several),
                 one.format,
-                ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "") or "unquantized",
+                ", ".join(kinds[:4]) + (", ..." if len(kinds) > 4 else "")
+                or ("unquantized" if one.parameters else "not known"),
                 _verdict(one),
-                figures.bits(one.bits_per_weight),
+                figures.bits(one.bits_per_weight) if one.parameters else "not known",
                 figures.size(one.size_bytes),
                 _ratio(one, report),
-                figures.share(one.unquantized_share),
+                figures.share(one.unquantized_share) if one.parameters else "not known",
                 figures.optional(measured.kld if measured else None, 4),
             )
         )
