@@ -9,7 +9,6 @@ What comes from a server is bounded: 4 MB a config, 32 MB an index or a header, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.gguf.inspect import GgufInspection
 from qtool.hub import unusable
 from qtool.inspect import Inspection, inspection
-from qtool.remote.answers import MissingError, RefusedError, shown
+from qtool.remote.answers import RefusedError, shown
 from qtool.remote.places import Place, locate
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def _open(place: Place, folder: Path) -> Inspection | GgufInspection:
     if file is None and place.names is not None:
         file = _only_gguf(place, place.names)
     if file is not None and file.lower().endswith(".gguf"):
-        return _gguf(place, folder / file)
+        return _gguf(place, folder, file)
     if file is not None and not file.lower().endswith(".safetensors"):
         raise SourceError(f"{place.where}/{file}: expected a .gguf or .safetensors file")
     return _checkpoint(place, folder, file)
@@ -102,37 +101,42 @@ def _all(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _gguf(place: Place, path: Path) -> GgufInspection:
-    """A GGUF model by one of its parts; `path` is in the temporary folder, where it is not."""
-    folder = path.parents[len(Path(place.file or path.name).parts) - 1]
+def _begin(place: Place, name: str, count: int) -> tuple[Callable[[int, int], bytes], int]:
+    """A function that reads a file, whose first `count` bytes are fetched, and its length."""
+    url = place.url_of(name)
+    begun = place.server.part(url, 0, count)
+
+    def read(offset: int, count: int) -> bytes:
+        if offset + count <= len(begun.data):
+            return begun.data[offset : offset + count]
+        if place.server.received + count > _MAX_RECEIVED:
+            raise FormatError(
+                f"{shown(url)}: {count} more bytes of header; at most {_MAX_RECEIVED} are fetched "
+                "of one model: download it, and inspect the copy"
+            )
+        # Redirects are not asked for again: where they led is good for some minutes.
+        return place.server.part(begun.url, offset, count, begun.total).data
+
+    return read, begun.total
+
+
+def _gguf(place: Place, folder: Path, file: str) -> GgufInspection:
+    """A GGUF model by one of its parts; only the names of the parts are in the folder."""
 
     def header(part: Path) -> Header:
-        url = place.url_of(part.relative_to(folder).as_posix())
-        begun = place.server.part(url, 0, READ_AHEAD)
+        return parse_header(*_begin(place, name_of(part), READ_AHEAD), part)
 
-        def read(offset: int, count: int) -> bytes:
-            if offset + count <= len(begun.data):
-                return begun.data[offset : offset + count]
-            _check_room(place, shown(url), count)
-            return place.server.part(begun.url, offset, count, begun.total).data
+    def name_of(part: Path) -> str:
+        return part.relative_to(folder).as_posix()
 
-        return parse_header(read, begun.total, part)
-
+    path = folder / file
     headers = {path: header(path)}
     others = [part for part in part_names(path, headers[path]) if part != path]
-    if place.names is not None:
+    if place.names is not None:  # opening names those that are missing
         names = place.names
-        others = [part for part in others if part.relative_to(folder).as_posix() in names]
+        others = [part for part in others if name_of(part) in names]
     headers |= dict(zip(others, _all(header, others), strict=True))
     return GgufInspection(GgufFile.of_headers(path, headers))
-
-
-def _check_room(place: Place, where: str, count: int) -> None:
-    if place.server.received + count > _MAX_RECEIVED:
-        raise FormatError(
-            f"{where}: {count} more bytes of header; at most {_MAX_RECEIVED} are fetched of one "
-            "model: download it, and inspect the copy"
-        )
 
 
 def _checkpoint(place: Place, folder: Path, file: str | None) -> Inspection:
@@ -147,24 +151,12 @@ def _checkpoint(place: Place, folder: Path, file: str | None) -> Inspection:
             indexes = [INDEX_NAME]
     _all(lambda name: _save(place, folder, name), [*configs, *indexes])
     files = _weight_files(place, folder, file)
-    total = 0
-    lock = threading.Lock()
+    sizes: dict[str, int] = {}
 
     def header(name: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-        nonlocal total
-        url = place.url_of(name)
-        begun = place.server.part(url, 0, 8)
-        with lock:
-            total += begun.total
-
-        def read(offset: int, count: int) -> bytes:
-            if offset + count <= len(begun.data):
-                return begun.data[offset : offset + count]
-            _check_room(place, shown(url), count)
-            return place.server.part(begun.url, offset, count, begun.total).data
-
+        read, sizes[name] = _begin(place, name, 8)
         where = f"{place.where}/{name}"
-        return safetensors_header.parse_header(read, begun.total, where, _MAX_HEADER_BYTES)
+        return safetensors_header.parse_header(read, sizes[name], where, _MAX_HEADER_BYTES)
 
     paths = [folder / name for name in files]
     headers = dict(zip(paths, _all(header, files), strict=True))
@@ -172,7 +164,7 @@ def _checkpoint(place: Place, folder: Path, file: str | None) -> Inspection:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     checkpoint = Checkpoint.open(folder if file is None else paths[0], headers.__getitem__)
-    return inspection(Artifact.of(checkpoint), total)
+    return inspection(Artifact.of(checkpoint), sum(sizes.values()))
 
 
 def _save(place: Place, folder: Path, name: str) -> None:
@@ -180,7 +172,7 @@ def _save(place: Place, folder: Path, name: str) -> None:
     most = _MAX_INDEX_BYTES if name.endswith(_INDEX_ENDING) else _MAX_CONFIG_BYTES
     try:
         data = place.server.whole(place.url_of(name), most)
-    except (MissingError, RefusedError):
+    except RefusedError:
         if place.names is None:
             return
         raise
