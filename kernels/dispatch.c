@@ -106,8 +106,25 @@ QT_EXPORT const char *qt_available(int index)
     return NULL;
 }
 
-#define QT_WRAP(name, parameters, arguments) \
-    QT_EXPORT int qt_##name parameters { return chosen->name arguments; }
+/* Runs of a kernel for each call of it: for measuring alone, where one run is too short. */
+static int times = 1;
+
+QT_EXPORT int qt_repeat(int count)
+{
+    if (count < 1)
+        return QT_E_ARGUMENT;
+    times = count;
+    return QT_OK;
+}
+
+#define QT_WRAP(name, parameters, arguments)                    \
+    QT_EXPORT int qt_##name parameters                          \
+    {                                                           \
+        int code = chosen->name arguments;                      \
+        for (int run = 1; run < times && code == QT_OK; run++)  \
+            code = chosen->name arguments;                      \
+        return code;                                            \
+    }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 QT_OPS(QT_WRAP)

@@ -4,6 +4,10 @@ A kernel's time is the median of its runs. What memory allows is timed in betwee
 that reads and writes as many bytes a weight and computes nothing, once with ordinary stores and
 once with stores that pass the caches; the better of the two counts. Arrays are larger than the
 caches, except where a kernel is so slow that a part of them is enough.
+
+With several threads it is also measured what they gain over one: by the kernel and by the plain
+loop, whose gain is all that memory has left to give, and by the kernel on 32 rows a thread, again
+and again, which stay in the caches of most processors: there nothing but the threading limits it.
 """
 
 import fnmatch
@@ -14,11 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qtool import native
-from qtool.bench_cases import COLUMNS, Buffers, Case, all_cases
+from qtool.bench_cases import COLUMNS, Buffers, Case, Run, all_cases
 from qtool.errors import UnsupportedError
+from qtool.native.library import repeated
 from qtool.native.plain import plain
 
 _STEP = 128  # rows
+_CACHED_ROWS = 32  # a thread's, in caches
+_CACHED_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,18 @@ QUICK = Settings(traffic=72e6, seconds=0.005)
 
 
 @dataclass(frozen=True)
+class Gains:
+    """How many times faster than one thread."""
+
+    kernel: float
+    plain: float  # the plain loop, moving as many bytes
+    cached: float  # the kernel, on rows that stay in caches
+
+    def json(self) -> dict[str, object]:
+        return {name: round(gain, 3) for name, gain in vars(self).items()}
+
+
+@dataclass(frozen=True)
 class Result:
     """One kernel on one instruction set."""
 
@@ -44,6 +63,7 @@ class Result:
     weights: int  # in a run
     mweights_per_s: float
     plain_mweights_per_s: float
+    gains: Gains | None = None  # with several threads, on the best instruction set
 
     @property
     def fraction(self) -> float:
@@ -59,6 +79,7 @@ class Result:
             "mweights_per_s": round(self.mweights_per_s, 2),
             "plain_mweights_per_s": round(self.plain_mweights_per_s, 2),
             "fraction": round(self.fraction, 4),
+            "gains": self.gains.json() if self.gains else None,
         }
 
 
@@ -111,16 +132,19 @@ class _Bench:
         self.settings = settings
         self.buffers = Buffers(int(settings.traffic * 1.1) + (1 << 20))
         self.plain: dict[tuple[float, float], float] = {}  # seconds a weight
+        self.plain_gain: dict[tuple[float, float], float] = {}
 
     def full(self, case: Case) -> int:
         """Rows that make the traffic."""
         rows = self.settings.traffic / (case.read + case.write) / COLUMNS
         return max(_STEP, round(rows / _STEP) * _STEP)
 
-    def plain_runs(self, case: Case, weights: int) -> list[Callable[[], object]]:
+    def plain_runs(
+        self, case: Case, weights: int, threads: int | None = None
+    ) -> list[Callable[[], object]]:
         source = self.buffers.source[: int(weights * case.read)]
         target = self.buffers.target[: int(weights * case.write)]
-        threads = self.settings.threads
+        threads = threads or self.settings.threads
         return [
             lambda: plain(source, target, threads=threads),
             lambda: plain(source, target, streaming=True, threads=threads),
@@ -142,21 +166,42 @@ class _Bench:
             runs += self.plain_runs(case, weights)
         elif key not in self.plain:
             self.plain[key] = self.plain_alone(case)
-        times = [[_seconds(each) for each in runs] for _ in range(settings.runs + 1)][1:]
-        medians = [statistics.median(column) for column in zip(*times, strict=True)]
+        medians = self.medians(runs)
         if len(medians) > 1:
             self.plain[key] = min(medians[1:]) / weights
         rate, allowed = weights / medians[0], 1 / self.plain[key]
-        return Result(case.name, case.dtype, isa, weights, rate / 1e6, allowed / 1e6)
+        gains = self.gains(case, run, weights) if threads > 1 and best else None
+        return Result(case.name, case.dtype, isa, weights, rate / 1e6, allowed / 1e6, gains)
+
+    def gains(self, case: Case, run: Run, weights: int) -> Gains:
+        """One thread and all of them in turn."""
+        threads = self.settings.threads
+        key = (case.read, case.write)
+        kernel = self.gain(lambda: run(1), lambda: run(threads))
+        if key not in self.plain_gain:
+            # The better loop of each, which need not be the same one.
+            alone, together = (self.plain_runs(case, weights, n) for n in (1, threads))
+            times = self.medians([*alone, *together])
+            self.plain_gain[key] = min(times[:2]) / min(times[2:])
+        one, all_ = (case.prepare(_CACHED_ROWS * n, self.buffers) for n in (1, threads))
+        often = max(1, int(_CACHED_SECONDS / min(_seconds(lambda: one(1)) for _ in range(3))))
+        with repeated(often):
+            cached = threads * self.gain(lambda: one(1), lambda: all_(threads))
+        return Gains(kernel, self.plain_gain[key], cached)
+
+    def gain(self, alone: Callable[[], object], together: Callable[[], object]) -> float:
+        one, all_ = self.medians([alone, together])
+        return one / all_
+
+    def medians(self, runs: list[Callable[[], object]]) -> list[float]:
+        """Of each one's time, in turn; the first turn does not count."""
+        times = [[_seconds(each) for each in runs] for _ in range(self.settings.runs + 1)][1:]
+        return [statistics.median(column) for column in zip(*times, strict=True)]
 
     def plain_alone(self, case: Case) -> float:
         native.select(native.available()[-1])
         weights = self.full(case) * COLUMNS
-        found = []
-        for run in self.plain_runs(case, weights):
-            times = [_seconds(run) for _ in range(self.settings.runs + 1)][1:]
-            found.append(statistics.median(times) / weights)
-        return min(found)
+        return min(self.medians(self.plain_runs(case, weights))) / weights
 
 
 def bench(

@@ -38,6 +38,7 @@ def test_figures() -> None:
         assert result.weights > 0
         assert 0.01 < result.mweights_per_s < 1e6
         assert result.fraction == result.mweights_per_s / result.plain_mweights_per_s
+        assert result.gains is None
 
 
 @pytest.mark.parametrize(
@@ -58,12 +59,18 @@ def test_json() -> None:
     assert result["kernel"] == "dequantize nvfp4"
     assert result["isa"] == native.available()[-1]
     assert result["mweights_per_s"] > 0
+    assert set(result["gains"]) == {"kernel", "plain", "cached"}
+    assert all(0.01 < gain < 100 for gain in result["gains"].values())
 
 
 def test_table() -> None:
     said = CliRunner().invoke(app, ["bench", "--quick", "--kernels", "convert float32 float16"])
     assert said.exit_code == 0
     assert "convert float32" in said.stdout and "memory allows" in said.stdout
+    assert "in cache" not in said.stdout
+    command = ["bench", "--quick", "--kernels", "convert float32 float16", "--threads", "2"]
+    said = CliRunner().invoke(app, command)
+    assert "in cache" in said.stdout and said.stdout.count("x ") >= 3
 
 
 def test_refusals() -> None:

@@ -52,13 +52,19 @@ def _print(report: "Report") -> None:
     table.add_column("writes")
     for title in (*report.isas, "memory allows"):
         table.add_column(title, justify="right")
+    if report.threads > 1:
+        for title in ("gain", "memory's", "in cache"):
+            table.add_column(title, justify="right")
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for result in report.results:
         row = rows.setdefault((result.kernel, result.dtype), {})
         row[result.isa] = f"{result.mweights_per_s:.4g}  {result.fraction:4.0%}"
         row.setdefault("memory", f"{result.plain_mweights_per_s:.4g}")
+        if gains := result.gains:
+            row |= {name: f"{gain:.2f}x" for name, gain in vars(gains).items()}
+    columns = [*report.isas, "memory", *(["kernel", "plain", "cached"] * (report.threads > 1))]
     for (kernel, dtype), row in rows.items():
-        table.add_row(kernel, dtype, *(row.get(isa, "") for isa in report.isas), row["memory"])
+        table.add_row(kernel, dtype, *(row.get(column, "") for column in columns))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140
@@ -67,3 +73,8 @@ def _print(report: "Report") -> None:
         f"million weights a second, {report.threads} thread(s), medians; % of a plain loop that "
         "reads and writes as much"
     )
+    if report.threads > 1:
+        console.print(
+            f"gain of {report.threads} threads over one: of the kernel, of the plain loop (what "
+            "memory has left to give), and of the kernel on rows that stay in caches"
+        )

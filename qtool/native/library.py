@@ -2,8 +2,9 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return room[begin : begin + size].view(dtype).reshape(shape)
 
 
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    """Threads beside the caller's, which stay: to start them costs as much as a small matrix."""
+    return ThreadPoolExecutor(max(64, default_threads()), thread_name_prefix="qtool-kernels")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
+    os.register_at_fork(after_in_child=_helpers.cache_clear)
+
+
 def over_rows(
     rows: int,
     threads: int | None,
@@ -116,19 +127,32 @@ def over_rows(
 ) -> None:
     """Calls run(first, last) on ranges that cover the rows; its result is an error code.
 
-    Ranges begin at multiples of 32. MemoryError, or ValueError with `refused`.
+    Ranges begin at multiples of 32; the caller's thread takes the first. MemoryError, or ValueError
+    with `refused`.
     """
     threads = threads or default_threads()
     panels = -(-rows // _ROWS_PER_TASK)
     count = max(1, min(threads, panels))
     edges = [min(rows, panels * k // count * _ROWS_PER_TASK) for k in range(count + 1)]
-    if count == 1:
-        codes = [run(0, rows)]
-    else:
-        with ThreadPoolExecutor(count) as pool:
-            codes = list(pool.map(run, edges[:-1], edges[1:]))
+    others = [_helpers().submit(run, edges[k], edges[k + 1]) for k in range(1, count)]
+    try:
+        codes = [run(edges[0], edges[1])]
+    finally:
+        wait(others)  # none of them writes after this
+    codes += [other.result() for other in others]
     for code in codes:
         if code == 2:
             raise MemoryError("the kernel library could not allocate its buffers")
         if code != 0:
             raise ValueError(refused)
+
+
+@contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """Inside, every kernel runs so many times for each call of it, to be measured without what a
+    call costs. Of the whole process: nothing else may use kernels meanwhile."""
+    library().qt_repeat(times)
+    try:
+        yield
+    finally:
+        library().qt_repeat(1)
