@@ -17,9 +17,11 @@ from qtool.verification import (
     config,
     dense,
     error,
+    folds,
     fused,
     heads,
     numbers,
+    source_tensors,
     tensors,
     tokens,
 )
@@ -39,7 +41,7 @@ _MOST_WEIGHTS = 1 << 28  # in memory at once, several times over, while they are
 STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("tensors", tensors.check_tensors),
     ("dtypes", tensors.check_dtypes),
-    ("against", tensors.check_against),
+    ("against", source_tensors.check_against),
     ("head", heads.check_head),
     ("quantized-config", config.check_said),
     ("dense-list", config.check_dense_list),
@@ -111,7 +113,7 @@ def verify_artifact(
             if name != "against" or source is not None:
                 checks.append(name)
                 findings += _said(name, check(subject))
-        norms = error.changed_norms(subject)
+        norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += failed
         checks.append("dense-values")
@@ -123,10 +125,10 @@ def verify_artifact(
             checks += [error.CHECK, "folds"]
             others, changed = error.dense_compared(subject, norms)
             findings += changed
-            everything = error.settled(subject, [*compared, *others])
+            everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]
             findings += error.check_errors(subject, compared)
-            findings += error.check_folds(subject, everything, norms)
+            findings += folds.check_folds(subject, everything, norms)
         layers = error.layer_errors(subject, compared)
     if engine is not None:
         from qtool.verification.engine_rules import engine_findings
@@ -178,7 +180,7 @@ def _measure_all(
         if source is None or entry.name not in source.tensors:
             return
         if tuple(source.tensors[entry.name].shape) == entry.shape:
-            near = norms.get(error.block_of(subject, entry.name), {})
+            near = norms.get(folds.block_of(subject, entry.name), {})
             compared[number] = compare(entry.name, quant, source.float32(entry.name), near)
 
     def steps(count: int) -> Iterable[int]:

@@ -1,0 +1,136 @@
+"""The tensors of an architecture that the GGUF table knows: every one, and of which shape."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.errors import QtoolError
+from qtool.gguf.arch_modules import HEADS, Module
+from qtool.gguf.arch_shapes import expected_shape
+from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.hf_config import complete, count
+from qtool.gguf.kinds import stored_shape
+from qtool.layer_names import is_head
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+from qtool.verification.subject import Subject
+from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
+
+CHECK = "tensors"
+_INSIDE = ("language_model.", "")
+_VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "visual.")
+
+
+def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
+    """The architecture's row and the completed config, where the row tells every tensor."""
+    named = config.get("architectures")
+    architecture = TABLE.get(str(named[0])) if isinstance(named, list) and named else None
+    if architecture is None:
+        return None
+    try:
+        whole = complete(config, architecture.defaults)
+        count(whole, "num_hidden_layers")
+        if any(check(whole) is not None for check in architecture.refuse):
+            return None  # a variant that the table does not describe
+    except QtoolError:
+        return None
+    return architecture, whole
+
+
+def check_by_table(
+    subject: Subject, architecture: Architecture, config: dict[str, Any]
+) -> Iterator[Finding]:
+    """Every module of the architecture in every block, of the right shape; and no other."""
+    names = {name.replace(*_INSIDE): name for name in subject.present}
+    used: set[str] = set()
+    lost: list[str] = []
+    for module in architecture.modules:
+        for block in range(config["num_hidden_layers"] if "{b}" in module.name else 1):
+            for suffix in (".weight", ".bias"):
+                found = _found(module, block, suffix, names, config)
+                used.update(found)
+                needed = suffix == ".weight" and module.needed and module.name not in HEADS
+                if not found and needed:
+                    lost.append(module.name.replace("{b}", str(block)) + suffix)
+                if len(found) == 1 and module.each is None:
+                    yield from _shape(subject, names[found[0]], module, config, suffix)
+    if lost:
+        yield Finding(
+            "error", CHECK, lost[0],
+            f"{counted(len(lost), 'tensor')} that {config['architectures'][0]} needs "
+            f"{'is' if len(lost) == 1 else 'are'} missing: {some(lost)}; fetch or make the "
+            "artifact again",
+        )  # fmt: skip
+    blocks = subject.blocks
+    extra = [
+        name
+        for plain, name in sorted(names.items())
+        if plain not in used
+        and not _welcome(plain)
+        # Blocks beyond those that run predict further tokens.
+        and not (blocks and (role := subject.roles.get(name)) and "beyond the" in str(role.reason))
+    ]
+    if extra:
+        yield Finding(
+            "warning", CHECK, extra[0],
+            f"{counted(len(extra), 'tensor')} that {config['architectures'][0]} has no place for: "
+            f"{some(extra)}; engines ignore or refuse them",
+        )  # fmt: skip
+
+
+def _found(
+    module: Module, block: int, suffix: str, names: Mapping[str, str], config: Mapping[str, Any]
+) -> list[str]:
+    """The names under which a module's weight or bias is there."""
+
+    def place(name: str, part: int = 0) -> str:
+        return name.replace("{b}", str(block)).replace("{i}", str(part)) + suffix
+
+    for name in (module.name, *module.also):
+        if place(name) in names:
+            return [place(name)]
+    if module.each is not None:
+        name, setting = module.each
+        try:
+            parts = min(count(config, setting), len(names) + 1)
+        except QtoolError:
+            return []
+        # A gap among experts is found elsewhere.
+        if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
+            return found
+    if module.fused is not None:
+        fused = module.fused[0].replace("{b}", str(block))
+        return [n for n in (fused, fused + suffix) if n in names][:1]
+    return []
+
+
+def _shape(
+    subject: Subject, name: str, module: Module, config: Mapping[str, Any], suffix: str
+) -> Iterator[Finding]:
+    entry = subject.entries.get(name)
+    if entry is None:
+        return
+    try:
+        expected = expected_shape(module, config, suffix)
+    except QtoolError as error:
+        yield Finding("error", CHECK, name, str(error))
+        return
+    if expected is None or stored_shape(expected) == stored_shape(entry.shape):
+        return
+    yield Finding(
+        "error", CHECK, name,
+        f"{name} is {list(entry.shape)}, and by config.json it should be {list(expected)}; "
+        "config and weights are of different models",
+    )  # fmt: skip
+
+
+def _welcome(name: str) -> bool:
+    """Whether a tensor that no module of the table stands for may be there all the same."""
+    return (
+        name.removeprefix("model.").startswith(_VISION)
+        or name.endswith(BUFFERS)
+        or is_head(name.removesuffix(".weight"))  # looked at by the check of heads
+        or "mtp." in name
+        or of_attention(name)
+        or packed_part(name) is not None  # looked at below
+    )

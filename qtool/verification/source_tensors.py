@@ -1,0 +1,87 @@
+"""Nothing missing, nothing extra: the tensors against those of the source."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.layer_names import experts_of, is_head
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
+from qtool.verification.subject import Subject
+from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
+
+
+def check_against(subject: Subject) -> Iterator[Finding]:
+    """Against the tensors of the source."""
+    if subject.source is None:
+        return
+    source = subject.source.tensors
+    stacks = _stacks(source)
+    lost = [
+        name
+        for name in source
+        if name not in subject.present
+        and not name.endswith(BUFFERS)
+        and not is_head(name.removesuffix(".weight"))
+        and not _unstacked(name, subject)
+    ]
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for name in lost:
+        found = experts_of(name)
+        mtp = "mtp" in name.lower() or _beyond(name, subject)
+        by_kind["multi-token prediction" if mtp else "experts" if found else ""].append(name)
+    for kind, names in by_kind.items():
+        yield Finding(
+            "error", "against", names[0],
+            f"{counted(len(names), 'tensor')} of the source{f' ({kind})' if kind else ''} "
+            f"{'is' if len(names) == 1 else 'are'} not in the artifact: {some(names)}; make it "
+            "again with a tool that keeps them",
+        )  # fmt: skip
+    extra = [
+        name
+        for name in sorted(subject.present)
+        if name not in source
+        and not is_head(name.removesuffix(".weight"))
+        and not of_attention(name)
+        and packed_part(name) is None
+        and not any(name.startswith(stack) for stack in stacks)
+    ]
+    if extra:
+        yield Finding(
+            "warning", "against", extra[0],
+            f"{counted(len(extra), 'tensor')} not in the source: {some(extra)}",
+        )  # fmt: skip
+    for name, entry in subject.entries.items():
+        if name in source and tuple(source[name].shape) != entry.shape:
+            yield Finding(
+                "error", "against", name,
+                f"{name} is {list(entry.shape)}, in the source {list(source[name].shape)}; "
+                "they are different models",
+            )  # fmt: skip
+
+
+def _stacks(source: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Layers of experts that the source keeps in 3-D tensors, `...experts.`."""
+    found = {
+        name[: name.index("experts") + 7] + "."
+        for name, info in source.items()
+        if "experts" in name and len(info.shape) == 3
+    }
+    return tuple(sorted(found))
+
+
+def _unstacked(name: str, subject: Subject) -> bool:
+    """Whether a 3-D tensor of the source is there as one matrix an expert."""
+    if "experts" not in name or experts_of(name):
+        return False
+    layer = name[: name.index("experts") + 7]
+    return f"{layer}.0." in subject.expert_starts
+
+
+def _beyond(name: str, subject: Subject) -> bool:
+    blocks = subject.blocks
+    if blocks is None or not name.startswith(blocks.prefix + "."):
+        return False
+    number = name[len(blocks.prefix) + 1 :].split(".", 1)[0]
+    return number.isdecimal() and int(number) >= blocks.count

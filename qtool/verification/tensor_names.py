@@ -1,0 +1,23 @@
+"""Names of tensors that are told apart by name alone."""
+
+import re
+
+BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask", ".attention.bias")
+# Scales of attention, which belong to no matrix.
+_ATTENTION = re.compile(r".*\.(?:[qkv](?:_proj)?[._](?:\w+_)?scale|kv_scale|sinks)")
+_PARTS = (
+    "qweight", "qzeros", "scales", "scaled_zeros", "g_idx", "weight_packed", "weight_scale",
+    "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
+    "weight_shape", "weight_g_idx", "SCB", "weight_format",
+)  # fmt: skip
+
+
+def of_attention(name: str) -> bool:
+    """Whether a tensor is a scale of the cache, or a sink."""
+    return _ATTENTION.fullmatch(name) is not None
+
+
+def packed_part(name: str) -> str | None:
+    """The module whose packed matrix a stored tensor is a part of."""
+    module, _, last = name.rpartition(".")
+    return module if last in _PARTS else None
