@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from qtool.diff_sides import GgufSide, Item, RenamedSide, Side, open_sides, rows_of
+from qtool.diff_gguf import GgufSide, RenamedSide, open_sides
+from qtool.diff_sides import Item, Side, rows_of
 from qtool.errors import UnsupportedError
 from qtool.progress import Progress
 
