@@ -1,6 +1,7 @@
 """`qtool convert` between formats of checkpoints: exact and certified, or refused with reasons."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import quantizing
 import safetensors.torch
+import torch
 from artifact_files import random_quant, write_folder
 from converting import (
     MATRICES,
@@ -184,6 +186,19 @@ def test_scales_come_back_in_their_own_type(made: dict[str, Path], tmp_path: Pat
         there = run(source, to, tmp_path / place(to))
         back = run(there, "compressed-tensors", tmp_path / f"{to}-back")
         assert weights(back) == weights(source), to
+
+
+@pytest.mark.parametrize("to", ["awq", "gguf", "hf"])
+def test_scales_of_the_cache_are_dropped_and_said(
+    to: str, layouts: dict[str, Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(layouts["compressed-tensors"], source)
+    names = [f"model.layers.0.self_attn.{part}_scale" for part in "kv"]
+    edit(source, lambda tensors: tensors.update({name: torch.ones(1) for name in names}))
+    made = converted(source, to, tmp_path / place(to), dtype="float32")
+    assert sorted(name for name, _ in made.certificate.dropped) == names
+    assert "2 scales of the KV cache are dropped" in made.warnings[0] and made.certificate.exact
 
 
 def test_small_floats_are_dequantized_alone(tmp_path: Path) -> None:
