@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 from qtool import schemas
 from qtool.artifact import Artifact
 from qtool.cli import main
+from qtool.convert import pieces
 from qtool.convert.targets import TARGETS, target
 from qtool.errors import QtoolError, UnsupportedError, UsageError
 from qtool.hub import resolve
@@ -201,18 +202,22 @@ def test_scales_of_the_cache_are_dropped_and_said(
     assert "2 scales of the KV cache are dropped" in made.warnings[0] and made.certificate.exact
 
 
-def test_small_floats_are_dequantized_alone(tmp_path: Path) -> None:
-    source = quantizing.quantize(
-        first_block(tmp_path / "model"), "fp8-dynamic", tmp_path / "source"
-    ).out
-    with pytest.raises(UnsupportedError, match=r"fp8 e4m3.*not as whole numbers.*--to hf"):
-        run(source, "awq", tmp_path / "out")
-    made = converted(source, "hf", tmp_path / "hf", dtype="float32")
-    assert made.certificate.exact and made.dequantized == {"fp8 e4m3 channel": MATRICES}
-    assert "quantized activations" in made.warnings[0]
-    found = numbers(tmp_path / "hf")
-    for name, value in numbers(source).items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+def test_small_floats_are_dequantized_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_AT_ONCE", 100 * 256)  # rows that are no whole blocks
+    model = first_block(tmp_path / "model")
+    for recipe in ("fp8-dynamic", "fp8-block-hf", "nvfp4"):
+        source = quantizing.quantize(model, recipe, tmp_path / recipe).out
+        with pytest.raises(UnsupportedError, match=r"fp[48].*not as whole numbers.*--to hf"):
+            run(source, "awq", tmp_path / "out")
+        made = converted(source, "hf", tmp_path / f"{recipe}-hf", dtype="float32")
+        assert made.certificate.exact and sum(made.dequantized.values()) == MATRICES
+        activations = any("quantized activations" in warning for warning in made.warnings)
+        assert activations == (recipe == "fp8-dynamic")
+        found = numbers(tmp_path / f"{recipe}-hf")
+        for name, value in numbers(source).items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_what_is_not_finite_is_not_passed_on(made: dict[str, Path], tmp_path: Path) -> None:
