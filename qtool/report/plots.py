@@ -160,11 +160,13 @@ def scale_ranges(rows: Sequence[Scales]) -> Markup:
     def at(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
 
+    kinds = [row.kind for row in good]
     parts: list[Markup] = []
     for row in good:
+        more = [element("small", f" {row.scheme}")] if kinds.count(row.kind) > 1 else []
         said = f"{row.kind}, {row.scheme}: {row.low:.3g} to {row.high:.3g}, median {row.median:.3g}"
         parts += [
-            element("span", row.kind),
+            element("span", row.kind, *more),
             svg.span(at(row.low), at(row.median), at(row.high), said),
         ]
     step = max(1, math.ceil((high - low) / 6))
