@@ -212,6 +212,15 @@ def test_weights_that_no_config_explains(tmp_path: Path) -> None:
     assert "F8_E4M3, and no quantization_config" in found[0].message
 
 
+def test_parts_of_a_matrix_that_is_not_there(tmp_path: Path) -> None:
+    """But for the scales of an activation, which AutoAWQ stores under a name like theirs."""
+    scales = ("F16", np.ones((2, 32), np.float16))
+    tensors = {f"{Q}.scales": scales, f"{LAYER}.mlp.act.scales": scales}
+    found = verify_artifact(write_packed(tmp_path / "out", tensors, {})).findings
+    (alone,) = [f for f in found if f.check == "tensors" and f.severity == "error"]
+    assert alone.name == f"{Q}.scales" and alone.message.startswith("1 tensor (")
+
+
 def stack(folder: Path, blocks: list[list[str]]) -> Path:
     """A model of an architecture that nobody knows; of each block, the modules."""
     tensors = {

@@ -10,7 +10,8 @@ from typing import Any
 from qtool.artifact import Entry, quantization_config
 from qtool.errors import QtoolError
 from qtool.formats.facts import first
-from qtool.formats.gptq_dynamic import matches, overridden
+from qtool.formats.gptq_dynamic import overridden
+from qtool.formats.patterns import matches
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
@@ -46,16 +47,24 @@ def says_dense(subject: Subject, module: str) -> bool:
             for target in group["targets"]
         ]
         ignored = any(_means(pattern, module) for pattern in found.dense)
-        return ignored or not any(t == "Linear" or _means(t, module) for t in targets)
+        return ignored or not any(_is_class(t) or _means(t, module) for t in targets)
     if found.format == "modelopt":
         return any(fnmatch(module, pattern) for pattern in found.dense)
     if is_head(module) and found.format == "awq" and config.get("lm_head") is not True:
         return True
-    return any(name in module for name in found.dense)
+    if found.format == "awq":
+        return any(name in module for name in found.dense)
+    inside = f".{module}."
+    return any(inside.startswith(f".{n}.") or inside.endswith(f".{n}.") for n in found.dense)
+
+
+def _is_class(target: str) -> bool:
+    """Whether a target names a class, `Linear` nearly always, and so all linear layers."""
+    return target.isidentifier() and target[:1].isupper()
 
 
 def _means(pattern: str, module: str) -> bool:
-    """A target of compressed-tensors: `re:` and an expression, a name, or the end of one."""
+    """A target of compressed-tensors: `re:` and an expression, or a name."""
     if pattern.startswith("re:"):
         return matches(pattern.removeprefix("re:"), module)
     return pattern == module

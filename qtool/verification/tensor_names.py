@@ -18,6 +18,9 @@ def of_attention(name: str) -> bool:
 
 
 def packed_part(name: str) -> str | None:
-    """The module whose packed matrix a stored tensor is a part of."""
+    """The module whose packed matrix a stored tensor is a part of.
+
+    AutoAWQ also stores `act.scales`, which divide what an activation gives.
+    """
     module, _, last = name.rpartition(".")
-    return module if last in _PARTS else None
+    return module if last in _PARTS and not module.endswith(".act") else None
