@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quantizing import quantize
 from safetensors.numpy import save_file
 
+from qtool.cli.verify import lines
 from qtool.formats.float_codes import encode
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import resolve
@@ -185,6 +186,20 @@ def test_layers_that_changed_places(made: Callable[..., Path], tmp_path: Path) -
     found = errors(verdict)["layer-error"]
     assert not verdict.ok and "2 matrices farther" in found.message and "up_proj" in found.name
     assert "by qtool.json the artifact was made of this model" in found.message
+
+
+def test_scales_that_are_no_numbers_are_told_of_once(
+    made: Callable[..., Path], tmp_path: Path
+) -> None:
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors[f"{UP}.scales"][0, 0] = float("nan")
+
+    verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", spoil))
+    assert [(f.check, f.name) for f in verdict.findings] == [("scales", f"{UP}.weight")]
+    (layer,) = [layer for layer in verdict.json()["layers"] if layer["name"] == f"{UP}.weight"]
+    assert layer["relative_error"] is None
+    json.dumps(verdict.json(), allow_nan=False)
+    assert "median 1" in lines(verdict)[-2]
 
 
 def test_a_model_of_other_weights(made: Callable[..., Path], tmp_path: Path) -> None:

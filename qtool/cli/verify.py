@@ -1,6 +1,7 @@
 """`qtool verify`: whether an artifact is whole and sane, and how far it is from its source."""
 
 import json
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,12 +63,15 @@ def lines(verdict: "Verdict") -> list[str]:
             said += [f"{severity} ({check}): {f.message}" for f in findings[:_SHOWN]]
             if len(findings) > _SHOWN:
                 said.append(f"{severity} ({check}): {len(findings) - _SHOWN} more like these")
-    if verdict.layers:
-        worst = max(verdict.layers, key=lambda layer: layer.relative_error)
-        errors = sorted(layer.relative_error for layer in verdict.layers)
+    layers = sorted(
+        (layer for layer in verdict.layers if isfinite(layer.relative_error)),
+        key=lambda layer: layer.relative_error,
+    )
+    if layers:
+        middle, worst = layers[len(layers) // 2], layers[-1]
         said.append(
-            f"relative error of {len(errors)} matrices: median {errors[len(errors) // 2]:.2%}, "
-            f"largest {errors[-1]:.2%} ({worst.name})"
+            f"relative error of {len(layers)} matrices: median {middle.relative_error:.2%}, "
+            f"largest {worst.relative_error:.2%} ({worst.name})"
         )
     counts = [
         f"{n} {what}{'' if n == 1 else 's'}"

@@ -20,7 +20,7 @@ from typing import Any
 from qtool.formats.facts import names_of
 from qtool.formats.gptq_dynamic import negative
 from qtool.formats.patterns import harmless, matches
-from qtool.layer_names import experts_of
+from qtool.layer_names import FUSED, experts_of
 from qtool.verification.engine_targets import group_of, names_it
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
@@ -100,30 +100,42 @@ def _asked(view: EngineView, layer: Layer, engine: str) -> bool:
     return view.format == "fp8"
 
 
+def _engine_names(layer: Layer) -> tuple[str, ...]:
+    """What engines call a layer: the experts of a block at once, else the layer that its part is
+    fused into; and in the end its own name."""
+    if found := experts_of(layer.module + ".weight"):
+        return (found[0],)  # no expert is asked for by its own name
+    parent, _, last = layer.module.rpartition(".")
+    fused = [f"{parent}.{whole}" for whole, parts in FUSED if last in parts]
+    return (*fused, layer.module)
+
+
 def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
     """The entry that leaves a layer unquantized, as the start of a sentence; None where none."""
-    name = layer.module
-    if found := experts_of(name + ".weight"):
-        name = found[0]  # engines ask for all experts of a block at once
+    names = _engine_names(layer)
     where = _list_of(view)
     if view.format == "gptq":
         table = view.quantization.get("dynamic")
         for key in table if isinstance(table, dict) else {}:
-            if matches(re.sub(r"^[-+]:", "", str(key)), name):
+            if matches(re.sub(r"^[-+]:", "", str(key)), names[0]):
                 return f"dynamic has {key!r}" if negative(str(key)) else None
         return None
     if view.format == "compressed-tensors":
+        asked = (layer.module,) if engine == "transformers" else (*names, layer.module)
         for entry in names_of(view.quantization.get("ignore")):
-            if names_it(entry, layer.module) or names_it(entry, name):
+            if any(names_it(entry, name) for name in asked):
                 return f"{where} has {entry!r}"
         return None
+    if engine == "sglang" and view.format == "awq":
+        names = names[:1]
     for entry in _names(view.quantization):
-        if view.format == "fp8" and engine != "transformers":
-            hit = entry in (name, layer.module)
-        elif engine == "transformers":
+        if engine == "transformers":
+            name = layer.module
             hit = name == entry or name.startswith(entry + ".") or name.endswith(entry)
+        elif view.format == "fp8":
+            hit = entry in (*names, layer.module)
         else:
-            hit = entry in name
+            hit = any(entry in name for name in names)
         if hit:
             return f"{where} has {entry!r}, which is (a part of) its name"
     return None

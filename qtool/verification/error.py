@@ -1,5 +1,6 @@
 """Every layer against the source: what its scheme explains, and what is too much."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -104,7 +105,8 @@ def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerEr
 
 def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
     """layer-error: no matrix is farther from its source than its scheme explains."""
-    quantized = [c for c in compared if c.groups]
+    # What is not finite is told of by the check of scales.
+    quantized = [c for c in compared if c.groups and math.isfinite(c.error)]
     shifted = [c for c in quantized if c.off > _MANY_OFF * c.groups]
     if shifted:
         yield Finding(
