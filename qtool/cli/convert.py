@@ -70,8 +70,6 @@ def convert(
 
 def _print(made: "Converted") -> None:
     certificate = made.certificate
-    for warning in made.warnings:
-        typer.echo(f"warning: {warning}")
     alike: dict[tuple[str, str], list[Rounded]] = {}
     for one in certificate.rounded:
         alike.setdefault((one.why, one.what), []).append(one)

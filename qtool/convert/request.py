@@ -1,9 +1,11 @@
-"""What `qtool convert` is asked for."""
+"""What `qtool convert` is asked for, and what it says on the way."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.convert.targets import Target
+from qtool.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -17,3 +19,9 @@ class Request:
     dtype: str | None = None  # of what is dequantized
     assume: str | None = None  # v1 or v2: how GPTQ's zeros are stored, whatever the config says
     max_shard_bytes: int = 5_000_000_000
+
+
+def say_all(warnings: Iterable[str], progress: Progress) -> None:
+    """Warnings, before the work."""
+    for warning in warnings:
+        progress.say(f"warning: {warning}")

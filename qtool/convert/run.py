@@ -8,7 +8,7 @@ from qtool.convert.from_artifact import artifact_model
 from qtool.convert.from_gguf import digest, gguf_model
 from qtool.convert.model import DTYPE_NAMES, DTYPES, Model
 from qtool.convert.plan import Plan, codes_plan, dense_plan, in_dtype
-from qtool.convert.request import Request
+from qtool.convert.request import Request, say_all
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.convert import convert_to_hf
@@ -37,8 +37,7 @@ def convert(request: Request, progress: Progress) -> Converted:
 
 
 def _convert(request: Request, model: Model, progress: Progress) -> Converted:
-    for warning in model.warnings:
-        progress.say(f"warning: {warning}")
+    say_all(model.warnings, progress)
     to_checkpoint.check_floats(model)
     dtype = model.dtype if request.dtype is None else DTYPES[request.dtype]
     if request.target.format == "hf":
@@ -51,8 +50,10 @@ def _convert(request: Request, model: Model, progress: Progress) -> Converted:
 
 
 def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Converted:
+    source = gguf_source(file)
+    say_all(source.warnings, progress)
     made = convert_to_hf(
-        gguf_source(file), request.out, request.dtype, request.max_shard_bytes, progress,
+        source, request.out, request.dtype, request.max_shard_bytes, progress,
         f"sha256:{digest(file)}",
     )  # fmt: skip
     return Converted(

@@ -30,7 +30,7 @@ from qtool.convert.gguf_plan import GgufStep, gguf_plan
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
 from qtool.convert.obstacles import ANEW
 from qtool.convert.pieces import dequantize, spans
-from qtool.convert.request import Request
+from qtool.convert.request import Request, say_all
 from qtool.convert.survey import grouped
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -54,6 +54,7 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         )
     with progress.stage("survey"):
         source, steps = gguf_plan(request.target, model, request.lossy, progress)
+        say_all(source.warnings, progress)
         rounded = [one for step in steps for one in _rounded(step)]
     types = Counter(step.type for step in steps if step.parts)
     layout_name = types.most_common(1)[0][0]
