@@ -7,14 +7,13 @@ from typing import Any
 
 import header_files
 import pytest
+from header_artifacts import awq, compressed, packed, stored
 
-from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.errors import UsageError
 from qtool.fit import format_options
 from qtool.formats import FORMATS
-from qtool.formats.safetensors_file import TensorSpec, lay_out
 from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES
 from qtool.plan import make_plan
 from qtool.recipe import Recipe, load
@@ -52,22 +51,6 @@ def planned(
     quantization = FORMATS[plan.format].config(facts, options)
     view = view_of_plan(plan.format, options.layout, plan.tensors, checkpoint.config, quantization)
     return view_findings(view, engine, tp)
-
-
-def stored(
-    folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], quantization: Any, **more: Any
-) -> Artifact:
-    """An artifact of headers."""
-    folder.mkdir(exist_ok=True)
-    layout = lay_out(
-        "model.safetensors", [TensorSpec(n, dtype, shape) for n, (dtype, shape) in tensors.items()]
-    )
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(layout.header)
-        file.truncate(layout.size)
-    config = {"num_hidden_layers": 1, "quantization_config": quantization, **more}
-    (folder / "config.json").write_text(json.dumps(config))
-    return Artifact.open(folder)
 
 
 def said(found: list[Finding], check: str, severity: str = "error") -> list[str]:
@@ -169,35 +152,6 @@ def test_kernels_of_gptq(tmp_path: Path) -> None:
     assert "no kernel for group_size 256" in said(found, "engine-scheme")[0]
 
 
-def _ct(bits: int = 4, **weights: Any) -> dict[str, Any]:
-    arguments = {
-        "num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
-    } | weights  # fmt: skip
-    group = {"targets": ["Linear"], "weights": arguments, "input_activations": None}
-    return {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": group}, "quantization_status": "compressed",
-    }  # fmt: skip
-
-
-def _packed(bits: int, symmetric: bool = True) -> dict[str, tuple[str, tuple[int, ...]]]:
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
-        "model.embed_tokens.weight": ("BF16", (512, 256)),
-        "lm_head.weight": ("BF16", (512, 256)),
-        "model.norm.weight": ("BF16", (256,)),
-    }
-    for name, rows, columns in (("gate", 512, 256), ("up", 512, 256), ("down", 256, 512)):
-        module = f"model.layers.0.mlp.{name}_proj"
-        tensors |= {
-            f"{module}.weight_packed": ("I32", (rows, columns * bits // 32)),
-            f"{module}.weight_scale": ("BF16", (rows, columns // 128)),
-            f"{module}.weight_shape": ("I64", (2,)),
-        }
-        if not symmetric:
-            tensors[f"{module}.weight_zero_point"] = ("I32", (rows * bits // 32, columns // 128))
-    return tensors
-
-
 @pytest.mark.parametrize(
     ("engine", "bits", "changes", "check", "severity", "phrase"),
     [
@@ -220,8 +174,8 @@ def test_compressed_tensors(
     severity: str,
     phrase: str,
 ) -> None:
-    tensors = _packed(bits, changes.get("symmetric", True))
-    found = engine_findings(stored(tmp_path / "a", tensors, _ct(bits, **changes)), engine, 1)
+    tensors = packed(bits, changes.get("symmetric", True))
+    found = engine_findings(stored(tmp_path / "a", tensors, compressed(bits, **changes)), engine, 1)
     if check is None:
         assert not found
     else:
@@ -230,29 +184,47 @@ def test_compressed_tensors(
 
 
 def test_an_expression_that_hits_more_than_it_should(tmp_path: Path) -> None:
-    config = _ct() | {"ignore": ["lm_head", r"re:.*mlp\.gate"]}
-    found = engine_findings(stored(tmp_path / "a", _packed(4), config), "vllm", 1)
+    config = compressed() | {"ignore": ["lm_head", r"re:.*mlp\.gate"]}
+    found = engine_findings(stored(tmp_path / "a", packed(4), config), "vllm", 1)
     assert [f.name for f in found if f.check == "engine-skip-list"] == [
         "model.layers.0.mlp.gate_proj"
     ]
-    anchored = _ct() | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
-    assert not engine_findings(stored(tmp_path / "b", _packed(4), anchored), "vllm", 1)
+    anchored = compressed() | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
+    assert not engine_findings(stored(tmp_path / "b", packed(4), anchored), "vllm", 1)
     # transformers quantizes a head that no entry names, vLLM does not.
-    unnamed = stored(tmp_path / "c", _packed(4), _ct() | {"ignore": []})
+    unnamed = stored(tmp_path / "c", packed(4), compressed() | {"ignore": []})
     assert not engine_findings(unnamed, "vllm", 1)
     found = engine_findings(unnamed, "transformers", 1)
     assert [f.name for f in found if f.severity == "error"] == ["lm_head"]
 
 
+def test_sglang_asks_by_the_name_of_the_fused_layer(tmp_path: Path) -> None:
+    """A list of the parts is enough for vLLM; SGLang looks for parts of the fused name."""
+    tensors = awq()
+    parts = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up")]
+    for module in parts:
+        for last in ("qweight", "qzeros", "scales"):
+            del tensors[f"{module}.{last}"]
+        tensors[f"{module}.weight"] = ("F16", (512, 256))
+    config = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    named = stored(tmp_path / "a", tensors, config | {"modules_to_not_convert": parts})
+    assert not engine_findings(named, "vllm", 1)
+    (message,) = said(engine_findings(named, "sglang", 1), "engine-skip-list")
+    assert "does not name model.layers.0.mlp.gate_up_proj, which SGLang asks for" in message
+    fused = [*parts, "model.layers.0.mlp.gate_up_proj"]
+    named = stored(tmp_path / "b", tensors, config | {"modules_to_not_convert": fused})
+    assert not engine_findings(named, "sglang", 1)
+
+
 def test_a_quantized_head_is_asked_for_by_name(tmp_path: Path) -> None:
-    tensors = _packed(4)
+    tensors = packed(4)
     del tensors["lm_head.weight"]
     for part, (dtype, shape) in {
         "weight_packed": ("I32", (512, 32)), "weight_scale": ("BF16", (512, 2)),
         "weight_shape": ("I64", (2,)),
     }.items():  # fmt: skip
         tensors[f"lm_head.{part}"] = (dtype, shape)
-    config = _ct() | {"ignore": []}
+    config = compressed() | {"ignore": []}
     (finding,) = engine_findings(stored(tmp_path / "a", tensors, config), "vllm", 1)
     assert (finding.check, finding.name) == ("engine-head", "lm_head")
     config["config_groups"]["group_0"]["targets"] = ["Linear", "lm_head"]
@@ -301,7 +273,7 @@ def test_gguf() -> None:
 
 
 def test_usage(tmp_path: Path) -> None:
-    artifact = stored(tmp_path / "a", _packed(4), _ct())
+    artifact = stored(tmp_path / "a", packed(4), compressed())
     with pytest.raises(UsageError, match=r"--engine is 'tgi'; there are vllm, sglang"):
         engine_findings(artifact, "tgi", 1)
     with pytest.raises(UsageError, match="--tp is 0"):

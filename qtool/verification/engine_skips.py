@@ -8,7 +8,9 @@
     compressed-tensors  ignore, and targets      names, or regular expressions after "re:"
     FP8                 modules_to_not_convert   whole names
 
-A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`.
+A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLang ask by the name
+of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
+by the names of its parts.
 Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
 (awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module).
 """
@@ -46,7 +48,11 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
             return None
         if _entry_for(view, layer, engine) is not None:
             return None
-        return f"{_list_of(view)} does not name it, so that {who} looks for codes; add its name"
+        asked = layer.module if engine == "transformers" else _engine_names(layer)[0]
+        what = "it" if asked == layer.module else f"{asked}, which {who} asks for"
+        return (
+            f"{_list_of(view)} does not name {what}, so that {who} looks for codes; add that name"
+        )
 
     yield from alike("error", CHECK, view.layers, named, "{} is quantized")
     others = [layer for layer in view.layers if layer.role != "router"]

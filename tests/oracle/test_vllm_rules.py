@@ -1,0 +1,60 @@
+"""The rules that `verify --engine vllm` goes by are those of vLLM's own classes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from header_artifacts import awq, compressed, gptq, packed, stored
+
+from qtool.verification.engine_rules import engine_findings
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+
+GPTQ = {
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
+    "checkpoint_format": "gptq",
+}  # fmt: skip
+AWQ = {
+    "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+}  # fmt: skip
+NAMED = "model.layers.0.mlp."
+
+
+def cases() -> list[tuple[dict[str, Any], Any]]:
+    """Configs, each with tensors that go with it."""
+    found: list[tuple[dict[str, Any], Any]] = []
+    for bits in (2, 4, 8):
+        for sym in (True, False):
+            label = {} if sym else {"checkpoint_format": "gptq_v2"}
+            found.append((GPTQ | {"bits": bits, "sym": sym} | label, gptq(bits)))
+    found += [
+        (GPTQ | {"desc_act": True}, gptq()),
+        (GPTQ | {"dynamic": {r"-:^model\.layers\.0\.mlp\.gate_up_proj$": {}}}, gptq()),
+        (GPTQ | {"dynamic": {r"-:.*\.down_proj": {}}}, gptq()),
+    ]
+    for names in (None, ["lm_head"], ["mlp.gate"], [NAMED + "gate_proj", NAMED + "up_proj"]):
+        found.append((AWQ | {"modules_to_not_convert": names}, awq()))
+    for order in (None, "weight", "group"):
+        found.append((compressed(actorder=order), packed(4)))
+    for ignore in (["lm_head"], [r"re:.*mlp\.gate"], [r"re:.*mlp\.gate$"], [r"re:.*gate_up_proj"]):
+        found.append((compressed() | {"ignore": ["lm_head", *ignore]}, packed(4)))
+    return found
+
+
+def test_vllm_says_the_same(vllm: Callable[..., list[list[bool]]], tmp_path: Path) -> None:
+    configs = cases()
+    answers = vllm("vllm_configs.py", [config for config, _ in configs])
+    assert len(answers) == len(configs)
+    for number, ((config, tensors), (refused, skipped)) in enumerate(
+        zip(configs, answers, strict=True)
+    ):
+        found = engine_findings(stored(tmp_path / str(number), tensors, config), "vllm", 1)
+        errors = {f.check for f in found if f.severity == "error"}
+        assert ("engine-scheme" in errors) == refused, (config, found)
+        hit = any(
+            f.check == "engine-skip-list" and ("gate_proj" in f.message or "up_proj" in f.message)
+            for f in found
+        )
+        assert hit == skipped, (config, found)
+    assert {refused for refused, _ in answers} == {True, False} == {s for _, s in answers}
