@@ -264,6 +264,35 @@ def test_files_that_make_no_sense_end_in_a_verdict(
     assert "scales" in verify_artifact(out, against=resolve("tiny")).checks
 
 
+@pytest.mark.parametrize(
+    ("dynamic", "stored", "said"),
+    [
+        (True, None, ""),
+        (False, 0.5, ""),
+        (False, None, "input_scale of 1 matrix is missing"),
+        (False, np.nan, "not positive"),
+        (False, 0.0, "not positive"),
+    ],
+)
+def test_scales_of_activations(
+    dynamic: bool, stored: float | None, said: str, tmp_path: Path
+) -> None:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    config = compressed_tensors("int-quantized", weights)
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": dynamic}
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    tensors = {
+        f"{Q}.weight": ("I8", np.ones((8, 32), np.int8)),
+        f"{Q}.weight_scale": ("F32", np.ones((8, 1), np.float32)),
+    }
+    if stored is not None:
+        tensors[f"{Q}.input_scale"] = ("F32", np.full(1, stored, np.float32))
+    verdict = verify_artifact(write_packed(tmp_path / "out", tensors, config))
+    found = [f for f in verdict.findings if f.check == "input-scales"]
+    assert [f.name for f in found] == ([f"{Q}.input_scale"] if said else [])
+    assert not said or said in found[0].message
+
+
 def quant_of(**changes: Any) -> GroupQuant:
     plain = random_quant(Scheme(4, 32, False), 8, 64)
     fields = {"codes": plain.codes, "scale": plain.scale, "zero": plain.zero} | changes

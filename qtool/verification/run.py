@@ -20,6 +20,7 @@ from qtool.verification import (
     folds,
     fused,
     heads,
+    inputs,
     numbers,
     source_tensors,
     tensors,
@@ -52,6 +53,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("fused", fused.check_fused),
     ("global-scales", fused.check_merged),
     ("kv-scales", attention.check_kv_scales),
+    ("input-scales", inputs.check_inputs),
     ("tokenizer", tokens.check_tokenizer),
 )
 # Checks of measured matrices.

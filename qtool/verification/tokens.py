@@ -105,6 +105,9 @@ def _ids(folder: Path) -> dict[str, int]:
     for token in added if isinstance(added, list) else ():
         if isinstance(token, Mapping) and isinstance(token.get("id"), int):
             ids[str(token.get("content"))] = token["id"]
+    if ids:
+        beside = read_object(folder / "added_tokens.json")
+        ids |= {token: n for token, n in beside.items() if isinstance(n, int)}
     decoder = read_object(folder / CONFIG).get("added_tokens_decoder")
     for number_text, token in (decoder if isinstance(decoder, Mapping) else {}).items():
         if str(number_text).isdecimal() and isinstance(token, Mapping) and ids:
