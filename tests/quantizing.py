@@ -97,9 +97,9 @@ def quantize(
     weights: dict[str, NDArray[np.float32]] = {}
     give, write_dense = Sink.quantized, blockwise._write_dense
 
-    def record_quant(sink: Sink, planned: Any, quant: GroupQuant) -> None:
+    def record_quant(sink: Sink, planned: Any, quant: GroupQuant, *rest: Any) -> None:
         quants[planned.name] = quant
-        give(sink, planned, quant)
+        give(sink, planned, quant, *rest)
 
     def record_weights(plan: Any, index: int, block: Any, *rest: Any) -> None:
         weights.update({key: view.clone().numpy() for key, view in block.weights.items()})
