@@ -46,7 +46,7 @@ from qtool.formats.facts import (
     whole_experts,
 )
 from qtool.formats.safetensors_file import TensorSpec
-from qtool.layer_names import experts_of
+from qtool.layer_names import experts_of, fused_names
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -289,13 +289,15 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
 def _not_converted(facts: Facts) -> list[str] | None:
     """Full names of the dense modules, which engines match as substrings of module names.
 
-    Experts go by the name of their layer, the only one that engines ask for.
+    Experts go by the name of their layer, the only one that engines ask for. SGLang asks for no
+    other than the fused names of q/k/v and gate/up.
     """
     layers = whole_experts(facts.dense, [*facts.quantized, *facts.dense])
     names = {
         found[0] if (found := experts_of(name)) and found[0] in layers else name
         for name in facts.dense
     }
+    names |= fused_names(name for name in names if experts_of(name) is None)
     joined = "\n".join(facts.quantized)  # one search each: experts make tens of thousands of names
     for dense in sorted(names):
         if dense in joined:

@@ -18,7 +18,7 @@ from typing import Any
 from qtool.errors import FormatError
 from qtool.formats import patterns
 from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
-from qtool.layer_names import FUSED, is_head
+from qtool.layer_names import fused_names, is_head
 from qtool.scheme import Scheme
 
 
@@ -72,13 +72,7 @@ def _with_fused(names: set[str], modules: Iterable[str]) -> set[str]:
 
     `modules`: all there are, since the experts of a block are one layer only together.
     """
-    found = names | whole_experts(names, modules)
-    for name in names:
-        parent, _, last = name.rpartition(".")
-        for fused, shards in FUSED:
-            if last in shards and all(f"{parent}.{s}" in names for s in shards):
-                found.add(f"{parent}.{fused}")
-    return found
+    return names | whole_experts(names, modules) | fused_names(names)
 
 
 def dynamic(facts: Facts) -> dict[str, dict[str, Any]]:

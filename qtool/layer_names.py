@@ -6,6 +6,7 @@ by its name.
 """
 
 import re
+from collections.abc import Iterable
 
 # The fused name, and the parts that must be stored alike.
 FUSED = (
@@ -28,3 +29,15 @@ def experts_of(name: str) -> tuple[str, int] | None:
     """The layer that an expert's tensor or module belongs to, and the expert's number."""
     found = _EXPERT.match(name)
     return (found[1], int(found[2])) if found else None
+
+
+def fused_names(modules: Iterable[str]) -> set[str]:
+    """The layers that engines make of some of these modules, where all parts of one are there."""
+    names = set(modules)
+    found = set()
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        for fused, parts in FUSED:
+            if last == parts[0] and all(f"{parent}.{part}" in names for part in parts):
+                found.add(f"{parent}.{fused}")
+    return found

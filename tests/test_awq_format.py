@@ -222,6 +222,15 @@ def test_a_dense_name_inside_a_quantized_one_is_refused() -> None:
         awq.config(together, GEMM)
 
 
+def test_dense_parts_of_a_fused_layer_go_by_its_name_too() -> None:
+    """vLLM asks by the names of the parts as well, SGLang by the fused one alone."""
+    block = "model.layers.0"
+    quantized = {f"{block}.mlp.down_proj": Scheme(4, 64, False)}
+    dense = [f"{block}.mlp.gate_proj", f"{block}.mlp.up_proj", f"{block}.self_attn.q_proj"]
+    found = awq.config(Facts(quantized, dense), GEMM)["modules_to_not_convert"]
+    assert found == sorted([*dense, f"{block}.mlp.gate_up_proj"])
+
+
 def test_dense_experts_go_by_the_name_of_their_layer() -> None:
     """Engines ask about `...mlp.experts` once, and never about one expert."""
     scheme = Scheme(4, 64, False)
