@@ -81,6 +81,6 @@ def lines(verdict: "Verdict") -> list[str]:
     outcome = ", ".join(counts) or "nothing wrong"
     said.append(
         f"{verdict.path}: {verdict.format}, {verdict.unquantized_share:.1%} unquantized, "
-        f"{len(verdict.checks)} checks: {outcome}"
+        f"{len(verdict.checks)} check{'s' if len(verdict.checks) > 1 else ''}: {outcome}"
     )
     return [printable(line) for line in said]
