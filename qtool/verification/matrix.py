@@ -9,7 +9,8 @@ from qtool.artifact import Artifact, Entry
 from qtool.formats import bits
 from qtool.scheme import GroupQuant, Scheme
 
-_LEAST_NORMAL = {"float16": 6.104e-5, "bfloat16": 1.176e-38, "float32": 1.176e-38}
+# Scales below have less than five digits: multiples of the least number of their type up to 32.
+_LEAST = {"float16": 32 * 2.0**-24, "bfloat16": 32 * 2.0**-133, "float32": 2.0**-126}
 # Of the range of codes: farther than this from its zero lies the mean of no healthy group, whose
 # weights crowd around 0.
 _FAR = 0.52
@@ -43,7 +44,7 @@ class Measured:
     not_finite: int  # scales that are NaN or infinite
     zero_scales: int
     negative: int
-    subnormal: int  # so small that their type keeps few digits
+    subnormal: int  # so small that their type keeps few digits, of groups that are not all 0
     outer: float | None  # the second scale of the whole matrix, where there is one
     low_code: int
     high_code: int
@@ -58,7 +59,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     """Count in a few passes over codes, scales and zeros."""
     scale = quant.scale.astype(np.float32)
     size = np.abs(scale)
-    least = np.float32(_LEAST_NORMAL.get(quant.scheme.scale_dtype, 0.0))
+    least = np.float32(_LEAST.get(quant.scheme.scale_dtype, 0.0))
     low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)
     return Measured(
         entry=entry,
@@ -67,7 +68,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         not_finite=int(scale.size - np.isfinite(scale).sum()),
         zero_scales=int((scale == 0).sum()),
         negative=int((scale < 0).sum()),
-        subnormal=int(((size > 0) & (size < least)).sum()),
+        subnormal=_tiny(quant, size, least),
         outer=quant.outer,
         low_code=int(low.min()),
         high_code=int(high.max()),
@@ -77,6 +78,15 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         reordered=quant.g_idx is not None,
         uneven=_uneven(quant),
     )
+
+
+def _tiny(quant: GroupQuant, size: NDArray[np.float32], least: np.float32) -> int:
+    small = (size > 0) & (size < least)
+    if not small.any() or quant.scheme.rows != 1:
+        return int(small.sum())
+    zero = 0 if quant.scheme.is_float else quant.zero
+    codes = quant.codes & 0x7F if quant.scheme.is_float else quant.codes
+    return int((small & (group_means(quant, codes) != zero)).sum())
 
 
 def _not_numbers(quant: GroupQuant) -> int:
