@@ -510,3 +510,13 @@ def test_what_is_not_simulated_is_said(root: Path, call: Call, tmp_path: Path) -
     expected = "8-bit int per tensor as they come"
     assert protocol["not_simulated"] == [expected, f"the KV cache: {expected}"]
     assert f"not simulated: {expected}" in call(*common).out
+    said = call("compare", *common[1:], "--against", "tiny")
+    assert f"{artifact}: not simulated: {expected}" in said.out and "inputs" not in said.out
+
+
+def test_compare_shows_what_is_rounded(root: Path, call: Call) -> None:
+    files = [root / "q4_0.gguf", root / "f16.gguf"]
+    said = call("compare", *files, "--against", "tiny", "--text", root / "text.txt", "--windows", 2,
+                "--length", 16, "--protocol", "llama.cpp")  # fmt: skip
+    rows = [line.split() for line in said.out.splitlines() if ".gguf" in line]
+    assert {Path(row[0]).name: row[-1] for row in rows} == {"q4_0.gguf": "q8", "f16.gguf": "f16"}

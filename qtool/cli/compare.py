@@ -102,7 +102,9 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
         console.width = 200  # a pipe has no width, and cut names are of no use
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("artifact", overflow="fold")
-    for title in ("bytes", "perplexity", "KLD", "+-", "p99", "same top", "front"):
+    titles = ["bytes", "perplexity", "KLD", "+-", "p99", "same top", "front"]
+    rounding = any(one.found["protocol"]["activations"] != "float32" for one in found)
+    for title in [*titles, "inputs"] if rounding else titles:
         table.add_column(title, justify="right")
     for one in sorted(found, key=lambda one: one.size_bytes):
         row = one.found
@@ -116,6 +118,7 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
             f"{row['kld']['p99']:.4f}",
             f"{row['top1_agreement']:.2%}",
             "*" if one.artifact in best else "",
+            *([row["protocol"]["activations"]] if rounding else []),
         )
     console.print(table, markup=False)
     row = found[0].found
@@ -124,5 +127,8 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
         f"reference perplexity {row['reference_perplexity']:.3f}; {row['tokens']} positions: "
         f"{protocol['windows']} windows of {protocol['length']} of {protocol['text']}, protocol "
         f"{protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
-        "nearer"
+        "nearer" + ("; inputs: what those of linear layers are rounded to" if rounding else "")
     )
+    for one in found:
+        for what in one.found["protocol"]["not_simulated"]:
+            typer.echo(f"{one.artifact}: not simulated: {what}")

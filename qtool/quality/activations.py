@@ -64,7 +64,7 @@ def brain(x: torch.Tensor) -> torch.Tensor:
 def _over(number: float, values: torch.Tensor) -> torch.Tensor:
     """number / values; 0 where that would be infinite."""
     # `number / values` would be number times the rounded reciprocal.
-    return torch.where(values == 0, 0.0, torch.tensor(number) / values)
+    return torch.where(values == 0, torch.tensor(0.0), torch.tensor(number) / values)
 
 
 Q8_OF_256 = Rounding("q8", q8_of_256)
@@ -75,7 +75,7 @@ BF16 = Rounding("bf16", brain)
 
 def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
     """With scales as the input comes, for every `size` numbers; -1: for every token."""
-    most = 2 ** (bits - 1) - 1
+    most = (1 << bits - 1) - 1
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         runs = _runs(x, size)
@@ -92,7 +92,7 @@ def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
 
 def stored_whole_numbers(bits: int, scale: float, zero: float) -> Rounding:
     """With one scale and zero point for all inputs."""
-    most = 2 ** (bits - 1) - 1
+    most = (1 << bits - 1) - 1
     return Rounding(
         f"int{bits}", lambda x: _on_grid(x, torch.tensor(scale), torch.tensor(zero), most)
     )

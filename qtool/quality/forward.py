@@ -76,7 +76,7 @@ def forward(
                     f"{weights.path}: the output of block {index} is not finite on this text; the "
                     "model is broken, or overflows in float32"
                 )
-    hidden = torch.cat(stream.hidden)
+    hidden = torch.cat(list(stream.hidden))
     kept = place is not None and _write(place, hidden)
     said = f"kept in {place}, {hidden.nbytes / 1e6:.0f} MB" if kept else None
     return Forward(skeleton, hidden, rounded, said)

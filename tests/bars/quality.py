@@ -1,38 +1,27 @@
-"""How far quantized artifacts are from their original: KL divergence, perplexity, agreement.
+"""How far quantized artifacts are from their original, on windows chosen in one of two ways.
 
     python tests/bars/quality.py MODEL TEXT ARTIFACT... [--protocol first|rng] [--windows N]
 
-    windows     TEXT tokenized without special tokens, cut into n consecutive windows of --length;
-                `first`: the first N of them; `rng`: sorted(default_rng(0).permutation(n)[:N])
-    kld         mean over all positions of sum_v p(v) (log p(v) - log q(v)), p of MODEL, in nats
-    perplexity  exp of the mean negative log-probability of the tokens that follow in a window
-    top1        share of positions where both models' best tokens are the same
-    bytes       of the tensor files
-
-Both models run in float32, block by block; an artifact is first dequantized, tensor by tensor, into
-a temporary folder. Defaults are those of the project's quality bar: the first 20 windows of 512.
+`first` is what `qtool compare` does: the first N of the text's windows (default 20). Published
+comparisons draw theirs: `rng` takes sorted(default_rng(0).permutation(n)[:N]) of the n windows
+(default 16). All positions count; the figures are those of qtool.quality.
 """
 
 import argparse
 import json
-import math
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
 from qtool.calibration import read_text, tokenize
-from qtool.checkpoint import Checkpoint
-from qtool.formats.safetensors_file import StreamWriter, TensorSpec, plan_shards
 from qtool.native.library import default_threads
-from qtool.stream import Skeleton, Workers
+from qtool.progress import Progress
+from qtool.quality import metrics
+from qtool.quality.engine_inputs import activations
+from qtool.quality.evaluate import size_of
+from qtool.quality.forward import Forward, forward
+from qtool.quality.weights import open_weights
 
 
 def windows(
@@ -49,82 +38,12 @@ def windows(
     return cut[np.sort(np.random.default_rng(0).permutation(n)[:count])]
 
 
-@contextmanager
-def dequantized(artifact: Artifact) -> Iterator[Checkpoint]:
-    """The artifact as an ordinary float32 checkpoint in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        floats = [e for e in artifact.entries.values() if e.scheme is not None or e.dtype != "I64"]
-        layout = plan_shards([TensorSpec(entry.name, "F32", entry.shape) for entry in floats])
-        kept = {entry.name for entry in floats}
-        with StreamWriter(folder, layout) as writer:
-            for key, values in artifact.dequantized():
-                if key in kept:
-                    writer.add(key, values.astype(np.float32, copy=False))
-        config = dict(artifact.checkpoint.config)
-        config.pop("quantization_config", None)
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        yield Checkpoint.open(folder)
-
-
-@dataclass
-class Forward:
-    """A model's last hidden states for all windows, and its head."""
-
-    skeleton: Skeleton
-    hidden: torch.Tensor  # [windows, length, width]
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, tokens: NDArray[np.int64], threads: int) -> "Forward":
-        """Run every block over all windows."""
-        skeleton = Skeleton.open(checkpoint)
-        with Workers(threads) as workers:
-            stream = skeleton.embed(tokens)
-            for index in range(skeleton.count):
-                skeleton.advance(skeleton.block(index), stream, workers)
-        torch.set_num_threads(threads)
-        return cls(skeleton, torch.cat(stream.hidden))
-
-    def log_probabilities(self, window: int) -> torch.Tensor:
-        """log p, [length, vocabulary]."""
-        logits = self.skeleton.head(self.hidden[window : window + 1])[0]
-        return torch.log_softmax(logits, -1)
-
-
-def compare(
-    reference: Forward, candidate: Forward | None, tokens: NDArray[np.int64]
-) -> dict[str, float]:
-    """kld, kld_error (its standard error over windows), perplexity, top1; of the reference alone
-    where there is no candidate."""
-    divergence = []
-    loss = agreeing = 0.0
-    for number, ids in enumerate(tokens):
-        p = reference.log_probabilities(number)
-        q = p if candidate is None else candidate.log_probabilities(number)
-        following = torch.from_numpy(ids[1:, None])
-        loss -= float(q[:-1].gather(1, following).sum(dtype=torch.float64))
-        agreeing += float((p.argmax(-1) == q.argmax(-1)).sum())
-        divergence.append(float((p.exp() * (p - q)).sum(-1).mean(dtype=torch.float64)))
-    spread = np.std(divergence, ddof=1) / math.sqrt(len(tokens)) if len(tokens) > 1 else 0.0
-    return {
-        "kld": float(np.mean(divergence)),
-        "kld_error": float(spread),
-        "perplexity": math.exp(loss / (tokens.size - len(tokens))),
-        "top1": agreeing / tokens.size,
-    }
-
-
-def tensor_bytes(checkpoint: Checkpoint) -> int:
-    """Size of the tensor files."""
-    return sum(path.stat().st_size for path in checkpoint.files)
-
-
 def main() -> None:
-    """Print a line per model."""
+    """Print a line per artifact."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("artifacts", nargs="*", type=Path)
+    parser.add_argument("artifacts", nargs="+", type=Path)
     parser.add_argument("--protocol", choices=("first", "rng"), default="first")
     parser.add_argument("--windows", type=int, help="default: 20 first, 16 rng")
     parser.add_argument("--length", type=int, default=512)
@@ -133,26 +52,34 @@ def main() -> None:
     given = parser.parse_args()
     count = given.windows or {"first": 20, "rng": 16}[given.protocol]
     tokens = windows(given.model, given.text, given.protocol, count, given.length)
-    original = Checkpoint.open(given.model)
-    reference = Forward.of(original, tokens, given.threads)
+    quiet = Progress(quiet=True)
 
-    def say(name: Path, found: dict[str, float], nbytes: int) -> None:
-        row: dict[str, Any] = {"name": str(name), **found, "bytes": nbytes}
+    def run(path: Path, reference: Forward | None) -> Forward | dict[str, object]:
+        with open_weights(path) as weights:
+            rounded = activations(weights, "plain")
+            found = forward(weights, rounded, tokens, given.threads, quiet, keep=reference is None)
+            if reference is None:
+                return found
+            measured = metrics.measure(tokens, range(given.length), found, reference, quiet)
+            return metrics.summary(measured, size_of(path) / size_of(given.model))
+
+    reference = run(given.model, None)
+    assert isinstance(reference, Forward)
+    for path in given.artifacts:
+        row = run(path, reference)
+        assert isinstance(row, dict)
         if given.json:
-            print(json.dumps(row), flush=True)
-            return
+            print(json.dumps({"name": str(path), **row, "bytes": size_of(path)}), flush=True)
+            continue
+        kld = row["kld"]
+        assert isinstance(kld, dict)
+        low, high = kld["interval"] or (kld["mean"], kld["mean"])
         print(
-            f"{name}: KLD {row['kld']:.5f} +- {row['kld_error']:.5f}, perplexity "
-            f"{row['perplexity']:.4f}, top-1 {row['top1']:.4f}, {nbytes / 1e6:.1f} MB",
+            f"{path}: KLD {kld['mean']:.5f} +- {(high - low) / 2:.5f} (95 %), perplexity "
+            f"{row['perplexity']:.4f} (reference {row['reference_perplexity']:.4f}), top-1 "
+            f"{row['top1_agreement']:.4f}, {size_of(path) / 1e6:.1f} MB",
             flush=True,
         )
-
-    say(given.model, compare(reference, None, tokens), tensor_bytes(original))
-    for path in given.artifacts:
-        artifact = Artifact.open(path)
-        with dequantized(artifact) as checkpoint:
-            candidate = Forward.of(checkpoint, tokens, given.threads)
-            say(path, compare(reference, candidate, tokens), tensor_bytes(artifact.checkpoint))
 
 
 if __name__ == "__main__":
