@@ -196,7 +196,7 @@ static void dequantize_case(input *in)
     d.groups = (p->cols + d.group_size - 1) / d.group_size;
     if (byte(in) % 4 == 0) {
         int32_t *g_idx = (int32_t *)(void *)room(in, (size_t)p->cols * 4, 0);
-        d.groups = between(in, 1, 40);
+        d.groups = between(in, 1, 140);
         for (int64_t i = 0; i < p->cols; i++)
             g_idx[i] = (int32_t)below(in, d.groups);
         d.g_idx = g_idx;
