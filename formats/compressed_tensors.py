@@ -10,6 +10,7 @@
                             weight_scale, weight_zero_point (int8)
     float-quantized         weight               float8_e4m3 [out, in]
                             weight_scale
+    both                    input_scale          [1], of activations with one scale for all
     mxfp8-quantized         weight_scale         uint8 (e8m0) [out, in / 32]; the rest as before
     nvfp4-pack-quantized    weight_packed        uint8 [out, in / 2]
                             weight_scale         float8_e4m3 [out, in / 16]
@@ -98,6 +99,15 @@ def specs(
     module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
 ) -> list[TensorSpec]:
     """The tensors that store a matrix [out, in]."""
+    found = _weight_specs(module, scheme, shape, options)
+    if options.input_scales:
+        found.append(TensorSpec(f"{module}.input_scale", "F32", (1,)))
+    return found
+
+
+def _weight_specs(
+    module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
+) -> list[TensorSpec]:
     rows, columns = shape
     grid: tuple[int, ...] = scheme.grid(shape) if scheme.rows >= 0 else (1,)
     scale = TensorSpec(

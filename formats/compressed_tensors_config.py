@@ -213,15 +213,15 @@ def _weights(scheme: Scheme) -> dict[str, Any]:
 
 
 def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
-    """The recipe's `activations` as QuantizationArgs: dynamic ones, which need no data."""
+    """The recipe's `activations` as QuantizationArgs."""
     if table is None:
         return None
     found: dict[str, Any] = {
         "num_bits": table["bits"],
         "type": table["type"],
         "symmetric": True,
-        "dynamic": True,
-        "strategy": "token",
+        "dynamic": table["dynamic"],
+        "strategy": "token" if table["dynamic"] else "tensor",
         "observer": None,
     }
     if table["group_size"] != -1:

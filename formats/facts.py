@@ -38,6 +38,7 @@ class Options:
     """How a format is laid out: awq: gemm, gemv, gemv_fast, llm_awq; gptq: v1, v2."""
 
     layout: str
+    input_scales: bool = False  # of activations that are quantized with one scale for all
 
 
 @dataclass(frozen=True)

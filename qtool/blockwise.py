@@ -31,6 +31,7 @@ from qtool.progress import Progress
 from qtool.recipe import Recipe
 from qtool.request import Request
 from qtool.scheme import Dropped, Scheme
+from qtool.shared_scales import SharedScales
 from qtool.sink import Sink
 from qtool.sites import BlockSites, Site, Tracer
 from qtool.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rare
@@ -76,6 +77,7 @@ class _Run:
     stream: Stream
     tracer: Tracer
     saved: StatsFile | None
+    shared: SharedScales
 
 
 def quantize_blocks(
@@ -95,7 +97,10 @@ def quantize_blocks(
             space.agree({"calibration text": given.record})
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             stream = skeleton.embed(given.tokens)
-        run = _Run(recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved)
+        shared = SharedScales(plan, checkpoint)
+        run = _Run(
+            recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved, shared
+        )
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space)
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
@@ -218,6 +223,8 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
         needs |= awq.NEEDS
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
+    if recipe.measures_inputs:
+        needs |= {"max_abs"}
     return needs
 
 
@@ -324,6 +331,7 @@ def _quantize_site(
     notes: list[str] = []
     seen = stats.pop(job.site.id, None) if job.site is not None else None
     kind = job.readers[0].name.removeprefix(block.prefix)
+    input_scale = _input_scale(recipe, seen, job.readers[0].name)
     if job.site is None:
         notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
     elif seen is not None and is_rare(job.site, seen):
@@ -354,14 +362,33 @@ def _quantize_site(
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
             else:
-                quant = rtn.quantize(weight, seen, scheme, rtn.Options(clip=recipe.clips)).quant
-        run.sink.quantized(planned, quant)
+                plain = rtn.Options(recipe.clips, run.shared.largest(planned))
+                quant = rtn.quantize(weight, seen, scheme, plain).quant
+        run.sink.quantized(planned, quant, input_scale)
         dequantized = quant.dequantize()
         error = output_error(weight, dequantized, seen)
         reports.append(LayerReport(planned.name, str(scheme), error))
         if view is not None:
             view.copy_(torch.from_numpy(dequantized))
     return reports, notes
+
+
+def _input_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | None:
+    """The scale of a layer's input, where the recipe stores one: max|x| over the largest code.
+
+    Rounded up to bfloat16, in which some engines keep it: the largest input stays in range.
+    """
+    if recipe.activations is None or recipe.activations.dynamic:
+        return None
+    if seen is None or seen.max_abs is None:
+        raise SourceError(
+            f"the input of {name} was never seen in calibration, so its scale cannot be told; "
+            "calibrate with more samples, or choose --set activations.dynamic=true"
+        )
+    scale = np.float32(float(seen.max_abs.max()) / recipe.activations.reach)
+    word = np.array([scale], np.float32).view(np.uint32) + np.uint32(0xFFFF)
+    rounded = float((word & np.uint32(0xFFFF0000)).view(np.float32)[0])
+    return rounded if rounded > 0 else 1.0
 
 
 def output_error(

@@ -75,7 +75,7 @@ def format_options(recipe: Recipe) -> Options:
         "compressed-tensors": "packed" if recipe.activations is None else "plain",
     }
     chosen: Options = module.choose(schemes, layouts.get(recipe.format))
-    return chosen
+    return replace(chosen, input_scales=recipe.measures_inputs)
 
 
 def _obstacle(recipe: Recipe, scheme: Scheme, shape: tuple[int, ...]) -> str | None:

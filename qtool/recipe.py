@@ -229,7 +229,12 @@ class Recipe(NamedTable):
     @property
     def calibrates(self) -> bool:
         """Whether a forward pass is needed."""
-        return self.rounding == "gptq" or bool(self.transform_chain)
+        return self.rounding == "gptq" or bool(self.transform_chain) or self.measures_inputs
+
+    @property
+    def measures_inputs(self) -> bool:
+        """Whether the largest input of each layer is stored as a scale."""
+        return self.activations is not None and not self.activations.dynamic
 
     @property
     def scheme(self) -> Scheme:

@@ -120,10 +120,25 @@ class Override(Table):
 
 
 class Activations(Table):
-    """Inputs of the quantized layers, rounded by the engine as they come: nothing is calibrated."""
+    """Inputs of the quantized layers, which the engine rounds: with scales of its own making, one
+    for each token or group of features, or with one scale for all that is measured beforehand."""
 
     bits: Literal[8] = Field(description="8")
     type: Literal["int", "float"] = Field(description="int8, or float8_e4m3")
     group_size: int = Field(default=-1, description="features per scale; -1: one per token")
+    dynamic: bool = Field(default=True, description="false: one scale a layer, from calibration")
 
     check_group = field_validator("group_size")(_group_size)
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Activations":
+        if not self.dynamic and self.group_size != -1:
+            raise PydanticCustomError(
+                "dynamic", "one scale for all inputs (dynamic: false) has group_size -1", {}
+            )
+        return self
+
+    @property
+    def reach(self) -> float:
+        """What the largest input becomes."""
+        return 448.0 if self.type == "float" else 127.0

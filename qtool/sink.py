@@ -47,12 +47,16 @@ class Sink:
     def __exit__(self, *_: object) -> None:
         self.writer.abandon()  # closes what a failure left open; nothing after close()
 
-    def quantized(self, planned: Planned, quant: GroupQuant) -> None:
-        """Pack and write one matrix."""
+    def quantized(
+        self, planned: Planned, quant: GroupQuant, input_scale: float | None = None
+    ) -> None:
+        """Pack and write one matrix, and the scale of its input where the format stores one."""
         module = planned.name.removesuffix(".weight")
         began = time.monotonic()
         for name, array in self._format.pack(module, quant, self._options).items():
             self.writer.add(name, array)
+        if input_scale is not None:
+            self.writer.add(f"{module}.input_scale", np.array([input_scale], np.float32))
         self.pack_seconds.append(time.monotonic() - began)
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:

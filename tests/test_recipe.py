@@ -28,6 +28,8 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "w8a16-ct": ("w8 channel sym", None, "rtn"),
     "w8a8-dynamic": ("w8 channel sym", "int", "rtn"),
     "fp8-dynamic": ("fp8 e4m3 channel", "float", "rtn"),
+    "w8a8-static": ("w8 channel sym", "int", "rtn"),
+    "fp8-static": ("fp8 e4m3 tensor", "float", "rtn"),
     "fp8-block": ("fp8 e4m3 128x128", "float", "rtn"),
     "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
 }
@@ -43,6 +45,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
     )
     assert (str(loaded.scheme), loaded.method) == (scheme, (method,))
     assert (loaded.activations and loaded.activations.type) == activations
+    assert loaded.calibrates == (method != "rtn" or name.endswith("static"))
     assert loaded.format == ("fp8" if name == "fp8-block-hf" else "compressed-tensors")
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
     assert again == loaded
@@ -60,6 +63,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
         ("w8a8-dynamic", "weights.symmetric=false", "for symmetric weights only"),
         ("w8a8-dynamic", "activations.bits=4", "activations.bits: input should be 8, found 4"),
         ("fp8-dynamic", "weights.rows=0", "rows is 0"),
+        ("fp8-block", "activations.dynamic=false", "(dynamic: false) has group_size -1"),
         ("fp8-block", "weights.rows=-1", "rows -1 is one scale for the matrix"),
         ("mxfp4", "weights.group_size=64", "weights: type mxfp4 has group_size 32"),
         ("mxfp4", 'overrides=[{match: "*", weights: {bits: 8}}]', "an override can say `dense"),

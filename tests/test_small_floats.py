@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,45 @@ def test_fused_matrices_share_in_the_file(tmp_path: Path) -> None:
         alone = f"model.layers.{block}.self_attn.o_proj.weight"
         top = float(np.abs(source.read(alone)).max())
         assert run.quants[alone].outer == np.float32(448 * 6) / np.float32(top)
+
+
+@pytest.mark.parametrize("recipe", ["fp8-static", "w8a8-static"])
+def test_static_scales_are_the_largest_inputs(tmp_path: Path, recipe: str) -> None:
+    """Of the first block exactly what transformers feeds it; later blocks see quantized ones."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from qtool.calibration import calibration_tokens
+
+    few = ("calibration.samples=4", "calibration.length=64")
+    run = quantizing.quantize(TINY, recipe, tmp_path / "a", *few)
+    quantizing.assert_reads_back(run)
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    largest: dict[str, float] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            largest[name] = max(largest.get(name, 0.0), float(inputs[0].abs().max()))
+
+        return hook
+
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(watch(name))
+    tokens = calibration_tokens(load(recipe, few).calibration, TINY).tokens
+    with torch.no_grad():
+        model(torch.from_numpy(tokens))
+    checkpoint = Artifact.open(run.out).checkpoint
+    scales = {n: checkpoint.array(n) for n in checkpoint.tensors if n.endswith(".input_scale")}
+    assert scales.keys() == {f"{name}.input_scale" for name in largest}
+    reach = 448 if recipe == "fp8-static" else 127
+    for name, top in largest.items():
+        scale = float(scales[f"{name}.input_scale"][0])
+        less, more = (1e-5, 2**-7) if ".layers.0." in name else (0.2, 0.2)
+        assert top / reach * (1 - less) <= scale <= top / reach * (1 + more), name
+    config = json.loads((run.out / "config.json").read_text())["quantization_config"]
+    inputs = config["config_groups"]["group_0"]["input_activations"]
+    assert (inputs["dynamic"], inputs["strategy"]) == (False, "tensor")
 
 
 def test_experts_share_one_by_one() -> None:
