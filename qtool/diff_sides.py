@@ -21,7 +21,7 @@ from qtool.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats import safetensors_file as st
-from qtool.gguf.inspect import number
+from qtool.printable import sayable
 from qtool.scheme import GroupQuant, Scheme
 
 _MAX_DIGESTED = 64_000_000  # bytes of a file beside the weights
@@ -92,16 +92,7 @@ def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield prefix, _sayable(value)
-
-
-def _sayable(value: Any) -> Any:
-    """A value of JSON; infinities and NaN, which Python reads in it, as words."""
-    if isinstance(value, list):
-        return [_sayable(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _sayable(one) for key, one in value.items()}
-    return number(value)
+        yield prefix, sayable(value)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.artifact import Artifact, Entry
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
-from qtool.printable import printable
+from qtool.printable import printable, sayable
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Inspection:
             "size_bytes": self.size_bytes,
             "parameters": self.parameters,
             "unquantized_share": self.unquantized_share,
-            "provenance": self.artifact.provenance,
+            "provenance": sayable(self.artifact.provenance),
             "tensors": [_row(entry) for entry in self.entries],
         }
 

@@ -1,6 +1,18 @@
-"""Text from a file, made safe to show."""
+"""Text and values from a file, made safe to show."""
+
+import math
+from typing import Any
 
 
 def printable(text: str) -> str:
     """Text with everything escaped that could move a terminal's cursor or change its colours."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def sayable(value: Any) -> Any:
+    """A value of JSON; infinities and NaN, which Python reads in it and JSON lacks, as words."""
+    if isinstance(value, list):
+        return [sayable(one) for one in value]
+    if isinstance(value, dict):
+        return {key: sayable(one) for key, one in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -214,6 +214,15 @@ def test_plain_types(tmp_path: Path, number: int, dtype: str) -> None:
     assert detail["range"] == [-7, 100] and detail["mean"] == 24 and detail["zeros"] == 0.25
 
 
+def test_numbers_whose_squares_overflow(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    values = np.array([-1e300, 0, 3, 1.7e308], "<f8")
+    path.write_bytes(bytes(Gguf([ARCH], [info("x", [4], 28)], values.tobytes())))
+    detail = json.loads(run(path, "--tensor", "x", "--json"), parse_constant=pytest.fail)
+    assert detail["range"] == [-1e300, 1.7e308] and detail["std"] == "nan"
+    assert "1.7e+308" in run(path, "--tensor", "x")
+
+
 def test_bfloat16(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     halves = (np.array([-2, 0, 3.5], "<f4").view("<u4") >> 16).astype("<u2")

@@ -220,6 +220,14 @@ def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
         assert "\x1b" not in text and "\x07" not in text and r"\x1b[2Jw\n" in text
 
 
+def test_json_has_no_infinities(tmp_path: Path) -> None:
+    """Python reads and writes Infinity and NaN in JSON; nobody else does."""
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "qtool.json").write_text('{"a": [NaN, {"b": -Infinity}, 1.5]}')
+    found = json.loads(run(tmp_path, "--json"), parse_constant=pytest.fail)
+    assert found["provenance"] == {"a": ["nan", {"b": "-inf"}, 1.5]}
+
+
 def test_inspect_starts_light(awq_folder: Path) -> None:
     heavy = ["torch", "transformers", "numpy", "huggingface_hub", "requests", "rich", "yaml"]
     code = (

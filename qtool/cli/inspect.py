@@ -156,7 +156,9 @@ def _list_models(models: list[Path], as_json: bool) -> None:
 
 def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
     if as_json:
-        typer.echo(json.dumps(detail, allow_nan=False))
+        from qtool.printable import sayable
+
+        typer.echo(json.dumps(sayable(detail), allow_nan=False))
         return
     from qtool.histogram import bars
 
