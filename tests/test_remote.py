@@ -216,11 +216,13 @@ def test_a_user_in_an_address(server: RangeServer) -> None:
 
 def test_a_proxy(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.files["m.safetensors"] = SAFETENSORS
+    for key in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("http_proxy", server.url)
-    run("http://models.invalid/m.safetensors")
+    run("http://127.0.0.1:9/m.safetensors")
     assert ("m.safetensors", "bytes=0-7", None) in server.requests
-    monkeypatch.setenv("no_proxy", "models.invalid")
-    assert "cannot be fetched" in refusal("http://models.invalid/m.safetensors")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert "cannot be fetched" in refusal("http://127.0.0.1:9/m.safetensors")
 
 
 # servers that fail, or lie
