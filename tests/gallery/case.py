@@ -10,7 +10,7 @@ class Broken:
     """One exhibit."""
 
     name: str
-    seen: str  # where it happened: a number of the list of complaints, or a few words
+    seen: str  # a public issue about breakage of this kind, or a few words
     parent: str
     damage: Callable[[Path], object]
     check: str  # id of the check that finds it
