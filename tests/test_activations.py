@@ -137,7 +137,7 @@ def mx(book: str) -> Function:
             return run
         most = {"e4m3": 8, "e2m1": 2}[book]
         largest = TABLES[book][np.isfinite(TABLES[book])].max()
-        scale = 2.0 ** (np.floor(np.log2(np.abs(run).max())) - most)
+        scale = 2.0 ** (np.floor(np.log2(np.abs(run).max() * 8 / 7)) - most)
         return nearest(np.clip(run / scale, -largest, largest), book) * scale
 
     return rounded

@@ -8,8 +8,8 @@
                 (clamp(rint(x / s) + z, -128, 127) - z) * s; likewise where s and z are stored
     fp8         s = m / 448; e4m3(clamp(x / s, -448, 448)) * s; likewise where s is stored
     nvfp4       t = e4m3(m / 6 * g) / g, m of 16, g stored; e2m1(clamp(x / t, -6, 6)) * t
-    mxfp8       s = 2^(floor(log2 m) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
-    mxfp4       s = 2^(floor(log2 m) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
+    mxfp8       s = 2^(floor(log2(m * 8 / 7)) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
+    mxfp4       s = 2^(floor(log2(m * 8 / 7)) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
 
 rint is to even; 127, 128 and 255 are those of 8 bits. All in float32, as engines do it; products of
 codes are exact there, so that only the rounding shows.
@@ -132,8 +132,9 @@ def microscaling(bits: int) -> Rounding:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         runs = _runs(x, 32)
         most = runs.abs().amax(-1, keepdim=True)
-        _, exponent = torch.frexp(most)
-        scale = torch.ldexp(torch.ones_like(most), (exponent - 1 - largest).clamp(-126, 127))
+        fraction, exponent = torch.frexp(most)  # from 1/2 to 1; 7/8 is nearer to the next power
+        exponent = exponent - 1 + (fraction >= 0.875)
+        scale = torch.ldexp(torch.ones_like(most), (exponent - largest).clamp(-126, 127))
         return (number(runs / scale) * scale).view(x.shape)
 
     return Rounding(f"mxfp{bits}", rounded)

@@ -27,7 +27,7 @@ from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
 from qtool.weights import Weights
 
-_SCALES = re.compile(r"\.(\d+)\..*?(?:([kv])_scale|([kv])_proj\.output_scale)")
+_SCALES = re.compile(r"\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$")
 
 
 def activations(weights: Weights, protocol: str) -> Activations:
@@ -130,7 +130,7 @@ def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
     scales: dict[tuple[int, str], float] = {}
     for name in artifact.checkpoint.tensors:
         match = _SCALES.search(name)
-        if match is not None and name.endswith("_scale"):
+        if match is not None:
             scales[int(match[1]), match[2] or match[3]] = _stored(artifact, name)
 
     def of_block(index: int) -> tuple[Rounding, Rounding]:
