@@ -210,7 +210,8 @@ def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding
             return f"{start}, so that its inputs and outputs are padded at every step"
         if view.format == "awq":
             return f"{start}, so that AWQ's slow kernels serve it"
-        return f"{start}, and nothing is padded; zero-pad it before quantizing, or leave it dense"
+        pad = "zero-pad it before quantizing, or " if layer.paddable else ""
+        return f"{start}, and nothing is padded; {pad}leave it dense"
 
     sums: dict[str, int] = {}
     first: list[Layer] = []

@@ -90,7 +90,7 @@ def exllama_findings(view: EngineView) -> Iterator[Finding]:
         lambda layer: None
         if layer.out_features % _EXLLAMA_STEP == 0 == layer.in_features % _EXLLAMA_STEP
         else f"[{layer.out_features}, {layer.in_features}] is not in steps of {_EXLLAMA_STEP}; "
-        "zero-pad it before quantizing, or leave it dense",
+        "leave it dense",
         "ExLlamaV2 will refuse {}",
     )  # fmt: skip
     skewed = [x for x in view.quantized if x.stored is not None and not x.stored.symmetric]

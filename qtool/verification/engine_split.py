@@ -96,8 +96,9 @@ def _group(layer: Layer, tp: int, heads: int) -> str | None:
     smaller = [n for n in GROUP_SIZES if 0 < n < size and width // tp % n == 0]
     if smaller and stored.kind == "int":
         ways.append(f"quantize with group_size {max(smaller)}")
-    padded = -(-width // (size * tp)) * size * tp
-    ways.append(f"zero-pad that width to {padded} before quantizing")
+    if layer.paddable:
+        padded = -(-width // (size * tp)) * size * tp
+        ways.append(f"zero-pad that width to {padded} before quantizing")
     return (
         f"in_features {width} / {tp} = {width // tp} is not a multiple of {size}, its group size; "
         f"{', or '.join(ways)}"
@@ -116,7 +117,7 @@ def _words(view: EngineView, layer: Layer, tp: int) -> str | None:
     per_rank = f" / {ranks} = {layer.out_features // ranks}" if ranks > 1 else ""
     return (
         f"out_features {layer.out_features}{per_rank} is not a multiple of {in_word}, the codes in "
-        "a word; leave it dense, or zero-pad it before quantizing"
+        "a word; leave it dense, or use fewer ranks"
     )
 
 
@@ -146,10 +147,14 @@ def _blocks(view: EngineView, who: str, tp: int, block: tuple[int, int]) -> Iter
         if not bound or width % ranks or width // ranks % size == 0:
             return None
         per_rank = f" / {ranks} = {width // ranks}" if ranks > 1 else ""
-        pad = -(-width // (size * ranks)) * size * ranks
+        ways = ["use fewer ranks"] if ranks > 1 else []
+        ways.append("quantize with one scale a channel")
+        if layer.paddable:
+            padded = -(-width // (size * ranks)) * size * ranks
+            ways.append(f"zero-pad that width to {padded} before quantizing")
         return (
-            f"{what} {width}{per_rank} is not a multiple of {size}, its FP8 blocks; use fewer "
-            f"ranks, one scale a channel, or zero-pad that width to {pad} before quantizing"
+            f"{what} {width}{per_rank} is not a multiple of {size}, its FP8 blocks; "
+            f"{', or '.join(ways)}"
         )
 
     yield from alike("error", "engine-block-split", view.quantized, why, who + " will refuse {}")

@@ -34,6 +34,8 @@ from qtool.verification.subject import subject_of
 _ROW_PARALLEL = {
     "o_proj", "down_proj", "out_proj", "w2", "wo", "dense", "dense_4h_to_h", "fc2", "c_proj",
 }  # fmt: skip
+# Those between which zeros can be put in: the inner width of an MLP, not that of attention heads.
+_INNER = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "fc1", "fc2", "gate_up_proj"}
 # Those that every rank holds whole.
 _REPLICATED = {"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "router", "gate"}
 _SHOWN = 3
@@ -77,6 +79,11 @@ class Layer:
     def input_split(self) -> bool:
         """Whether tensor parallelism splits its input, and not its output."""
         return self.last in _ROW_PARALLEL
+
+    @property
+    def paddable(self) -> bool:
+        """Whether the width that is split can be padded with zeros before quantizing."""
+        return self.last in _INNER
 
     @property
     def whole(self) -> bool:
