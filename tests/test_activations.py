@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import arch_models
+import gguf_from_hf
 import numpy as np
 import pytest
 import quantizing
@@ -23,7 +25,9 @@ from qtool import pipeline
 from qtool.artifact import Artifact
 from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
+from qtool.gguf.open import open_source
 from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import TENSOR_TYPES
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
@@ -520,3 +524,30 @@ def test_compare_shows_what_is_rounded(root: Path, call: Call) -> None:
                 "--length", 16, "--protocol", "llama.cpp")  # fmt: skip
     rows = [line.split() for line in said.out.splitlines() if ".gguf" in line]
     assert {Path(row[0]).name: row[-1] for row in rows} == {"q4_0.gguf": "q8", "f16.gguf": "f16"}
+
+
+@pytest.mark.parametrize(("name", "exact"), [("mixtral", {(4, 64)}), ("phi3", set())])
+def test_experts_and_fused_matrices(
+    name: str, exact: set[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only routers, which a GGUF file keeps in float32, read inputs that are not rounded."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    gguf_from_hf.write(arch_models.build(name, tmp_path / "m"), tmp_path / "m.gguf", "q8_0")
+    seen: dict[bool, set[tuple[int, ...]]] = {True: set(), False: set()}
+
+    class Watched(RoundedInputs):
+        def _rounded(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            seen[self._find(weight) is not None].add(tuple(weight.shape))
+            return super()._rounded(x, weight)
+
+    monkeypatch.setattr("qtool.quality.rounded_inputs.RoundedInputs", Watched)
+    monkeypatch.setattr(
+        "qtool.gguf.weights.side_files",
+        lambda _, model: {"config.json": json.dumps(model.config).encode()},
+    )
+    with gguf_weights(open_source(tmp_path / "m.gguf")) as (weights, _):
+        rounded, tokens = of_weights(weights, "llama.cpp"), np.arange(32).reshape(2, 16)
+        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        with run.logits() as head:
+            head(run.hidden)
+    assert seen[False] == exact and len(seen[True]) > 3
