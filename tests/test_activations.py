@@ -499,6 +499,8 @@ def test_stored_scales_and_the_cache(root: Path, call: Call, tmp_path: Path) -> 
     save_file(stored, artifact / "model.safetensors", {"format": "pt"})
     said = call(*common)
     assert said.status == 1 and f"no {missing}" in said.err
+    said = call(*common[:-1], "--against", "tiny")
+    assert said.status == 1 and f"no {missing}" in said.err and "block" not in said.err
 
 
 def test_what_is_not_simulated_is_said(root: Path, call: Call, tmp_path: Path) -> None:

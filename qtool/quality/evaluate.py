@@ -100,6 +100,7 @@ def evaluate(
         for path in artifacts if against is not None else ():
             with open_weights(path) as its:
                 _check_same(its, weights, vocabulary, text)
+                activations(its, protocol.name)  # a scale that lacks is told before hours of work
         reference = None
         if against is not None:
             with progress.stage("reference"):
