@@ -74,6 +74,21 @@ ALWAYS void D(put_columns)(OUT *to, const uint8_t *codes, const int32_t *index, 
     }
 }
 
+/* Apart from where it is called, so that there is one for all widths of codes. */
+static __attribute__((noinline)) void D(look_up_columns)(OUT *to, const uint8_t *codes,
+                                                         const int32_t *index, int64_t count,
+                                                         const qt_lookup *of, int pairs,
+                                                         int streaming)
+{
+#define COLUMNS(pairs)                                                        \
+    if (streaming)                                                            \
+        D(put_columns)(to, codes, index, count, of, pairs, 1);                \
+    else                                                                      \
+        D(put_columns)(to, codes, index, count, of, pairs, 0)
+    QT_FOR_PAIRS(pairs, COLUMNS)
+#undef COLUMNS
+}
+
 /* One row of a tile. */
 ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row,
                        const uint8_t *codes, int bits, int streaming, const qt_lookup *of)
@@ -85,10 +100,7 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
     OUT *to = (OUT *)d->values + (row - p->origin) * p->cols + col;
     if (of->index) {
         look_at_row(d, row, of);
-#define COLUMNS(pairs) \
-    D(put_columns)(to, codes, of->index + col, tile->cols, of, pairs, streaming)
-        QT_FOR_PAIRS(group_pairs(d), COLUMNS)
-#undef COLUMNS
+        D(look_up_columns)(to, codes, of->index + col, tile->cols, of, group_pairs(d), streaming);
         return;
     }
     int64_t group = col / d->group_size;
