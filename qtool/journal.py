@@ -36,7 +36,8 @@ class Journal:
         self._begins: dict[str, int] = {}  # where each unit's line begins in the file
         self._lock = Lock()
         try:
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+            self._file = open(os.open(path, flags, 0o600), "a+b", buffering=0)  # noqa: SIM115
             self._read()
         except OSError as error:
             raise ResumeError(f"{path}: cannot be used ({error.strerror})") from None

@@ -24,16 +24,15 @@ from qtool.request import Request
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.shared_scales import SharedScales
 from qtool.sink import Sink, check_values
-from qtool.staging import check_out
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verify import verify
-from qtool.workspace import workspace
+from qtool.workspace import check_free, workspace
 
 
 def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
-    check_out(out)
+    check_free(out, is_folder=True)
     checkpoint = Checkpoint.open(request.source)
     plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes, compare_all=True)
     skeleton = None

@@ -1,8 +1,9 @@
 """Where finished tensors go: packed by the recipe's format and written into the planned place."""
 
 import json
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Sink:
         self.plan = plan
         self.checkpoint = checkpoint
         self.folder = folder
+        _clear(folder, {file.name for file in plan.layout.files})
         self.writer = StreamWriter(folder, plan.layout)
         self._format = FORMATS[plan.format]
         self._options = format_options(plan.recipe)
@@ -104,6 +106,13 @@ class Sink:
             target.write_bytes((self.checkpoint.folder / relative).read_bytes())
         _write_json(self.folder / "qtool.json", provenance)
         (self.folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _clear(folder: Path, files: Set[str]) -> None:
+    """Remove what an earlier run wrote beside the tensors: it is written anew."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def artifact_facts(plan: Plan) -> Facts | None:

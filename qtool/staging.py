@@ -23,17 +23,8 @@ def partial(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 
 
-def _sweep(out: Path) -> None:
-    """Remove what is left where a run was killed just after its output got its name."""
-    folder = partial(Path(os.path.realpath(out)))
-    if folder.is_dir() and not (folder / "artifact").exists() and not (folder / "journal").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def check_out(out: Path) -> None:
     """UnsupportedError where `out` is taken: nothing of the user's is ever overwritten."""
-    if out.exists():
-        _sweep(out)
     if out.is_dir():
         if any(out.iterdir()):
             raise UnsupportedError(
@@ -72,8 +63,6 @@ def staged(out: Path) -> Iterator[Path]:
 
 def check_out_file(out: Path) -> None:
     """UnsupportedError where a file `out` cannot be made, or is there already."""
-    if out.exists():
-        _sweep(out)
     if out.is_dir():
         raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
     if out.exists() or out.is_symlink():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ try:
     import fcntl
 except ImportError:  # Windows: two runs on one output are then not kept apart
     fcntl = None  # type: ignore[assignment]
+
+
+_MARK = b"qtool "  # begins every lock: a folder without it was made by somebody else
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True)
@@ -75,16 +80,16 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
 
     nbytes: what the disk has to hold. fresh: throw away what an earlier run left.
     """
-    check = check_out if is_folder else check_out_file
     target = Path(os.path.realpath(out))
     folder = partial(target)
-    check(out)
+    check_free(out, is_folder=is_folder)
     with made_parents(target, out):
         with explained(out):
-            lock = _lock(folder, out)
-        kept = False
+            lock = _acquire(folder, out)
+        kept = ended = False
         journal = None
         try:
+            check_free(out, is_folder=is_folder)  # a run that had the lock before may have made it
             journal = Journal(folder / "journal")
             if fresh or not journal.done:
                 journal.close()
@@ -96,14 +101,13 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
                 with explained(out):
                     space.artifact.mkdir(exist_ok=True)
             yield space
-            check(out)
+            ended = True
+            check_free(out, is_folder=is_folder)
             if not is_folder:
                 _make_durable(space.artifact, out)
-            journal.close()
-            _empty(folder, but=space.artifact)  # large states first: see staging._sweep
             give_name(space.artifact, target, out)
         except BaseException as error:
-            if kept := journal is not None and bool(journal.done) and _may_pass(error):
+            if kept := journal is not None and bool(journal.done) and (ended or _may_pass(error)):
                 error.add_note(
                     f"what is finished is kept ({_units(journal)}): the same command goes on from "
                     "there, --fresh starts over"
@@ -117,48 +121,98 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
             if journal is not None:
                 journal.close()
             if not kept:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
             os.close(lock)
 
 
-def _lock(folder: Path, out: Path) -> int:
-    """The descriptor of the lock of `folder`, which is made; ResumeError where it is held."""
+def _acquire(folder: Path, out: Path) -> int:
+    """The descriptor of the lock of `folder`, which is made where it is not there.
+
+    ResumeError where another process holds it, or where the folder is not one that qtool made:
+    nothing of other people's is ever written to, or removed.
+    """
     while True:
-        folder.mkdir(mode=0o777, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         path = folder / "lock"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _check_ours(folder, out)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
         except FileNotFoundError:
             continue  # another run has just removed the folder
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                with suppress(OSError):  # who it is is for messages only
-                    os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+                if os.pread(descriptor, len(_MARK), 0) != _MARK and [*folder.iterdir()] != [path]:
+                    raise _not_ours(folder, out)
+                with suppress(OSError):  # of a full disk
+                    os.pwrite(descriptor, _MARK + b"%-12d\n" % os.getpid(), 0)
                 return descriptor
             os.close(descriptor)  # of a folder that has been removed in between
         except BlockingIOError:
-            who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            said = os.pread(descriptor, 40, 0).decode("ascii", "replace").split()
             os.close(descriptor)
+            who = f" (process {said[-1]})" if said else ""
             raise ResumeError(
-                f"{out}: another qtool is making it (process {who}); wait for it, or choose "
-                "another -o"
+                f"{out}: another qtool is making it{who}; wait for it, or choose another -o"
             ) from None
         except BaseException:
             os.close(descriptor)
             raise
 
 
-def _empty(folder: Path, but: Path | None = None) -> None:
-    """Remove all but the lock, and `but`."""
+def _check_ours(folder: Path, out: Path) -> None:
+    """ResumeError where `folder` is a link, a file, or somebody else's."""
+    found = folder.lstat()
+    mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    if not stat.S_ISDIR(found.st_mode) or not mine:
+        raise _not_ours(folder, out)
+
+
+def _not_ours(folder: Path, out: Path) -> ResumeError:
+    return ResumeError(
+        f"{out}: {folder.name} beside it, where work would go, was not made by qtool; remove it or "
+        "choose another -o"
+    )
+
+
+def check_free(out: Path, *, is_folder: bool) -> None:
+    """UnsupportedError where `out` is there already."""
+    if out.exists():
+        _sweep(out)
+    (check_out if is_folder else check_out_file)(out)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what is left where a run was killed just after its output got its name."""
+    folder = partial(Path(os.path.realpath(out)))
+    if not (folder / "lock").is_file() or (folder / "artifact").exists():
+        return
+    with suppress(QtoolError, OSError):  # it is in use, or not ours
+        lock = _acquire(folder, out)
+        if not (folder / "artifact").exists():
+            _remove(folder)
+        os.close(lock)
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the lock."""
     for path in folder.iterdir():
-        if path == but or path.name == "lock":
+        if path.name == "lock":
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, the lock last: who gets it finds nothing else."""
+    with suppress(OSError):
+        _empty(folder)
+        (folder / "lock").unlink()
+        folder.rmdir()
 
 
 def _used(folder: Path) -> int:

@@ -20,7 +20,7 @@ from qtool.progress import Progress
 from qtool.recipe import Recipe, load
 from qtool.request import Request
 from qtool.summary import Summary
-from qtool.workspace import workspace
+from qtool.workspace import check_free, workspace
 
 SMALL = ["calibration.samples=4", "calibration.length=48"]
 SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq"]
@@ -252,15 +252,93 @@ def test_kill_9(model: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_left_beside_a_finished_output_is_swept(tmp_path: Path) -> None:
-    """A run that is killed between the last rename and the end leaves its lock."""
+    """A run that is killed between the last rename and the end leaves its journal and its lock."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "a").write_text("a")
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial/lock").write_text("1")
-    with (
-        pytest.raises(UnsupportedError, match="exists and is not empty"),
-        workspace(out, is_folder=True, nbytes=0, fresh=False),
-    ):
-        pass
+    folder = tmp_path / ".out.partial"
+    folder.mkdir()
+    (folder / "lock").write_text("qtool 1")
+    (folder / "journal").write_text("")
+    with pytest.raises(UnsupportedError, match="exists and is not empty"):
+        check_free(out, is_folder=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    """A folder, a file or a link of somebody's that has the name where work would go."""
+    out, place = tmp_path / "out", tmp_path / ".out.partial"
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis").write_text("years")
+    before = files(tmp_path)
+
+    def refused() -> None:
+        with (
+            pytest.raises(ResumeError, match=r"\.out\.partial beside it, .* was not made by qtool"),
+            workspace(out, is_folder=True, nbytes=0, fresh=True),
+        ):
+            raise AssertionError
+        check_free(out, is_folder=True)
+
+    place.symlink_to(precious)
+    refused()
+    assert place.is_symlink() and files(precious) == {"thesis": b"years"}
+    place.unlink()
+    place.write_text("a file")
+    refused()
+    place.unlink()
+    precious.rename(place)
+    refused()
+    out.mkdir()  # an empty one may be filled
+    refused()
+    out.rmdir()
+    (place / "lock").write_text("not of qtool")
+    refused()
+    assert files(place) == {"thesis": b"years", "lock": b"not of qtool"}
+    (place / "lock").unlink()
+    place.rename(precious)
+    place.mkdir()
+    (place / "lock").symlink_to(precious / "thesis")
+    with (
+        pytest.raises(UnsupportedError, match="cannot be made"),
+        workspace(out, is_folder=True, nbytes=0, fresh=True),
+    ):
+        raise AssertionError
+    (place / "lock").unlink()
+    place.rmdir()
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_finished_output_that_cannot_get_its_name_is_kept(
+    is_folder: bool, tmp_path: Path
+) -> None:
+    """Somebody has put something in its place meanwhile; when that is gone nothing is lost."""
+    out = tmp_path / "out"
+    with (
+        pytest.raises(UnsupportedError) as refused,
+        workspace(out, is_folder=is_folder, nbytes=0, fresh=False) as space,
+    ):
+        (space.artifact / "a" if is_folder else space.artifact).write_text("hours of work")
+        space.journal.commit("all")
+        out.mkdir()
+        (out / "note").write_text("mine")
+    assert any("what is finished is kept" in note for note in refused.value.__notes__)
+    (out / "note").unlink()
+    out.rmdir()
+    with workspace(out, is_folder=is_folder, nbytes=0, fresh=False) as space:
+        assert [*space.journal.done] == ["all"]
+    assert (out / "a" if is_folder else out).read_text() == "hours of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_of_an_earlier_run_is_not_delivered(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    folder = died(model, "w4g128-rtn", out, text, 2, monkeypatch)
+    (folder / "artifact/chat_template.jinja").write_text("of another time")
+    quantize(model, "w4g128-rtn", out, text)
+    quantize(model, "w4g128-rtn", tmp_path / "whole", text)
+    assert content(out) == content(tmp_path / "whole")

@@ -74,13 +74,13 @@ def quantize(
         from qtool.gguf.open import is_gguf
         from qtool.pipeline import run
         from qtool.request import Request, artifact_path, check_stats_options
-        from qtool.staging import check_out
-
+        from qtool.workspace import check_free
+        
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
         check_stats_options(stats, given)
         max_shard_bytes = parse_size(max_shard_size or "5GB")
         target = artifact_path(model, loaded, out)
-        check_out(target)
+        check_free(target, is_folder=True)
         with progress.stage("download"):
             source = resolve(model)
         if not is_gguf(source):
@@ -98,8 +98,8 @@ def quantize(
     else:
         from qtool.gguf.quantize import GgufRequest, run_gguf
         from qtool.gguf.quantize import artifact_path as gguf_path
-        from qtool.staging import check_out_file
-
+        from qtool.workspace import check_free
+        
         refuse(
             loaded,
             "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
@@ -112,7 +112,7 @@ def quantize(
             refuse(
                 loaded, "measures nothing without `importance: true`", dict.fromkeys(given, True)
             )
-        check_out_file(gguf_path(model, loaded, out))
+        check_free(gguf_path(model, loaded, out), is_folder=False)
         with progress.stage("download"):
             source = resolve(model)
         summary = run_gguf(

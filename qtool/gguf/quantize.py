@@ -32,10 +32,10 @@ from qtool.hub import plain_name, public_name
 from qtool.journal import Journal
 from qtool.native.sums import checksum
 from qtool.progress import Progress
-from qtool.staging import check_out_file
+from qtool.provenance import environment
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verification.written import check_written_gguf
-from qtool.workspace import Workspace, workspace
+from qtool.workspace import Workspace, check_free, workspace
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
 
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
-    check_out_file(request.artifact)
+    check_free(request.artifact, is_folder=False)
     with closing(open_source(request.source)) as source:
         return _run(request, source, progress)
 
@@ -91,6 +91,7 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     with workspace(out, is_folder=False, nbytes=plan.size_bytes, fresh=request.fresh) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
         if measures and any(tensor.importance for tensor in plan.tensors):
+            space.agree({"version of torch or kind of CPU": environment()})
             importance = _measure(request, source, progress, space)
             plan = make_gguf_plan(
                 request.recipe, source, importance, requantize=request.requantize, origin=origin
