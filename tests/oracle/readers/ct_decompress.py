@@ -15,6 +15,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
 from compressed_tensors.utils.match import is_match, match_targets
 from safetensors.torch import load_file, save_file
 from transformers.utils.quantization_config import CompressedTensorsConfig
@@ -47,7 +48,13 @@ def one(folder: Path, output: str) -> dict[str, int]:
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         names = compressor.compression_param_names(scheme)
         there = {k.removeprefix(f"{name}.") for k in stored if k.startswith(f"{name}.")}
-        assert there - {"bias"} == set(names), (name, there, names)
+        inputs = scheme.input_activations
+        static = {"input_scale"} if inputs is not None and inputs.dynamic is False else set()
+        assert there - {"bias"} == {*names, *static}, (name, there, names)
+        if static:
+            module = torch.nn.Linear(1, 1)
+            initialize_module_for_quantization(module, scheme, force_zero_point=False)
+            assert module.input_scale.shape == stored[f"{name}.input_scale"].shape
         state = {last: stored[f"{name}.{last}"] for last in names}
         found[name] = compressor.decompress(state, scheme)["weight"].contiguous()
         formats[scheme.format] = formats.get(scheme.format, 0) + 1
