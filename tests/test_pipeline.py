@@ -421,9 +421,9 @@ def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -
         alive[:] = [weakref.ref(stats.gram) for stats in found.values()]
         return found
 
-    def count(sink: Any, planned: Any, quant: GroupQuant) -> None:
+    def count(sink: Any, planned: Any, quant: GroupQuant, *rest: Any) -> None:
         left.append(sum(ref() is not None for ref in alive))
-        give(sink, planned, quant)
+        give(sink, planned, quant, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "collect", watched)
