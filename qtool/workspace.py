@@ -144,7 +144,10 @@ def _acquire(folder: Path, out: Path) -> int:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                if os.pread(descriptor, len(_MARK), 0) != _MARK and [*folder.iterdir()] != [path]:
+                marked = os.pread(descriptor, len(_MARK), 0) == _MARK
+                if not all(map(_plain, folder.rglob("*"))) or not (
+                    marked or [*folder.iterdir()] == [path]
+                ):
                     raise _not_ours(folder, out)
                 with suppress(OSError):  # of a full disk
                     os.pwrite(descriptor, _MARK + b"%-12d\n" % os.getpid(), 0)
@@ -168,6 +171,12 @@ def _check_ours(folder: Path, out: Path) -> None:
     mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
     if not stat.S_ISDIR(found.st_mode) or not mine:
         raise _not_ours(folder, out)
+
+
+def _plain(path: Path) -> bool:
+    """Whether it is a file or a folder: of links and the like qtool makes none."""
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def _not_ours(folder: Path, out: Path) -> ResumeError:

@@ -299,6 +299,14 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (place / "lock").unlink()
     place.rename(precious)
     place.mkdir()
+    (place / "lock").write_text("qtool 1")  # as in an archive that somebody has unpacked
+    for name in ("artifact", "artifact/model.safetensors", "hidden-0", "journal"):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).symlink_to(precious if name == "artifact" else precious / "thesis")
+        refused()
+        (place / name).unlink()
+    (place / "artifact").rmdir()
+    (place / "lock").unlink()
     (place / "lock").symlink_to(precious / "thesis")
     with (
         pytest.raises(UnsupportedError, match="cannot be made"),
