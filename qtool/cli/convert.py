@@ -77,12 +77,8 @@ def _print(made: "Converted") -> None:
         more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
         worst = max(one.relative_error for one in members)
         typer.echo(f"{members[0].name} {why}{more}: {what}, relative error {worst:.3g} at most")
-    exact = f"all {certificate.compared} tensors read back and compared: the same numbers"
-    if certificate.rounded:
-        count = len(certificate.rounded)
-        exact = f"{count} of {certificate.compared} tensors are not the same numbers"
     layout = f" {certificate.layout}" if certificate.layout else ""
     typer.echo(
         f"{made.artifact}: {made.architecture or 'model'} as {certificate.format}{layout}, "
-        f"{made.size_bytes:,} bytes; {exact}"
+        f"{made.size_bytes:,} bytes; {certificate.kept}"
     )

@@ -17,16 +17,10 @@ def render(
     """The card; it depends on its arguments alone."""
     source = certificate.source
     was = f"{source['format']} {source['layout'] or ''}".strip()
-    count = len(certificate.rounded)
-    kept = (
-        f"all {certificate.compared} tensors read back and compared: the same numbers"
-        if certificate.exact
-        else f"{count} of {certificate.compared} tensors are not the same numbers"
-    )
     rows = [
         ("made with", f"qtool {__version__}, `qtool convert --to {target.name}`"),
         ("converted from", f"{was}, {source['digest']}"),
-        ("exactness", kept),
+        ("exactness of the weights", certificate.kept),
     ]
     table = [f"| {key} | {value} |" for key, value in rows]
     parts = [

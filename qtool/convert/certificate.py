@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
+from qtool.convert.lost import ACTIVATIONS
 from qtool.convert.model import DTYPE_NAMES, Model
 from qtool.convert.targets import Target
 
 FILE_NAME = "qtool.json"
 SCHEMA = 1
+CERTIFIED = "weights"  # what `exact` is about
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ def _squares(values: NDArray[np.float32]) -> float:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Source and output were dequantized and compared, tensor by tensor."""
+    """Source and output were dequantized and compared, tensor by tensor.
+
+    It is about weights: of what engines do with inputs it only says what is lost, in `dropped`.
+    """
 
     source: Mapping[str, Any]  # format, layout, digest, group_size, dtype
     format: str
@@ -82,8 +87,18 @@ class Certificate:
     assumed: str | None = None
 
     @property
+    def kept(self) -> str:
+        """What the comparison found, in words."""
+        said = f"all {self.compared} tensors read back and compared: the same numbers"
+        if self.rounded:
+            said = f"{len(self.rounded)} of {self.compared} tensors are not the same numbers"
+        if any(name == ACTIVATIONS for name, _ in self.dropped):
+            said += "; the source's quantized activations are dropped"
+        return said
+
+    @property
     def exact(self) -> bool:
-        """Whether all numbers are the same."""
+        """Whether all weights are the same numbers."""
         return not self.rounded
 
     def json(self) -> dict[str, Any]:
@@ -91,6 +106,7 @@ class Certificate:
         record: dict[str, Any] = {
             "from": dict(self.source),
             "to": {"format": self.format, "layout": self.layout},
+            "certified": CERTIFIED,
             "compared": self.compared,
             "matrices": self.matrices,
             "exact": self.exact,
@@ -158,6 +174,7 @@ class Converted:
             "architecture": self.architecture,
             "dtype": self.dtype,
             "source": dict(certificate.source),
+            "certified": CERTIFIED,
             "exact": certificate.exact,
             "compared": certificate.compared,
             "tensors": self.tensors,

@@ -12,12 +12,12 @@ import numpy as np
 from qtool import structure
 from qtool.artifact import Artifact, Entry
 from qtool.checkpoint import Checkpoint
+from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
 
-_CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
@@ -45,34 +45,30 @@ def artifact_model(path: Path, assume: str | None) -> Model:
                 f"{path}: {entry.name} is stored as {found.format} {found.layout}".rstrip()
                 + ", which is recognised, but not decoded by this version"
             )
-    cache = [entry for entry in entries if entry.name.endswith(_CACHE_SCALES)]
-    why = "a scale of the KV cache, of which the output's config says nothing"
+    inputs = lost.activations(artifact)
+    dropped = [
+        (name, why)
+        for entry in entries
+        for name in entry.stored
+        if (why := lost.reason(name)) is not None
+    ]
+    alone = {name for name, _ in dropped}
+    kept = [entry for entry in entries if entry.stored[0] not in alone]
     return Model(
         path=path,
         format=found.format,
         layout=artifact.found.layout,
         config=plain_config(checkpoint.config),
         dtype=_dtype(checkpoint, entries),
-        tensors=tuple(_tensor(artifact, entry) for entry in entries if entry not in cache),
+        tensors=tuple(_tensor(artifact, entry) for entry in kept),
         digest=lambda: f"sha256:{checkpoint.digest()}",
         provenance=artifact.provenance,
         side_files=partial(_side_files, checkpoint),
         checkpoint=checkpoint,
-        dropped=tuple((entry.name, why) for entry in cache),
-        warnings=_warnings(artifact, cache),
+        activations=inputs,
+        dropped=(*lost.named(inputs), *dropped),
+        warnings=lost.warnings(inputs, dropped),
     )
-
-
-def _warnings(artifact: Artifact, cache: Sequence[Entry]) -> tuple[str, ...]:
-    """What the source has beside weights, and the output has not."""
-    found = []
-    if any(group.activations for group in artifact.found.groups):
-        found.append("the source has quantized activations, too; the output has its weights alone")
-    if cache:
-        found.append(
-            f"{len(cache)} scales of the KV cache are dropped ({cache[0].name} is the first)"
-        )
-    return tuple(found)
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

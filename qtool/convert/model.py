@@ -61,6 +61,7 @@ class Model:
     side_files: Callable[[], Iterable[tuple[str, bytes]]]  # tokenizer and the like
     checkpoint: Checkpoint | None = None  # where it is one
     group_size: int | None = None  # of the artifact that this one says it was made from
+    activations: str | None = None  # how engines quantize inputs of its matrices, where they do
     dropped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -39,6 +39,7 @@ def convert(request: Request, progress: Progress) -> Converted:
 def _convert(request: Request, model: Model, progress: Progress) -> Converted:
     say_all(model.warnings, progress)
     to_checkpoint.check_floats(model)
+    _keep_inputs(request, model)
     dtype = model.dtype if request.dtype is None else DTYPES[request.dtype]
     if request.target.format == "hf":
         return _folder(request, in_dtype(model, dtype), dense_plan(model, dtype), progress)
@@ -47,6 +48,17 @@ def _convert(request: Request, model: Model, progress: Progress) -> Converted:
     with progress.stage("survey"):
         plan = codes_plan(request.target, model, request.lossy, dtype, progress)
     return _folder(request, model, plan, progress)
+
+
+def _keep_inputs(request: Request, model: Model) -> None:
+    """UnsupportedError where a format that could say how inputs are quantized would lose that."""
+    if model.activations is None or request.target.format != model.format or request.lossy:
+        return
+    raise UnsupportedError(
+        f"{model.path}: is {model.format} already, with quantized activations "
+        f"({model.activations}), which writing it anew would lose; use it as it is, or give "
+        "--lossy for its weights alone"
+    )
 
 
 def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Converted:
