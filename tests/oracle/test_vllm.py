@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 WINDOWS, LENGTH = 4, 512  # 2048 tokens
 MEAN_DIFFERENCE = 0.08  # nat
-ROUNDED_INPUTS = {"w8a8-dynamic": 0.17, "fp8-dynamic": 0.18}  # which the reference does not do
+# Recipes of which vLLM rounds the inputs of layers, each token by itself; and how far it may be
+# from a reference that does not. (INT8 without smoothing is 0.24 nat away on this model, which has
+# outliers: that is what the rounding costs.)
+ROUNDED = {"w8a8-dynamic": ("int8", 1.0), "fp8-dynamic": ("fp8", 0.18)}
 CLOSE_CALL = 0.2  # nat between the two best tokens: bfloat16 may choose either
 PROMPT, STEPS = 64, 48
 
@@ -55,6 +58,34 @@ def dequantized_model(path: Path):
     return model.eval()
 
 
+def round_inputs(model, kind: str) -> None:
+    """Every quantized layer's input as vLLM rounds it: max|x| of each token is 127, or 448."""
+    import torch
+
+    def rounded(_, inputs):
+        reach = 127.0 if kind == "int8" else 448.0
+        scale = inputs[0].abs().amax(-1, keepdim=True).clamp(min=1e-10) / reach
+        value = inputs[0] / scale
+        if kind == "int8":
+            value = value.round().clamp(-128, 127)
+        else:
+            value = value.clamp(-reach, reach).to(torch.float8_e4m3fn).float()
+        return (value * scale,)
+
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded)
+
+
+def target_logprobs(model, tokens: list[int]) -> np.ndarray:
+    """Of every token but the first."""
+    import torch
+
+    ids = torch.tensor(tokens)
+    scores = torch.log_softmax(model(ids[None]).logits[0, :-1], -1)
+    return scores.gather(1, ids[1:, None])[:, 0].numpy()
+
+
 @pytest.mark.parametrize(
     ("recipe", "sets"),
     [
@@ -84,16 +115,22 @@ def test_vllm_agrees_with_the_dequantized_model(
     seen = vllm("vllm_logprobs.py", request)
 
     model = dequantized_model(path)
-    differences = []
+    theirs = np.concatenate([np.array(window) for window in seen["logprobs"]])
+
+    def difference() -> float:
+        found = np.concatenate([target_logprobs(model, tokens) for tokens in text])
+        return float(np.mean(np.abs(found - theirs)))
+
     with torch.inference_mode():
-        for tokens, theirs in zip(text, seen["logprobs"], strict=True):
-            ids = torch.tensor(tokens)
-            ours = torch.log_softmax(model(ids[None]).logits[0, :-1], -1)
-            ours = ours.gather(1, ids[1:, None])[:, 0].numpy()
-            differences.append(np.abs(ours - np.array(theirs)))
-        mean = float(np.mean(np.concatenate(differences)))
+        if recipe in ROUNDED:
+            kind, allowed = ROUNDED[recipe]
+            mean = difference()
+            print(f"{recipe}: mean |difference| {mean:.4f} nat, inputs not rounded")
+            assert mean <= allowed
+            round_inputs(model, kind)
+        mean = difference()
         print(f"{recipe}: mean |difference| {mean:.4f} nat")
-        assert mean <= ROUNDED_INPUTS.get(recipe, MEAN_DIFFERENCE)
+        assert mean <= MEAN_DIFFERENCE
 
         # Greedy continuation: equal until the first position that is a close call.
         both = torch.tensor([prompt + seen["tokens"]])
