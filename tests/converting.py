@@ -83,3 +83,11 @@ def stored(artifact: Path) -> dict[str, Any]:
 def numbers(folder: Path) -> dict[str, NDArray[np.float32]]:
     """Every tensor, dequantized."""
     return dict(Artifact.open(folder).dequantized())
+
+
+def said_of(file: Path) -> dict[str, Any]:
+    """What the last conversion says of itself."""
+    with GgufFile.open(file) as opened:
+        record = json.loads(opened.metadata["qtool.provenance"].value)
+    found: dict[str, Any] = record["conversions"][-1]
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import quantizing
 from artifact_files import random_quant, write_folder
-from converting import MATRICES, artifacts, first_block, numbers, run, weights
+from converting import MATRICES, artifacts, first_block, numbers, run, said_of, weights
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
@@ -30,14 +30,6 @@ from qtool.scheme import GroupQuant, Scheme
 def types(file: Path) -> dict[str, str]:
     with GgufFile.open(file) as opened:
         return {name: info.type.name for name, info in opened.tensors.items()}
-
-
-def said(file: Path) -> dict[str, object]:
-    """What the last conversion says of itself."""
-    with GgufFile.open(file) as opened:
-        record = json.loads(opened.metadata["qtool.provenance"].value)
-    found: dict[str, object] = record["conversions"][-1]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +148,10 @@ def test_zero_points_that_q4_1_rounds(made: dict[str, Path], tmp_path: Path) -> 
         run(source, "gguf", tmp_path / "file.gguf")
     assert list(tmp_path.iterdir()) == []
     exact = run(source, "gguf-q8_0", tmp_path / "exact.gguf")
-    assert said(exact)["exact"] is True
+    assert said_of(exact)["exact"] is True
     assert types(exact)["blk.0.ffn_up.weight"] == "Q8_0"
     rounded = run(source, "gguf", tmp_path / "rounded.gguf", lossy=True)
-    record = said(rounded)
+    record = said_of(rounded)
     assert record["exact"] is False
     errors = [one["relative_error"] for one in record["rounded"]]  # type: ignore[attr-defined]
     assert len(errors) == MATRICES and 0 < max(errors) < 1e-3
@@ -179,7 +171,7 @@ def test_columns_out_of_group_order(made: dict[str, Path], tmp_path: Path) -> No
     with pytest.raises(UnsupportedError, match=r"desc_act.*GGUF.*6 more.*--lossy it is encoded"):
         run(source, "gguf", tmp_path / "file.gguf")
     file = run(source, "gguf", tmp_path / "file.gguf", lossy=True)
-    errors = [one["relative_error"] for one in said(file)["rounded"]]  # type: ignore[attr-defined]
+    errors = [one["relative_error"] for one in said_of(file)["rounded"]]  # type: ignore[attr-defined]
     assert len(errors) == MATRICES and min(errors) > 0.001 and max(errors) < 0.2
 
 

@@ -39,7 +39,11 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Write ARTIFACT as another format: exactly, and certified, or not at all."""
+    """Write ARTIFACT as another format: exactly, and certified, or not at all.
+
+    Dequantized (--to hf), its products are rounded to --dtype, and the error of each is recorded;
+    float32 holds them all.
+    """
     from qtool.convert.request import Request
     from qtool.convert.run import convert as run
     from qtool.convert.targets import target

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qtool.checkpoint import Checkpoint
 from qtool.convert.blocks import BLOCK, Q4_0, Q4_1, Q8_0, fits_bytes, offsets
 from qtool.convert.model import Model, Tensor
-from qtool.convert.obstacles import ANEW, OFFSETS, SCALES, Obstacle, refuse
+from qtool.convert.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plan import info_of
 from qtool.convert.survey import grouped, in_dtype
 from qtool.convert.targets import Target
@@ -42,6 +42,15 @@ class GgufStep:
     parts: tuple[Tensor, ...] = ()
     order: NDArray[np.int64] | None = None  # which row of the matrix each row is
     against: Mapping[str, Obstacle] | None = None  # by part: what is done because of what
+    added: HfRows | None = None  # of a norm to which a number is added
+
+    def taken_back(self, raw: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A norm's numbers: as the checkpoint has them, and as rows of the file say, all of them,
+        less what was added."""
+        assert self.added is not None
+        known = replace(self.added, add=0).read(0, self.source.rows)
+        found = np.ascontiguousarray(raw).view(np.float32) - np.float32(self.added.add)
+        return known.view(np.float32), found
 
 
 def gguf_plan(
@@ -83,10 +92,12 @@ def unquantized(model: Model, checkpoint: Checkpoint) -> Checkpoint:
 
 def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -> GgufStep:
     parts = tuple(by_name[name] for name in source.origin if name in by_name)
+    reader = getattr(source.read, "__self__", None)
+    if not parts and isinstance(reader, HfRows) and reader.add:
+        return _added(source, replace(reader, wide=True))
     if not parts:
         return GgufStep(source, source.type)
     name = parts[0].name
-    reader = getattr(source.read, "__self__", None)
     if not isinstance(reader, HfRows) or reader.add or len(parts) != len(source.origin):
         why = f"belongs to {source.name} together with tensors that are not quantized"
         return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
@@ -106,6 +117,17 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
         why = f"is not as wide as all others that {source.name} is made of"
         against.setdefault(name, Obstacle(name, why))
     return GgufStep(source, type_, parts, order, against)
+
+
+def _added(source: SourceTensor, reader: HfRows) -> GgufStep:
+    """A norm that the file has with 1 added: in float32, as the model itself adds it, and not in
+    the checkpoint's float16, as convert_hf_to_gguf.py does, which rounds nearly all of them."""
+    step = GgufStep(replace(source, read=reader.read), source.type, added=reader)
+    if np.array_equal(*step.taken_back(reader.read(0, source.rows))):
+        return step
+    name = source.origin[0]
+    why = f"is stored with {reader.add} added, and float32 rounds the sum"
+    return replace(step, against={name: Obstacle(name, why, ROUNDED)})
 
 
 def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | None]:

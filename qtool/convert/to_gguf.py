@@ -138,6 +138,12 @@ def _pieces(
 
 def _rounded(step: GgufStep) -> Iterator[Rounded]:
     """What is lost of the parts that are not stored exactly."""
+    if step.added is not None:
+        for obstacle in (step.against or {}).values():
+            sums = Squares()
+            sums.add(*step.taken_back(step.source.read(0, step.source.rows)))
+            what = str(obstacle.lossy)
+            yield Rounded(obstacle.name, what, obstacle.reason, sums.relative_error)
     for part in step.parts:
         if (obstacle := (step.against or {}).get(part.name)) is None:
             continue
@@ -207,6 +213,10 @@ def _compare_step(file: GgufFile, step: GgufStep) -> None:
                 f"{part.name}: reads back as other numbers than the checkpoint's; this is an "
                 "error of qtool"
             )
+    if step.added is not None and not step.against:
+        back = step.taken_back(file.read_rows(name, 0, step.source.rows))
+        if not np.array_equal(*back):
+            raise FormatError(f"{name}: is not the checkpoint's with {step.added.add} added")
     if not step.parts:
         for first, plain in _plain_rows(step):
             if not np.array_equal(file.read_rows(name, first, first + len(plain)), plain):

@@ -32,6 +32,7 @@ class HfRows:
     rows: RowMap | None = None
     groups: int = 1
     add: int = 0
+    wide: bool = False  # `add` to float32, whatever the dtype
 
     @property
     def _info(self) -> TensorInfo:
@@ -59,7 +60,7 @@ class HfRows:
     def _as_float32(self, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
         shape = (raw.size // st.DTYPE_BYTES[self._info.dtype],)
         flat = raw.reshape(-1)
-        if self.add and self._info.dtype == "F16":
+        if self.add and self._info.dtype == "F16" and not self.wide:
             # convert_hf_to_gguf.py adds in the checkpoint's precision; bfloat16 it widens first.
             values = (flat.view(np.float16) + np.float16(self.add)).astype(np.float32)
         else:

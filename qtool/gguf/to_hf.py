@@ -92,8 +92,8 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     """Plan the checkpoint; `dtype` (float16, bfloat16, float32) by default as the file has it.
 
     usual: what most matrices were before they were quantized, F16, BF16 or F32, where that is
-    known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError where
-    the file lacks a tensor or has one that no module of the table is.
+    known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError
+    where the file lacks a tensor or has one that no module of the table is.
     """
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
@@ -217,12 +217,13 @@ def _dtype_of(
 
 
 def _again(values: NDArray[np.float32], dtype: str, add: int) -> NDArray[np.float32]:
-    """What `from_hf` makes of `values` stored as dtype."""
+    """What the file would have of `values` stored as dtype. llama.cpp's converter adds to float16
+    in float16, which gives numbers that the sum in float32 gives, too."""
     if dtype == "F16":
-        half = floats.to_float16(values)
-        return (half + np.float16(add)).astype(np.float32) if add else floats.from_float16(half)
-    widened: NDArray[np.float32] = floats.from_bfloat16(floats.to_bfloat16(values))
-    return widened + np.float32(add)
+        held: NDArray[np.float32] = floats.from_float16(floats.to_float16(values))
+    else:
+        held = floats.from_bfloat16(floats.to_bfloat16(values))
+    return held + np.float32(add)
 
 
 def floats_of(tensor: SourceTensor, first: int, last: int) -> NDArray[np.float32]:
