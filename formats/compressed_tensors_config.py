@@ -15,13 +15,13 @@ Source: the schema of compressed-tensors 0.19 (quantization/quant_args, quant_sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qtool.errors import FormatError
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
 from qtool.formats.gptq_dynamic import patterns_for
-from qtool.formats.patterns import matches
+from qtool.formats.patterns import any_of, matches
 from qtool.scheme import Scheme
 
 NAME = "compressed-tensors"
@@ -124,27 +124,42 @@ def _block(where: str, value: object) -> tuple[int, int]:
 
 def group_of(module: str, found: ArtifactScheme) -> Group:
     """The group whose targets name a module: by its name, by an expression, by its class."""
-    for fits in (_by_name, _by_expression, _by_class):
-        for group in found.groups:
-            if any(fits(target, module) for target in group.targets):
-                return group
+    chosen = chosen_group([group.targets for group in found.groups], module)
+    if chosen is not None:
+        return found.groups[chosen]
     if len({group.scheme for group in found.groups}) == 1:
         return found.groups[0]  # names in configs drift from those in files
     raise FormatError(
-        f"{module}: it is quantized, but no target in the config's config_groups names it"
+        f"{module}: it is quantized, and which of the config's config_groups it is of is not "
+        "known: no target names it, or one that might is an expression that is not matched here; "
+        "name it, or write the expression without flags, lookbehinds and back references"
     )
 
 
-def _by_name(target: str, module: str) -> bool:
+def chosen_group(targets: Sequence[Sequence[str]], module: str) -> int | None:
+    """Which of the groups' targets name a module: by its name, by an expression, by its class;
+    None where none does, or where it depends on an expression that is not matched here."""
+    for number, names in enumerate(targets):
+        if module in names:
+            return number
+    for number, names in enumerate(targets):
+        found = any_of(named(name, module) for name in names)
+        if found is not False:
+            return number if found else None
+    return next((n for n, names in enumerate(targets) if any(map(is_class, names))), None)
+
+
+def named(target: str, module: str) -> bool | None:
+    """Whether a name, or `re:` and an expression, means a module; None where that is not known."""
+    if target.startswith("re:"):
+        return matches(target.removeprefix("re:"), module)
     return target == module
 
 
-def _by_expression(target: str, module: str) -> bool:
-    return target.startswith("re:") and matches(target.removeprefix("re:"), module)
-
-
-def _by_class(target: str, module: str) -> bool:
-    return target.isidentifier() and target[:1].isupper()
+def is_class(target: str) -> bool:
+    """Whether a target names a class, `Linear` nearly always, and so all linear layers."""
+    others = target.endswith(("Attention", "Embedding"))
+    return target.isidentifier() and target[:1].isupper() and not others
 
 
 def layout_of(scheme: Scheme, whole_numbers: str) -> str:

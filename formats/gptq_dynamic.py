@@ -16,10 +16,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from qtool.errors import FormatError
-from qtool.formats import patterns
 from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
+from qtool.formats.patterns import matches
 from qtool.layer_names import fused_names, is_head
 from qtool.scheme import Scheme
+
+_MARK = re.compile(r"^[-+]:")
 
 
 def _template(name: str) -> tuple[str, tuple[str, ...]]:
@@ -105,24 +107,29 @@ def negative(pattern: str) -> bool:
     return pattern.startswith("-:")
 
 
-def harmless(pattern: str) -> bool:
-    """Whether the expression of a pattern is one that is run."""
-    return patterns.harmless(pattern.removeprefix("+:"))
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether an expression of a config means a module, as engines match: from the start."""
-    return patterns.matches(pattern.removeprefix("+:"), module)
+def entry_for(table: Iterable[str], module: str) -> tuple[str | None, bool]:
+    """The key of `dynamic` that means a module, the first whose expression matches from the start
+    of its name; and whether that is known."""
+    for key in table:
+        found = matches(_MARK.sub("", key), module)
+        if found is not False:
+            return (key, True) if found else (None, False)
+    return None, True
 
 
 def overridden(module: str, found: ArtifactScheme) -> Scheme:
-    """The scheme that the config gives a module: its default, or the first `dynamic` match."""
+    """The scheme that the config gives a module: its default, or the first `dynamic` match.
+
+    An expression that is not matched here is passed over: in the end shapes tell.
+    """
     if found.scheme is None:
         raise FormatError(f"{module}: the config does not say how it is stored")
-    for pattern, keys in found.overrides:
-        if matches(pattern, module):
-            width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)
-            size = group_size_of(keys.get("group_size", found.scheme.group_size))
-            symmetric = keys.get("sym", found.scheme.symmetric) is not False
-            return Scheme(width, size, symmetric)
+    table = dict(found.overrides)
+    key = next((key for key in table if matches(_MARK.sub("", key), module)), None)
+    if key is not None:
+        keys = table[key]
+        width = whole(keys.get("bits", found.scheme.bits), "bits", 2, 8)
+        size = group_size_of(keys.get("group_size", found.scheme.group_size))
+        symmetric = keys.get("sym", found.scheme.symmetric) is not False
+        return Scheme(width, size, symmetric)
     return found.scheme

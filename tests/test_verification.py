@@ -4,6 +4,7 @@ That every kind of damage is found and every healthy artifact passes is in test_
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def folder_of(tmp_path: Path, kind: str, **config: Any) -> Subject:
         ("gptq", {"lm_head": True}, set()),
         ("gptq", {"dynamic": {"-:.*gate_proj": {}}}, {"lm_head", GATE}),
         ("gptq", {"dynamic": {"-:gate_proj": {}}}, {"lm_head"}),  # engines match from the start
+        ("gptq", {"dynamic": {"+:.*q_proj": {"bits": 4}, "-:.*": {}}}, {"lm_head", GATE}),
         ("gptq", {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, {"lm_head", GATE}),
     ],
 )
@@ -150,6 +152,8 @@ def test_what_a_config_leaves_out(
         (["Linear"], ["lm_head"], {"lm_head"}),
         (["Linear"], ["re:.*gate_proj$", "lm_head"], {GATE, "lm_head"}),
         (["re:.*q_proj"], [], {GATE, "lm_head"}),
+        (["Linear"], [r"re:.*layers\.[0-9]{1}\.mlp.*", "re:(lm|the)?_head"], {GATE, "lm_head"}),
+        (["Linear"], ["re:(?i).*GATE_PROJ"], {None}),
         ([Q], [], {GATE, "lm_head"}),
     ],
 )
@@ -165,7 +169,60 @@ def test_what_compressed_tensors_leave_out(
         f"{Q}.weight_scale": ("F32", np.ones((8, 1), np.float32)),
     }
     found = subject(write_packed(tmp_path / "out", tensors, config))
-    assert {m for m in (Q, GATE, "lm_head") if says_dense(found, m)} == dense
+    said = {m: says_dense(found, m) for m in (Q, GATE, "lm_head")}
+    assert {None if said[m] is None else m for m in said if said[m] is not False} == dense
+
+
+def test_an_expression_that_is_not_matched_here_is_a_note(tmp_path: Path) -> None:
+    """Where layers fall that only it could leave out is not known: that is no error."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    config = compressed_tensors("int-quantized", weights) | {"ignore": ["re:(?i).*GATE_PROJ"]}
+    tensors = {
+        f"{Q}.weight": ("I8", np.ones((8, 32), np.int8)),
+        f"{Q}.weight_scale": ("F32", np.ones((8, 1), np.float32)),
+        f"{GATE}.weight": ("F16", np.ones((8, 32), np.float16)),
+    }
+    verdict = verify_artifact(write_packed(tmp_path / "out", tensors, config), engine="vllm")
+    found = [f for f in verdict.findings if f.check in ("dense-list", "engine-skip-list")]
+    assert [f.severity for f in found] == ["note"] and "not matched here" in found[0].message
+
+
+def test_heads_are_asked_for_only_where_a_config_can_quantize_them(tmp_path: Path) -> None:
+    """Official FP8 and bitsandbytes checkpoints name no head, and no engine quantizes it."""
+    head = ("F16", np.ones((8, 32), np.float16))
+    fp8 = {
+        f"{Q}.weight": ("F8_E4M3", np.full((32, 32), 0x38, np.uint8)),
+        f"{Q}.weight_scale_inv": ("F32", np.ones((1, 1), np.float32)),
+        "lm_head.weight": head,
+    }
+    eight = {
+        f"{Q}.weight": ("I8", np.ones((8, 32), np.int8)),
+        f"{Q}.SCB": ("F32", np.ones(8, np.float32)),
+        "lm_head.weight": head,
+    }
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    bits8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None}
+    for name, tensors, config in (("fp8", fp8, said), ("bnb", eight, bits8)):
+        found = verify_artifact(write_packed(tmp_path / name, tensors, config)).findings
+        assert "dense-list" not in {f.check for f in found}
+    linears = {**fp8, f"{GATE}.weight": head}
+    found = verify_artifact(write_packed(tmp_path / "other", linears, said)).findings
+    assert [f.name for f in found if f.check == "dense-list"] == [GATE]
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "share", "wrong"), [(True, 0.5, False), (True, 0.01, True), (False, 0.5, True)]
+)
+def test_negative_scales(symmetric: bool, share: float, wrong: bool, tmp_path: Path) -> None:
+    """Symmetric integers have them about as often as positive ones, where a method has any."""
+    quant = random_quant(Scheme(4, 32, symmetric), 64, 64)
+    scale = np.abs(quant.scale)
+    scale.reshape(-1)[: int(share * scale.size)] *= -1
+    out = tmp_path / "out"
+    out.mkdir()
+    write_folder(out, "gptq", {Q: replace(quant, scale=scale)}, {})
+    found = [f for f in verify_artifact(out).findings if f.check == "scales"]
+    assert bool(found) is wrong
 
 
 def fused_model(folder: Path) -> Path:

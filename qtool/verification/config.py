@@ -9,9 +9,10 @@ from typing import Any
 
 from qtool.artifact import Entry, quantization_config
 from qtool.errors import QtoolError
+from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.facts import first
-from qtool.formats.gptq_dynamic import overridden
-from qtool.formats.patterns import matches
+from qtool.formats.gptq_dynamic import entry_for, negative, overridden
+from qtool.formats.patterns import any_of
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
@@ -22,11 +23,17 @@ from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 _MUCH_DENSE = 0.2  # of the linear layers' weights
-_LISTS = ("modules_to_not_convert", "dynamic", "ignore", "ignored_layers", "exclude_modules")
+_LISTS = (
+    "modules_to_not_convert", "dynamic", "ignore", "ignored_layers", "exclude_modules",
+    "llm_int8_skip_modules",
+)  # fmt: skip
+# In these the config says whether the head is quantized; of others no engine asks for its codes.
+_WITH_HEADS = ("awq", "gptq", "compressed-tensors")
 
 
-def says_dense(subject: Subject, module: str) -> bool:
-    """Whether the config leaves a linear layer, named as in the checkpoint, unquantized."""
+def says_dense(subject: Subject, module: str) -> bool | None:
+    """Whether the config leaves a linear layer, named as in the checkpoint, unquantized; None
+    where that depends on an expression that is not matched here."""
     found = subject.artifact.found
     config = quantization_config(subject.artifact.checkpoint)
     if found.format == "gptq":
@@ -37,7 +44,9 @@ def says_dense(subject: Subject, module: str) -> bool:
             flat = [n for part in inside for n in (part if isinstance(part, list) else [part])]
             if not any(str(name) in module for name in flat):
                 return True
-        return any(matches(pattern, module) for pattern in found.dense)
+        table = config.get("dynamic")
+        key, known = entry_for(table if isinstance(table, Mapping) else {}, module)
+        return (key is not None and negative(key)) if known else None
     if found.format == "compressed-tensors":
         groups = config.get("config_groups")
         targets = [
@@ -46,8 +55,9 @@ def says_dense(subject: Subject, module: str) -> bool:
             if isinstance(group, dict) and isinstance(group.get("targets"), list)
             for target in group["targets"]
         ]
-        ignored = any(_means(pattern, module) for pattern in found.dense)
-        return ignored or not any(_is_class(t) or _means(t, module) for t in targets)
+        ignored = any_of(named(pattern, module) for pattern in found.dense)
+        targeted = any_of(is_class(target) or named(target, module) for target in targets)
+        return any_of([ignored, None if targeted is None else not targeted])
     if found.format == "modelopt":
         return any(fnmatch(module, pattern) for pattern in found.dense)
     if is_head(module) and found.format == "awq" and config.get("lm_head") is not True:
@@ -56,18 +66,6 @@ def says_dense(subject: Subject, module: str) -> bool:
         return any(name in module for name in found.dense)
     inside = f".{module}."
     return any(inside.startswith(f".{n}.") or inside.endswith(f".{n}.") for n in found.dense)
-
-
-def _is_class(target: str) -> bool:
-    """Whether a target names a class, `Linear` nearly always, and so all linear layers."""
-    return target.isidentifier() and target[:1].isupper()
-
-
-def _means(pattern: str, module: str) -> bool:
-    """A target of compressed-tensors: `re:` and an expression, or a name."""
-    if pattern.startswith("re:"):
-        return matches(pattern.removeprefix("re:"), module)
-    return pattern == module
 
 
 def check_said(subject: Subject) -> Iterator[Finding]:
@@ -90,11 +88,20 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
     silent = all(config.get(key) is None for key in _LISTS) and not config.get("config_groups")
     linears = [e for e in subject.linears if e.scheme is None]
     heads = [e for e in subject.entries.values() if is_head(e.module) and e.scheme is None]
-    dense = [e.module for e in (*linears, *heads) if not says_dense(subject, e.module)]
+    if subject.artifact.found.format not in _WITH_HEADS:
+        heads = []
+    said = {e.module: says_dense(subject, e.module) for e in subject.entries.values()}
+    if unknown := [module for module, answer in said.items() if answer is None]:
+        yield Finding(
+            "note", "dense-list", unknown[0],
+            f"whether the config leaves {counted(len(unknown), 'module')} ({some(unknown)}) "
+            "unquantized depends on an expression that is not matched here; it was not checked",
+        )  # fmt: skip
+    dense = [e.module for e in (*linears, *heads) if said[e.module] is False]
     experts = [module for module in dense if experts_of(module)]
     stacks = [n for n, role in subject.roles.items() if role.reason == FUSED_EXPERTS]
     stacks = [n for n in stacks if subject.entries[n].scheme is None]
-    experts += [n for n in stacks if not says_dense(subject, fused_layer(n))]
+    experts += [n for n in stacks if says_dense(subject, fused_layer(n)) is False]
     if experts:
         yield Finding(
             "error", "dense-list", experts[0],
@@ -113,11 +120,7 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
             "warning" if silent else "error", "dense-list", others[0],
             f"{counted(len(others), 'linear layer')} stored unquantized: {some(others)}; {tail}",
         )  # fmt: skip
-    packed = [
-        e.module
-        for e in subject.entries.values()
-        if e.scheme is not None and says_dense(subject, e.module)
-    ]
+    packed = [e.module for e in subject.entries.values() if e.scheme is not None and said[e.module]]
     if packed:
         key = next((key for key in _LISTS if config.get(key)), "lm_head")
         yield Finding(
@@ -137,6 +140,8 @@ def check_scheme(subject: Subject) -> Iterator[Finding]:
         if not isinstance(entry.scheme, Scheme):
             continue
         said = overridden(entry.module, found) if found.format == "gptq" else found.scheme
+        if not entry_for([key for key, _ in found.overrides], entry.module)[1]:
+            continue
         columns = entry.shape[-1]
         if said.bits != entry.scheme.bits or said.groups(columns) != entry.scheme.groups(columns):
             text = (

@@ -23,7 +23,7 @@ from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
-from qtool.verification.engine_targets import group_of
+from qtool.verification.engine_targets import named_in_targets
 from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
 from qtool.verification.finding import Finding
 
@@ -133,7 +133,7 @@ def _head(view: EngineView, who: str) -> Iterator[Finding]:
             f"{who} will refuse {name}: it is quantized, and quantization_config does not say "
             "lm_head: true; add that, or leave the head dense",
         )  # fmt: skip
-    elif view.format == "compressed-tensors" and not group_of(view.quantization, name, False):
+    elif view.format == "compressed-tensors" and named_in_targets(view.quantization, name) is False:
         yield Finding(
             "error", "engine-head", name,
             f"{who} will refuse {name}: it is quantized, and targets of config_groups mean it by "

@@ -15,28 +15,30 @@ Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors
 (awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module).
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
-from qtool.formats.gptq_dynamic import negative
-from qtool.formats.patterns import harmless, matches
+from qtool.formats.gptq_dynamic import entry_for, negative
+from qtool.formats.patterns import any_of
 from qtool.layer_names import FUSED, experts_of
-from qtool.verification.engine_targets import group_of, names_it
+from qtool.verification.engine_targets import group_of
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
 
 CHECK = "engine-skip-list"
+_UNKNOWN = "?"
 
 
 def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     """Layers that the engine takes for quantized and are not, or the other way round."""
-    if not view.quantized or not _readable(view):
+    if not view.quantized:
         return
 
-    def named(layer: Layer) -> str | None:
-        if layer.stored is None or (entry := _entry_for(view, layer, engine)) is None:
+    def wrongly_named(layer: Layer) -> str | None:
+        entry = None if layer.stored is None else _entry_for(view, layer, engine)
+        if entry in (None, _UNKNOWN):
             return None
         return (
             f"{entry}, so that {who} leaves it unquantized and finds no weight for it; write whole "
@@ -54,7 +56,7 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
             f"{_list_of(view)} does not name {what}, so that {who} looks for codes; add that name"
         )
 
-    yield from alike("error", CHECK, view.layers, named, "{} is quantized")
+    yield from alike("error", CHECK, view.layers, wrongly_named, "{} is quantized")
     others = [layer for layer in view.layers if layer.role != "router"]
     yield from alike("error", CHECK, others, not_named, "{} is not quantized")
     # Most model classes give their routers no quantization at all; whoever made a list and means
@@ -74,22 +76,6 @@ def _names(quantization: Mapping[str, Any]) -> tuple[str, ...]:
     return names_of(
         quantization.get("modules_to_not_convert") or quantization.get("ignored_layers")
     )
-
-
-def _readable(view: EngineView) -> bool:
-    """Whether every expression of the config is one that is run here."""
-    expressions: list[str] = []
-    if view.format == "gptq":
-        table = view.quantization.get("dynamic")
-        keys = table if isinstance(table, dict) else {}
-        expressions = [re.sub(r"^[-+]:", "", str(key)) for key in keys]
-    elif view.format == "compressed-tensors":
-        groups = view.quantization.get("config_groups")
-        listed = list(names_of(view.quantization.get("ignore")))
-        for group in groups.values() if isinstance(groups, dict) else ():
-            listed += names_of(group.get("targets")) if isinstance(group, dict) else ()
-        expressions = [n.removeprefix("re:") for n in listed if n.startswith("re:")]
-    return all(map(harmless, expressions))
 
 
 def _asked(view: EngineView, layer: Layer, engine: str) -> bool:
@@ -117,21 +103,25 @@ def _engine_names(layer: Layer) -> tuple[str, ...]:
 
 
 def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
-    """The entry that leaves a layer unquantized, as the start of a sentence; None where none."""
+    """The entry that leaves a layer unquantized, as the start of a sentence; None where none, and
+    _UNKNOWN where that depends on an expression that is not matched here."""
     names = _engine_names(layer)
     where = _list_of(view)
     if view.format == "gptq":
         table = view.quantization.get("dynamic")
-        for key in table if isinstance(table, dict) else {}:
-            if matches(re.sub(r"^[-+]:", "", str(key)), names[0]):
-                return f"dynamic has {key!r}" if negative(str(key)) else None
-        return None
+        key, known = entry_for(table if isinstance(table, dict) else {}, names[0])
+        if not known:
+            return _UNKNOWN
+        return f"dynamic has {key!r}" if key is not None and negative(key) else None
     if view.format == "compressed-tensors":
         asked = (layer.module,) if engine == "transformers" else (*names, layer.module)
-        for entry in names_of(view.quantization.get("ignore")):
-            if any(names_it(entry, name) for name in asked):
-                return f"{where} has {entry!r}"
-        return None
+        answers = {
+            entry: any_of(named(entry, name) for name in asked)
+            for entry in names_of(view.quantization.get("ignore"))
+        }
+        if hit := next((entry for entry, answer in answers.items() if answer), None):
+            return f"{where} has {hit!r}"
+        return None if all(answer is False for answer in answers.values()) else _UNKNOWN
     if engine == "sglang" and view.format == "awq":
         names = names[:1]
     for entry in _names(view.quantization):

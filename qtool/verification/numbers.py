@@ -10,6 +10,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 
 _SUBNORMAL = 0.01  # of the scales
+_BOTH_SIGNS = 0.1  # of the scales, where a method gives scales a sign
 _SAME = 0.5  # of the rows
 _OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
 _FEW_WEIGHTS = 4096  # too few to tell anything from means
@@ -18,7 +19,11 @@ _FEW_MATRICES = 3  # which may by chance have weights that are not about 0
 
 
 def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
-    """scales: finite, not zero, positive, and not so small that they are hardly numbers."""
+    """scales: finite, not zero, positive, and not so small that they are hardly numbers.
+
+    Symmetric integers may have negative ones: of 4 bits there is a code for -8 and none for 8, and
+    AutoRound gives that code to the largest weight, whatever its sign.
+    """
     converted = _signed(artifact)
     for m in matrices:
         name, what = m.entry.name, None
@@ -26,7 +31,7 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
             what = f"{m.not_finite} of {m.scales} scales are NaN or infinite"
         elif m.zero_scales:
             what = f"{m.zero_scales} of {m.scales} scales are 0"
-        elif m.negative and not converted:
+        elif m.negative and not converted and not _by_design(m):
             what = f"{m.negative} of {m.scales} scales are negative"
         elif m.outer is not None and not (math.isfinite(m.outer) and m.outer > 0):
             what = f"the scale of the whole matrix is {m.outer}"
@@ -44,6 +49,12 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
             "scales so small that their type keeps only a few digits of them (subnormal); the "
             "weights there are distorted",
         )  # fmt: skip
+
+
+def _by_design(m: Measured) -> bool:
+    """Whether so many scales are negative that it is the method's way: about half of them are."""
+    whole = m.scheme.symmetric and not m.scheme.is_float
+    return whole and _BOTH_SIGNS * m.scales < m.negative < (1 - _BOTH_SIGNS) * m.scales
 
 
 def _signed(artifact: Artifact) -> bool:
