@@ -33,6 +33,7 @@ else:
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
+MAX_JSON_DEPTH = 100  # objects and lists within each other
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
 
@@ -96,6 +97,17 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise FormatError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(found, dict):
         raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
+    # Whatever walks through it later calls itself once for each level.
+    level, depth = [found], 0
+    while level:
+        if (depth := depth + 1) > MAX_JSON_DEPTH:
+            raise FormatError(f"{where}: the JSON is nested more than {MAX_JSON_DEPTH} deep")
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
     return found
 
 
