@@ -5,6 +5,8 @@
     compressed-tensors                 input_activations of the matrix's group, kv_cache_scheme
     fp8                                activation_scheme: per tensor as stored, or as inputs come,
                                        per token or per 128 columns where weights have blocks
+    modelopt                           FP8 and NVFP4 on both sides, by what each matrix is stored
+                                       as; kv_cache_quant_algo
 
 What an artifact declares and is not done here is said, in `not_simulated`.
 """
@@ -64,8 +66,8 @@ def declared(artifact: Artifact) -> Activations:
     if artifact.found.format == "bitsandbytes":
         left["inputs in int8 and float16, as bitsandbytes parts them"] = None
     kept = None
-    scheme = quantization_config(artifact.checkpoint).get("kv_cache_scheme")
-    if isinstance(scheme, Mapping):
+    scheme = _cache_scheme(quantization_config(artifact.checkpoint))
+    if scheme is not None:
         kept = _kept(artifact, scheme)
         if kept is None:
             left[f"the KV cache: {_said(scheme)}"] = None
@@ -86,7 +88,36 @@ def _arguments(
         size = scheme.group_size
         strategy = {"strategy": "group", "group_size": size} if size > 0 else {"strategy": "token"}
         return {"num_bits": 8, "type": "float", "dynamic": True, **strategy}
+    if artifact.found.format == "modelopt":
+        return _of_modelopt(artifact, module, scheme)
     return None
+
+
+def _of_modelopt(artifact: Artifact, module: str, scheme: Scheme) -> Mapping[str, Any] | None:
+    """ModelOpt quantizes inputs like weights; in a mixture, where an input_scale says so."""
+    algorithm = artifact.found.layout
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        return {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    if algorithm == "MIXED_PRECISION" and _input(module) not in artifact.checkpoint.tensors:
+        return None
+    if scheme.bits == 8:
+        return {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    runs = {"strategy": "tensor_group", "group_size": 16, "dynamic": "local"}
+    return {"num_bits": 4, "type": "float", **runs}
+
+
+def _input(module: str) -> str:
+    return f"{module}.input_scale"
+
+
+def _cache_scheme(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """QuantizationArgs of keys and values; ModelOpt has a word for them."""
+    scheme, word = config.get("kv_cache_scheme"), str(config.get("kv_cache_quant_algo") or "")
+    if isinstance(scheme, Mapping) or not word:
+        return scheme if isinstance(scheme, Mapping) else None
+    if word.upper() == "FP8":
+        return {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    return {"num_bits": 4 if "4" in word else 8, "type": word, "dynamic": False}
 
 
 def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> Rounding | None:
@@ -103,11 +134,13 @@ def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> 
     if strategy == "tensor_group":
         if (kind, bits, runs, dynamic) != ("float", 4, 16, "local"):
             return None
+        if artifact.found.format == "modelopt":  # which stores what to multiply by
+            return known.nvfp4(1.0 / _stored(artifact, _input(module)))
         return known.nvfp4(_stored(artifact, f"{module}.input_global_scale"))
     if strategy == "tensor":
         if dynamic:  # one scale for whatever tokens come together
             return None
-        scale = _stored(artifact, f"{module}.input_scale")
+        scale = _stored(artifact, _input(module))
         if kind == "float":
             return known.stored_fp8(scale) if bits == 8 else None
         zeros = arguments.get("symmetric", True) is False
