@@ -15,13 +15,19 @@ Source: bitsandbytes' functional.int8_vectorwise_dequant, and the keys that tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import UnsupportedError
 from qtool.formats import stored_codes
-from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, names_of
-from qtool.formats.safetensors_header import TensorSpec
+from qtool.formats.facts import ArtifactScheme, Look, names_of
+from qtool.formats.read_only import choose as choose
+from qtool.formats.read_only import config as config
+from qtool.formats.read_only import pack as pack
+from qtool.formats.read_only import side_files as side_files
+from qtool.formats.read_only import specs as specs
+from qtool.formats.read_only import supports as supports
+from qtool.formats.read_only import supports_together as supports_together
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -34,7 +40,6 @@ else:
 NAME = "bitsandbytes"
 CODES = ("weight",)
 SCHEME = Scheme(8, -1, True, "float32", outer="after")
-_REASON = "bitsandbytes files are read, not written; engines quantize to int8 when they load"
 
 
 def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
@@ -66,40 +71,3 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     dense = names_of(config.get("llm_int8_skip_modules"))
     kind = str(config.get("bnb_4bit_quant_type") or "")
     return ArtifactScheme(NAME, NAME, SCHEME if eight else None, "int8" if eight else kind, dense)
-
-
-def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
-    """There is one layout."""
-    return Options("")
-
-
-def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | None:
-    """Nothing is written in this format."""
-    return _REASON
-
-
-def supports_together(schemes: Iterable[Scheme]) -> str | None:
-    """Nothing is written in this format."""
-    return _REASON
-
-
-def specs(
-    module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
-) -> list[TensorSpec]:
-    """Nothing is written in this format."""
-    raise FormatError(f"{module}: {_REASON}")
-
-
-def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
-    """Nothing is written in this format."""
-    raise FormatError(f"{module}: {_REASON}")
-
-
-def config(facts: Facts, options: Options) -> dict[str, Any]:
-    """Nothing is written in this format."""
-    raise FormatError(_REASON)
-
-
-def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:
-    """Nothing is written in this format."""
-    return {}

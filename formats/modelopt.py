@@ -17,14 +17,20 @@ Source: modelopt's export (NVFP4QTensor) and vLLM's loader of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import UnsupportedError
 from qtool.formats import fp8, stored_codes
-from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, first, names_of
-from qtool.formats.safetensors_header import TensorSpec
+from qtool.formats.facts import ArtifactScheme, Look, first, names_of
+from qtool.formats.read_only import choose as choose
+from qtool.formats.read_only import config as config
+from qtool.formats.read_only import pack as pack
+from qtool.formats.read_only import side_files as side_files
+from qtool.formats.read_only import specs as specs
+from qtool.formats.read_only import supports as supports
+from qtool.formats.read_only import supports_together as supports_together
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -37,7 +43,6 @@ NVFP4 = Scheme(4, 16, True, "float8_e4m3", "e2m1", 1, "multiplies")
 _FP8 = Scheme(8, -1, True, "float32", "e4m3", -1)
 _ALGORITHMS = {"FP8": _FP8, "FP8_PER_CHANNEL_PER_TOKEN": _FP8, "NVFP4": NVFP4,
                "MIXED_PRECISION": NVFP4}  # fmt: skip
-_REASON = "modelopt files are read, not written; compressed-tensors holds the same numbers"
 
 
 def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
@@ -79,40 +84,3 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     algorithm = str(config.get("quant_algo") or "").upper()
     dense = names_of(first(config, "exclude_modules", "ignore"))
     return ArtifactScheme(NAME, method, _ALGORITHMS.get(algorithm), algorithm, dense)
-
-
-def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
-    """There is one layout."""
-    return Options("")
-
-
-def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | None:
-    """Nothing is written in this format."""
-    return _REASON
-
-
-def supports_together(schemes: Iterable[Scheme]) -> str | None:
-    """Nothing is written in this format."""
-    return _REASON
-
-
-def specs(
-    module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
-) -> list[TensorSpec]:
-    """Nothing is written in this format."""
-    raise FormatError(f"{module}: {_REASON}")
-
-
-def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
-    """Nothing is written in this format."""
-    raise FormatError(f"{module}: {_REASON}")
-
-
-def config(facts: Facts, options: Options) -> dict[str, Any]:
-    """Nothing is written in this format."""
-    raise FormatError(_REASON)
-
-
-def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:
-    """Nothing is written in this format."""
-    return {}
