@@ -1,12 +1,16 @@
 """What a person sees while work goes on: a bar or plain lines, and seconds per stage.
 
-Everything goes to stderr, so that stdout stays clean for --json and for pipes.
+Everything goes to stderr, so that stdout stays clean for --json and for pipes. A log file gets a
+line of JSON for each event, whatever is shown: time (seconds since 1970), event (begin, stage,
+message, step, failed, end) and what belongs to it.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +22,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
+from qtool import __version__
+from qtool.errors import QtoolError, SourceError
 from qtool.printable import printable
 
 STAGES = ("download", "calibrate", "transform", "quantize", "pack", "export", "verify")
@@ -28,12 +34,41 @@ _PLAIN_EVERY = 10.0  # seconds between two plain progress lines
 class Progress:
     """Seconds spent per stage, and how far along the blocks are."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, log: Path | None = None) -> None:
+        """log: a file to append to; SourceError where that cannot be."""
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._began = time.monotonic()
         self._quiet = quiet
         self._console = Console(stderr=True)
         self._last_plain = self._began
+        self._log = log
+
+    def event(self, name: str, **what: object) -> None:
+        """A line for the log file. Each is written by itself, so that a killed run has all."""
+        if self._log is None:
+            return
+        line = json.dumps({"time": round(time.time(), 3), "event": name, **what})
+        try:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            path, self._log = self._log, None
+            raise SourceError(
+                f"{path}: the log cannot be written ({error.strerror}); choose another --log-file"
+            ) from None
+
+    @contextmanager
+    def logged(self, command: str, **what: object) -> Iterator[None]:
+        """The body is one run of a command: how it begins and ends goes into the log."""
+        self.event("begin", command=command, version=__version__, **what)
+        try:
+            yield
+        except BaseException as error:
+            said = str(error) if isinstance(error, QtoolError | OSError) else ""
+            notes = list(getattr(error, "__notes__", ()))
+            self.event("failed", error=said or type(error).__name__, notes=notes)
+            raise
+        self.event("end", seconds=round(self.total(), 3))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -42,7 +77,9 @@ class Progress:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+            took = time.monotonic() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+            self.event("stage", name=name, seconds=round(took, 3))
 
     def apart(self, whole: str, part: str, seconds: float) -> None:
         """Count seconds that lie inside stage `whole` towards `part` instead."""
@@ -51,6 +88,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line that stays."""
+        self.event("message", text=text)
+        self._show(text)
+
+    def _show(self, text: str) -> None:
         if not self._quiet:
             text = printable(text)
             if self._console.is_terminal:
@@ -65,6 +106,11 @@ class Progress:
 
     def blocks(self, count: int, title: str = "block", first: int = 0) -> Iterator[int]:
         """Yield first .. count-1, showing how many are done and an estimate of the time left."""
+        for index in self._shown(count, title, first):
+            yield index
+            self.event("step", kind=title, done=index + 1, of=count)
+
+    def _shown(self, count: int, title: str, first: int) -> Iterator[int]:
         if self._quiet:
             yield from range(first, count)
         elif self._console.is_terminal:
@@ -92,7 +138,9 @@ class Progress:
             if done == count or now - self._last_plain >= _PLAIN_EVERY:
                 self._last_plain = now
                 left = (now - began) / (done - first) * (count - done)
-                self.say(f"  {title} {done}/{count}, {now - began:.0f} s, about {left:.0f} s left")
+                self._show(
+                    f"  {title} {done}/{count}, {now - began:.0f} s, about {left:.0f} s left"
+                )
 
     def total(self) -> float:
         """Seconds since this run began."""
