@@ -43,11 +43,11 @@ class Progress:
         self._last_plain = self._began
         self._log = log
 
-    def event(self, name: str, **what: object) -> None:
+    def event(self, kind: str, /, **what: object) -> None:
         """A line for the log file. Each is written by itself, so that a killed run has all."""
         if self._log is None:
             return
-        line = json.dumps({"time": round(time.time(), 3), "event": name, **what})
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **what})
         try:
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
