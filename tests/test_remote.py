@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -335,10 +336,35 @@ def test_a_silent_server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -
     assert "does not answer in time); tried twice" in refusal(f"{server.url}/m.safetensors")
 
 
-def test_a_slow_server(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_PATIENCE", 0.0)
-    server.files["m.safetensors"] = SAFETENSORS
-    assert "too slow; 8 of 8 bytes" in refusal(f"{server.url}/m.safetensors")
+_HEAD = b"HTTP/1.1 206 Partial Content\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.",
+        _HEAD + b"X-Slow: ",
+        _HEAD + b"Content-Range: bytes 0-7/900\r\nContent-Length: 8\r\n\r\n",
+    ],
+)
+def test_a_server_that_drips(
+    said: bytes, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte before each time-out, of status, header or body, does not hold inspect for ever."""
+
+    def drip(handler: Handler) -> None:
+        with suppress(OSError):
+            handler.connection.sendall(said)
+            for _ in range(40):
+                handler.connection.sendall(b"1")
+                time.sleep(0.1)
+        handler.close_connection = True
+
+    monkeypatch.setattr(ranges, "_PATIENCE", 0.25)
+    server.answers["m.safetensors"] = drip
+    began = time.monotonic()
+    assert "too slow; " in refusal(f"{server.url}/m.safetensors")
+    assert time.monotonic() - began < 3  # of the 4 that it would take
 
 
 def test_nobody_there() -> None:

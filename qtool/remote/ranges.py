@@ -9,11 +9,13 @@ The standard library's client is used, as the one beneath huggingface_hub differ
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
@@ -78,6 +80,32 @@ def basic(url: str) -> str | None:
     return "Basic " + b64encode(user.encode()).decode()
 
 
+class _Watch:
+    """Ends a connection at a deadline: a server that sends a byte now and then never times out."""
+
+    def __init__(self, connection: http.client.HTTPConnection, deadline: float) -> None:
+        self._connection, self._late = connection, threading.Event()
+        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._break_off)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _break_off(self) -> None:
+        self._late.set()
+        found = self._connection.sock
+        if found is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(found, socket.SHUT_RDWR)  # TLS, too, reads an end then
+
+    def check(self, url: str) -> None:
+        """SourceError where the deadline is over."""
+        if self._late.is_set():
+            raise SourceError(f"{shown(url)}: too slow; no whole answer came in time")
+
+    def end(self) -> None:
+        """The answer is there."""
+        self._timer.cancel()
+
+
 class Server:
     """Fetches parts of files, from any address and on any thread."""
 
@@ -140,10 +168,12 @@ class Server:
         where = origin(url)
         line = self._line(url, fresh)
         response: http.client.HTTPResponse | None = None
+        watch = _Watch(line.connection, deadline)
         try:
             headers = self._headers(url, wish) | dict(line.proxy or {})
             line.connection.request("GET", _target(url, line), headers=headers)
             response = line.connection.getresponse()
+            watch.check(url)  # headers that are cut short look whole
             if response.status in _REDIRECTS:
                 location = response.headers.get("Location")
                 if not location:
@@ -158,7 +188,11 @@ class Server:
             with self._lock:
                 self.received += len(data)
             return Part(data, len(data) if total is None else total, url)
+        except PassingError:
+            watch.check(url)
+            raise
         except TimeoutError:
+            watch.check(url)
             raise PassingError(f"{where} does not answer in time") from None
         except ssl.SSLCertVerificationError as error:
             raise SourceError(
@@ -166,11 +200,14 @@ class Server:
                 f"({error.verify_message})"
             ) from None
         except OSError as error:
+            watch.check(url)
             raise PassingError(error.strerror or str(error) or type(error).__name__) from None
         except http.client.HTTPException as error:
+            watch.check(url)
             why = type(error).__name__
             raise PassingError(f"{where} breaks off, or does not speak HTTP: {why}") from None
         finally:
+            watch.end()
             if response is not None and response.isclosed() and not response.will_close:
                 with self._lock:
                     self._idle.setdefault(where, []).append(line)
