@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.convert.certificate import Certificate, Rounded, Squares
+from qtool.convert.model import DTYPE_NAMES
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.formats.safetensors_file import StreamWriter, plan_shards, to_float32
+from qtool.formats.safetensors_file import DTYPE_BYTES, StreamWriter, plan_shards, to_float32
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
@@ -81,7 +82,7 @@ def convert_to_hf(
             layout="",
             compared=sum(len(tensor.specs) for tensor in model.tensors),
             matrices=sum(dequantized.values()),
-            rounded=[*_rounded(model, Checkpoint.open(folder), named)],
+            rounded=[*_rounded(model, Checkpoint.open(folder))],
             dropped=model.dropped,
         )
         record = {"made_from": made_from(source), "conversions": [certificate.json()]}
@@ -154,19 +155,26 @@ def _write(
     return layout.size
 
 
-def _rounded(model: HfModel, written: Checkpoint, dtype: str) -> Iterator[Rounded]:
-    """The quantized tensors whose numbers the dtype does not hold, and how far off they are."""
+def _rounded(model: HfModel, written: Checkpoint) -> Iterator[Rounded]:
+    """The tensors whose numbers their dtype does not hold, and how far off they are."""
     for tensor in model.tensors:
-        if tensor.source.type.weights == 1:
-            continue
         for number, spec in enumerate(tensor.specs):
+            if tensor.copied(spec.dtype):
+                continue
             sums = Squares()
             for first, values in _values(tensor, number):
-                raw = written.part(spec.name, first, first + len(values))
+                if len(spec.shape) == 2:
+                    raw = written.part(spec.name, first, first + len(values))
+                else:  # its first axis is no axis of rows
+                    start = first * (spec.nbytes // prod(spec.shape[:-1]))
+                    count = values.size * DTYPE_BYTES[spec.dtype]
+                    raw = written.raw(spec.name)[start : start + count]
                 sums.add(values, to_float32(raw, spec.dtype, values.shape))
             if not sums.same:
-                why = f"is {tensor.source.type.name}, whose products {dtype} does not hold"
-                yield Rounded(spec.name, f"it is rounded to {dtype}", why, sums.relative_error)
+                named = DTYPE_NAMES[spec.dtype]
+                what = "whose products" if tensor.source.type.weights > 1 else "which"
+                why = f"is {tensor.source.type.name}, {what} {named} does not hold"
+                yield Rounded(spec.name, f"it is rounded to {named}", why, sums.relative_error)
 
 
 def _values(tensor: HfTensor, number: int) -> Iterator[tuple[int, NDArray[np.float32]]]:

@@ -52,6 +52,10 @@ class HfTensor:
         for number, spec in enumerate(self.specs):
             yield spec.name, self.bytes_of(number)
 
+    def copied(self, dtype: str) -> bool:
+        """Whether the file's own bytes are what is stored as this dtype."""
+        return _PLAIN.get(self.source.type) == dtype and not self.module.add
+
     def values(self, number: int, first: int, last: int) -> NDArray[np.float32]:
         """float32 [last - first, in_features]: rows of one of the tensors."""
         start = number * prod(self.specs[0].shape[:-1]) if len(self.specs) > 1 else 0
@@ -66,7 +70,7 @@ class HfTensor:
         # Vectors of several experts are rows of one tensor.
         rows = prod(spec.shape[:-1])
         start = number * rows if len(self.specs) > 1 else 0
-        if _PLAIN.get(self.source.type) == spec.dtype and not self.module.add:
+        if self.copied(spec.dtype):
             return np.ascontiguousarray(self.source.read(start, start + rows)).reshape(-1)
         out = np.empty(spec.nbytes, np.uint8)
         width = spec.nbytes // rows
