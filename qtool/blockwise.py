@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import measure, methods, resume
+from qtool.allocator import give_back
 from qtool.calibration import Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
-from qtool.hidden import keep, take_up
+from qtool.estimate import gram_sum_bytes
+from qtool.hidden import OnDisk, keep, take_up
 from qtool.methods import gptq, rtn
 from qtool.outcome import Outcome
 from qtool.plan import Plan
@@ -40,9 +42,6 @@ from qtool.summary import ExpertReport, LayerReport
 from qtool.transforms import awq
 from qtool.workspace import Workspace
 
-# Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
-# 32 billion parameters all fit; of 256 experts a few dozen.
-_GRAM_BYTES = 4 << 30
 _REPORTED_ROWS = 256  # of each matrix, for its relative error
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 
@@ -96,7 +95,8 @@ def quantize_blocks(
             given = _given(recipe, checkpoint, request.stats)
             space.agree({"calibration text": given.record})
             skeleton = skeleton or open_skeleton(checkpoint, plan)
-            stream = skeleton.embed(given.tokens)
+            states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
+            stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
         run = _Run(
             recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved, shared
@@ -137,6 +137,7 @@ def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
 
 def _quantize_block(run: _Run, index: int) -> Outcome:
     """Read, measure, transform, quantize and write one block; leave the stream before the next."""
+    give_back()
     plan, stream, progress = run.plan, run.stream, run.progress
     notes: list[str] = []
     after: list[torch.Tensor] = []
@@ -151,7 +152,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     counts: dict[str, int] = {}
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
-    groups = _groups(wanted, run.recipe)
+    groups = _groups(wanted, run.recipe, plan.memory.setting.gram_bytes)
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
@@ -162,9 +163,11 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 stats, changed = applied.stats, applied.changed
                 notes += applied.notes
         with progress.stage("quantize"):
+            give_back()
             jobs = _jobs(plan, index, found, group, rest=group is groups[-1])
             work = partial(_quantize_site, stats=stats, block=block, run=run)
             results += run.workers.map(work, jobs)
+    give_back()
     _write_dense(plan, index, block, changed, run.sink, progress)
     with progress.stage("calibrate"):
         if run.saved is not None:
@@ -185,7 +188,7 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 
-def _groups(sites: Sequence[Site], recipe: Recipe) -> list[list[Site]]:
+def _groups(sites: Sequence[Site], recipe: Recipe, gram_bytes: int) -> list[list[Site]]:
     """The sites that are measured and quantized together, the last ones of the block first.
 
     No input that is still to be measured then depends on a matrix that is already quantized: the
@@ -196,10 +199,10 @@ def _groups(sites: Sequence[Site], recipe: Recipe) -> list[list[Site]]:
     groups: list[list[Site]] = []
     room = 0
     for site in reversed(sites):
-        size = site.in_features**2 * 9 // 2  # half of it in float64, while it is summed
+        size = gram_sum_bytes(site.in_features)
         if not groups or size > room:
             groups.append([])
-            room = _GRAM_BYTES
+            room = gram_bytes
         groups[-1].insert(0, site)
         room -= size
     return groups or [[]]

@@ -70,7 +70,9 @@ class OnDisk:
         return [shape for _, shape in self._places]
 
     def sums(self) -> list[int]:
-        """The checksum of each micro-batch."""
+        """The checksum of each micro-batch. Those before the first block are needed no more."""
+        if _FIRST not in self._files:
+            (self._folder / _FIRST).unlink(missing_ok=True)
         return list(self._sums)
 
     def turn_to(self, index: int, sums: list[int]) -> None:

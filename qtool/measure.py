@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import resume
+from qtool.allocator import give_back
 from qtool.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
@@ -23,6 +24,7 @@ from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
+from qtool.hidden import OnDisk
 from qtool.progress import Progress
 from qtool.recipe import Calibration as Settings
 from qtool.sites import Site, Tracer
@@ -154,10 +156,12 @@ def measure_importance(
     threads: int,
     progress: Progress,
     space: Workspace | None = None,
+    states_on_disk: bool = False,
 ) -> Importance:
     """The importance matrix of the unquantized model, by the names that `source` has for it.
 
-    space: where what is measured of a block is kept, from which a run that died goes on.
+    space: where what is measured of a block is kept, from which a run that died goes on; and, with
+    states_on_disk, hidden states instead of in memory.
     """
     with progress.stage("calibrate"), Workers(threads) as workers:
         calibration = calibration_tokens(settings, model.folder)
@@ -169,7 +173,8 @@ def measure_importance(
             space.agree({"calibration text": calibration.record()})
             blocks = kept_importance.take_up(space, count)
         if len(blocks) < count:
-            stream = skeleton.embed(calibration.tokens)
+            states = OnDisk(space.folder) if space is not None and states_on_disk else None
+            stream = skeleton.embed(calibration.tokens, states=states)
             if space is not None:
                 kept_importance.take_up_hidden(space, blocks, stream, workers)
             resume.say(progress, len(blocks), count)
@@ -213,6 +218,7 @@ def _measure_block(
     workers: Workers,
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of one block; the stream is then before the next one."""
+    give_back()
     block = skeleton.block(index)
     found = tracer.sites(block, stream)
     more = index + 1 < skeleton.count

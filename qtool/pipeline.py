@@ -8,11 +8,14 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool import methods, modelcard, provenance, resume
+from qtool.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.journal import Journal
 from qtool.methods import rtn
@@ -34,7 +37,16 @@ def run(request: Request, progress: Progress) -> Summary:
     out = request.artifact
     check_free(out, is_folder=True)
     checkpoint = Checkpoint.open(request.source)
-    plan = make_plan(request.recipe, checkpoint, request.max_shard_bytes, compare_all=True)
+    make = partial(
+        make_plan,
+        request.recipe,
+        checkpoint,
+        request.max_shard_bytes,
+        compare_all=True,
+        threads=request.threads,
+        max_ram=request.max_ram,
+    )
+    plan = make()
     skeleton = None
     if request.recipe.calibrates:
         from qtool.blockwise import open_skeleton, quantize_blocks
@@ -42,17 +54,18 @@ def run(request: Request, progress: Progress) -> Summary:
         with progress.stage("calibrate"):
             skeleton = open_skeleton(checkpoint, plan)
         if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
-            plan = make_plan(
-                request.recipe, checkpoint, request.max_shard_bytes, True, skeleton.unknown
-            )
+            plan = make(unknown=skeleton.unknown)
     warnings = list(plan.warnings)
     if request.stats is not None and not request.recipe.calibrates:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
         )
+    request = replace(request, threads=plan.memory.setting.threads)
+    if request.max_ram is not None:
+        progress.say(plan.memory.line())
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
-    size = plan.size_bytes
+    size = plan.size_bytes + plan.disk_bytes
     with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh) as space:
         resume.agree(space, request, plan, checkpoint)
         with Sink(plan, checkpoint, space.artifact) as sink:
@@ -66,6 +79,7 @@ def run(request: Request, progress: Progress) -> Summary:
             with progress.stage("export"):
                 record = provenance.record(request.recipe, checkpoint, request.model, outcome)
                 sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
+        give_back()
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)
     seconds = {**progress.seconds, "total": progress.total()}
@@ -75,6 +89,7 @@ def run(request: Request, progress: Progress) -> Summary:
         recipe=request.recipe.name,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         peak_rss_bytes=peak_rss_bytes(),
+        memory=plan.memory.json(),
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
         unquantized_share=plan.unquantized_share,

@@ -9,10 +9,11 @@ refuse. A plan does not change while a run goes on.
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from qtool import engines, estimate, structure
+from qtool import budget, engines, estimate, structure
+from qtool.budget import Memory
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -41,8 +42,18 @@ class Plan:
     blocks: BlockStack
     layout: Layout
     warnings: tuple[str, ...]
-    peak_rss_bytes: int
+    memory: Memory
     seconds: float
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Estimated."""
+        return self.memory.estimated.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """What a run keeps on the disk beside the artifact, to go on with."""
+        return self.memory.disk_bytes
 
     @property
     def format(self) -> str:
@@ -110,6 +121,7 @@ class Plan:
             "bits_per_weight": self.bits_per_weight,
             "unquantized_share": self.unquantized_share,
             "peak_rss_bytes": self.peak_rss_bytes,
+            "memory": self.memory.json(),
             "seconds": self.seconds,
             "warnings": list(self.warnings),
             "tensors": [
@@ -132,12 +144,15 @@ def make_plan(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     compare_all: bool = False,
     unknown: Collection[str] = (),
+    threads: int | None = None,
+    max_ram: int | None = None,
 ) -> Plan:
     """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
     a megabyte at each end, or with `compare_all`, for a run, every byte.
 
     unknown: tensors that the model class was seen to have no place for; they are copied. Only a
-    run that opens the class knows any.
+    run that opens the class knows any. threads: by default every core. max_ram: bytes that a run
+    may take; UnsupportedError where it cannot do with them.
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for.
     """
@@ -182,10 +197,18 @@ def make_plan(
         for name, info in tensors.items()
     )
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
-    cost = estimate.run_cost(recipe, planned, structure.active_share(checkpoint.config))
+    active = structure.active_share(checkpoint.config)
+    shapes = estimate.shapes_of(recipe, planned, active)
+    memory = budget.choose(
+        shapes if recipe.calibrates else None,
+        threads or estimate.usable_cores(),
+        max_ram,
+        partial(estimate.peak, shapes),
+    )
+    seconds = estimate.seconds(recipe, planned, shapes, active, memory.setting)
     warnings += engines.warnings(recipe, planned)
     warnings += _much_dense(planned)
-    return Plan(recipe, planned, blocks, layout, tuple(warnings), cost.peak_rss_bytes, cost.seconds)
+    return Plan(recipe, planned, blocks, layout, tuple(warnings), memory, seconds)
 
 
 def _idle(recipe: Recipe) -> list[str]:

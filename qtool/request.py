@@ -21,6 +21,7 @@ class Request:
     threads: int
     max_shard_bytes: int
     fresh: bool = False  # what an earlier run left is thrown away
+    max_ram: int | None = None  # bytes of resident memory
 
     @property
     def artifact(self) -> Path:

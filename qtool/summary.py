@@ -46,6 +46,7 @@ class Summary:
     warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
     notes: list[str] = field(default_factory=list)  # found out on the way
     dropped: list[dict[str, str]] = field(default_factory=list)  # name and reason of each
+    memory: dict[str, Any] = field(default_factory=dict)  # what was planned: budget.Memory.json()
 
     def json(self) -> dict[str, Any]:
         """The --json object."""

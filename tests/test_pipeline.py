@@ -399,7 +399,9 @@ def test_sites_measured_apart_give_the_same(
         return collect(block, stream, sites, *rest)
 
     monkeypatch.setattr(blockwise, "collect", counted)
-    monkeypatch.setattr(blockwise, "_GRAM_BYTES", 64 * 64 * 9)
+    groups = blockwise._groups
+    few = 64 * 64 * 9
+    monkeypatch.setattr(blockwise, "_groups", lambda sites, recipe, _: groups(sites, recipe, few))
     apart = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "b", *settings)
     assert 1 in sizes and 2 in sizes and max(sizes) < 20
     assert together.quants.keys() == apart.quants.keys()

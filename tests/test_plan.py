@@ -412,7 +412,7 @@ def test_few_experts_cost_less_time_than_all(tmp_path: Path) -> None:
     every = plan_of(tmp_path, shapes, "w4g128-gptq", num_experts=16, num_experts_per_tok=16)
     two = plan_of(tmp_path, shapes, "w4g128-gptq", num_experts=16, num_experts_per_tok=2)
     assert two.seconds < every.seconds
-    assert two.peak_rss_bytes == every.peak_rss_bytes
+    assert two.peak_rss_bytes <= every.peak_rss_bytes
 
 
 def test_json_keys_and_rows(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from qtool.printable import printable
 
 if TYPE_CHECKING:
+    from qtool.budget import Memory
     from qtool.checkpoint import Checkpoint
     from qtool.gguf.planned import GgufPlan
     from qtool.gguf.recipe import GgufRecipe
@@ -38,6 +39,12 @@ def plan(
     requantize: Annotated[
         bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
     ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="of the run; by default every core")
+    ] = None,
+    max_ram: Annotated[
+        str | None, typer.Option(help="memory that the run may take, such as 4GiB")
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="what will load it: vllm, sglang, transformers, llama.cpp or exllama"),
@@ -52,6 +59,7 @@ def plan(
     """
     from qtool.cli.quantize import refuse
     from qtool.errors import UsageError
+    from qtool.formats.safetensors_file import parse_size
     from qtool.recipe import Recipe, calibration_sets, load
 
     if engine is None and tp != 1:
@@ -61,16 +69,17 @@ def plan(
 
         check_engine(engine, tp)
     loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
+    ram = None if max_ram is None else parse_size(max_ram)
     findings: list[Finding] = []
     made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
-        made, checkpoint = _plan(model, loaded, max_shard_size or "5GB")
+        made, checkpoint = _plan(model, loaded, max_shard_size or "5GB", threads, ram)
         if engine is not None:
             findings = _findings(made, checkpoint, engine, tp)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
-        made = _plan_gguf(model, loaded, imatrix, requantize)
+        made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
         if engine is not None:
             from qtool.verification.engine_rules import type_findings
 
@@ -91,7 +100,9 @@ def plan(
         raise typer.Exit(1)
 
 
-def _plan(model: str, recipe: "Recipe", max_shard_size: str) -> "tuple[Plan, Checkpoint]":
+def _plan(
+    model: str, recipe: "Recipe", max_shard_size: str, threads: int | None, max_ram: int | None
+) -> "tuple[Plan, Checkpoint]":
     from qtool.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
@@ -99,7 +110,8 @@ def _plan(model: str, recipe: "Recipe", max_shard_size: str) -> "tuple[Plan, Che
 
     max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
     checkpoint = Checkpoint.open(resolve(model))
-    return make_plan(recipe, checkpoint, max_shard_bytes), checkpoint
+    made = make_plan(recipe, checkpoint, max_shard_bytes, threads=threads, max_ram=max_ram)
+    return made, checkpoint
 
 
 def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "list[Finding]":
@@ -117,7 +129,12 @@ def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "
 
 
 def _plan_gguf(
-    model: str, recipe: "GgufRecipe", imatrix: Path | None, requantize: bool
+    model: str,
+    recipe: "GgufRecipe",
+    imatrix: Path | None,
+    requantize: bool,
+    threads: int | None,
+    max_ram: int | None,
 ) -> "GgufPlan":
     from qtool.gguf.imatrix import read_importance
     from qtool.gguf.open import open_source
@@ -127,7 +144,13 @@ def _plan_gguf(
     importance = None if imatrix is None else read_importance(imatrix)
     source = open_source(resolve(model))
     return make_gguf_plan(
-        recipe, source, importance, requantize=requantize, origin=public_name(model)
+        recipe,
+        source,
+        importance,
+        requantize=requantize,
+        origin=public_name(model),
+        threads=threads,
+        max_ram=max_ram,
     )
 
 
@@ -149,7 +172,7 @@ def _print(made: "Plan", every: bool) -> None:
         f"{made.bits_per_weight:.3f} bits per weight, "
         f"{made.unquantized_share:.1%} of the weights left unquantized"
     )
-    _end(made.peak_rss_bytes, made.seconds, made.warnings)
+    _end(made.memory, made.seconds, made.warnings)
 
 
 def _print_gguf(made: "GgufPlan", every: bool) -> None:
@@ -168,7 +191,7 @@ def _print_gguf(made: "GgufPlan", every: bool) -> None:
     typer.echo(f"recipe {made.recipe.name}, format gguf: {counts}")
     typer.echo(f"types: {types}; {len(made.fallbacks)} of them fallbacks")
     typer.echo(f"size {made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits per weight")
-    _end(made.peak_rss_bytes, made.seconds, made.warnings)
+    _end(made.memory, made.seconds, made.warnings)
 
 
 def _table(rows: "Iterable[Row]", stored: str) -> None:
@@ -189,11 +212,13 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
     console.print(table, markup=False)
 
 
-def _end(peak_rss_bytes: int, seconds: float, warnings: Iterable[str]) -> None:
+def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
     typer.echo(
-        f"estimated: peak memory {peak_rss_bytes / 2**30:.1f} GiB, "
+        f"estimated: peak memory {memory.estimated.nbytes / 2**30:.1f} GiB, "
         f"time {_duration(seconds)} on this machine"
     )
+    if memory.max_ram_bytes is not None:
+        typer.echo(memory.line())
     for warning in warnings:
         said = f"warning: {warning}" if not warning.startswith("note:") else warning
         typer.echo(printable(said))

@@ -36,6 +36,9 @@ def quantize(
         Path | None, typer.Option(help="statistics made by `qtool calibrate`, used unchanged")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    max_ram: Annotated[
+        str | None, typer.Option(help="memory that it may take, such as 4GiB; by default any")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     max_shard_size: Annotated[
         str | None, typer.Option(help="such as 500MB; by default 5GB")
@@ -53,6 +56,7 @@ def quantize(
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
     from qtool.allocator import share_heap
+    from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
@@ -68,14 +72,14 @@ def quantize(
     progress = Progress(quiet=json_)
     loaded = load(recipe, sets)
     count = threads or default_threads()
+    ram = None if max_ram is None else parse_size(max_ram)
     # Everything is checked before a download that may take hours.
     if isinstance(loaded, Recipe):
-        from qtool.formats.safetensors_file import parse_size
         from qtool.gguf.open import is_gguf
         from qtool.pipeline import run
         from qtool.request import Request, artifact_path, check_stats_options
         from qtool.workspace import check_free
-        
+
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
         check_stats_options(stats, given)
         max_shard_bytes = parse_size(max_shard_size or "5GB")
@@ -85,21 +89,21 @@ def quantize(
             source = resolve(model)
         if not is_gguf(source):
             refuse(loaded, f"does not read {source} as GGUF", {"--requantize": requantize})
-            request = Request(model, source, loaded, out, stats, count, max_shard_bytes, fresh)
+            request = Request(model, source, loaded, out, stats, count, max_shard_bytes, fresh, ram)
             summary = run(request, progress)
         else:
             from qtool.gguf.convert import checkpoint_folder
 
             with checkpoint_folder(source, target, progress, requantize=requantize) as folder:
                 request = Request(
-                    model, folder, loaded, target, stats, count, max_shard_bytes, fresh
+                    model, folder, loaded, target, stats, count, max_shard_bytes, fresh, ram
                 )
                 summary = run(request, progress)
     else:
         from qtool.gguf.quantize import GgufRequest, run_gguf
         from qtool.gguf.quantize import artifact_path as gguf_path
         from qtool.workspace import check_free
-        
+
         refuse(
             loaded,
             "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
@@ -116,7 +120,8 @@ def quantize(
         with progress.stage("download"):
             source = resolve(model)
         summary = run_gguf(
-            GgufRequest(model, source, loaded, out, count, imatrix, requantize, fresh), progress
+            GgufRequest(model, source, loaded, out, count, imatrix, requantize, fresh, ram),
+            progress,
         )
     if json_:
         typer.echo(json.dumps(summary.json()))

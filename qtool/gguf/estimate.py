@@ -11,14 +11,19 @@ are the only measured numbers: cores of an AMD Zen 4 with AVX-512.
 from collections import defaultdict
 from collections.abc import Sequence
 
+from qtool.budget import Memory, choose
 from qtool.estimate import (
-    ACTIVATION_BYTES_PER_CORE,
     FLOPS_PER_CORE,
     PLAIN_PROCESS_BYTES,
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
-    TORCH_PROCESS_BYTES,
-    Cost,
+    Block,
+    Input,
+    Peak,
+    Setting,
+    Shapes,
+    micro_batch,
+    peak,
     usable_cores,
 )
 from qtool.gguf.kinds import layer_of
@@ -40,16 +45,72 @@ _PIECE_BYTES = 3_000_000  # of one thread
 _HEADER_COPIES = 2  # in memory
 
 
+def shapes_of(
+    tensors: Sequence[PlannedTensor], calibration: Calibration, active: float = 1.0
+) -> Shapes:
+    """What the memory of measuring importance depends on."""
+    inside: dict[int, list[PlannedTensor]] = defaultdict(list)
+    for tensor in tensors:
+        inside[layer_of(tensor.name)].append(tensor)
+    outer = [tensor for tensor in inside.pop(-1, []) if len(tensor.shape) == 2]
+    blocks = set()
+    for group in inside.values():
+        shared = [t for t in group if len(t.shape) == 2]
+        experts = [t for t in group if len(t.shape) == 3]
+        # Gate and up read one input, down another: the widest and the narrowest of each.
+        routed = {t.shape[-1]: Input(t.shape[-1], 0, active * t.shape[0]) for t in experts}
+        numbers = [tensor.parameters for tensor in group]
+        widest = max((max(t.shape) for t in shared), default=0)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(routed.values())))
+    return Shapes(
+        calibrates=True,
+        tokens=calibration.samples * calibration.length,
+        batch=micro_batch(calibration.samples, calibration.length),
+        hidden=max((tensor.shape[-1] for tensor in outer), default=0),
+        vocabulary=max((tensor.shape[0] for tensor in outer), default=0),
+        outside=0,  # written later, in pieces
+        largest=0,
+        quantized=0,
+        blocks=tuple(blocks),
+        grams=False,
+        chained=False,
+        solves=False,
+    )
+
+
+def peak_of(
+    tensors: Sequence[PlannedTensor], header_bytes: int, shapes: Shapes | None, setting: Setting
+) -> Peak:
+    """Resident memory at its highest, and what it is for. shapes: where importance is measured."""
+    widest = max((tensor.source.in_features for tensor in tensors), default=0)
+    pieces = _HEADER_COPIES * header_bytes + setting.threads * max(_PIECE_BYTES, 16 * widest)
+    encoding = Peak(PLAIN_PROCESS_BYTES + pieces, "a piece of weights for each thread")
+    if shapes is None:
+        return encoding
+    measuring = peak(shapes, setting)
+    most = Peak(measuring.nbytes + header_bytes, measuring.of)
+    return max(encoding, most, key=lambda one: one.nbytes)
+
+
 def run_cost(
     tensors: Sequence[PlannedTensor],
     header_bytes: int,
     calibration: Calibration | None,
     active: float = 1.0,
-    cores: int | None = None,
-) -> Cost:
-    """The estimate. calibration: where importance is measured; active: share of the experts that
-    a token visits."""
-    cores = cores or usable_cores()
+    threads: int | None = None,
+    max_ram: int | None = None,
+) -> tuple[Memory, float]:
+    """Memory, with the setting that keeps it, and seconds. calibration: where importance is
+    measured; active: share of the experts that a token visits; max_ram: bytes that a run may take,
+    UnsupportedError where it cannot do with them."""
+    shapes = None if calibration is None else shapes_of(tensors, calibration, active)
+    memory = choose(
+        shapes,
+        threads or usable_cores(),
+        max_ram,
+        lambda setting: peak_of(tensors, header_bytes, shapes, setting),
+    )
+    cores = memory.setting.threads
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.source.nbytes for tensor in tensors)
     seconds = STARTUP_SECONDS[False] + (read + 2 * written) / STORAGE_BYTES_PER_SECOND
@@ -58,27 +119,16 @@ def run_cost(
         if not tensor.copied and tensor.type.name in _ENCODED:
             work += tensor.parameters / (_ENCODED[tensor.type.name][tensor.importance] * 1e6)
         seconds += work / cores
-    widest = max((tensor.source.in_features for tensor in tensors), default=0)
-    peak = PLAIN_PROCESS_BYTES + _HEADER_COPIES * header_bytes
-    peak += cores * max(_PIECE_BYTES, 16 * widest)
-    if calibration is None:
-        return Cost(peak, round(seconds, 1))
-    tokens = calibration.samples * calibration.length
-    blocks: dict[int, int] = defaultdict(int)
+    if shapes is None:
+        return memory, round(seconds, 1)
     flops = 0.0
-    hidden = 0
     for tensor in tensors:
-        blocks[layer_of(tensor.name)] += 4 * tensor.parameters
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0
-            flops += 2.0 * tokens * share * tensor.parameters
-            hidden = max(hidden, min(tensor.shape[-2:]))
+            flops += 2.0 * shapes.tokens * share * tensor.parameters
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
-    embedding = blocks.pop(-1, 0) // 2
-    streaming = 2 * 4 * tokens * hidden + max(blocks.values(), default=0)
-    streaming += ACTIVATION_BYTES_PER_CORE * cores
-    return Cost(
-        max(peak, TORCH_PROCESS_BYTES + header_bytes + max(embedding, streaming)),
-        round(seconds, 1),
-    )
+    if memory.setting.states_on_disk:
+        layers = len({layer_of(tensor.name) for tensor in tensors})
+        seconds += 4 * shapes.states * layers / STORAGE_BYTES_PER_SECOND
+    return memory, round(seconds, 1)

@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
-from qtool.gguf.estimate import run_cost
+from qtool.gguf import estimate
 from qtool.gguf.kinds import EMBEDDINGS, model_facts
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.mixtures import Choice, choose, needs_importance
@@ -55,12 +55,14 @@ def make_gguf_plan(
     *,
     requantize: bool = False,
     origin: str | None = None,
+    threads: int | None = None,
+    max_ram: int | None = None,
 ) -> GgufPlan:
     """Plan `recipe` for a source, from its headers.
 
     importance: None in a recipe with `importance: true` means that it is measured later.
     requantize: tensors of a quantized type may be encoded anew. origin: what the artifact records
-    as its source; no path of the host.
+    as its source; no path of the host. threads, max_ram: as make_plan has them.
     SourceError, UnsupportedError: what llama-quantize refuses too, told before any work.
     """
     facts = model_facts(source.metadata)
@@ -81,13 +83,17 @@ def make_gguf_plan(
     lossy = _requantized(source, planned, requantize)
     calibration = recipe.calibration if recipe.importance and importance is None else None
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
+    memory, seconds = estimate.run_cost(
+        planned, header, calibration, facts.active_share, threads, max_ram
+    )
     return GgufPlan(
         recipe,
         planned,
         _metadata(recipe, source, importance, lossy, origin),
         (*source.warnings, *warnings(recipe, facts, planned, lossy)),
         source.dropped,
-        run_cost(planned, header, calibration, facts.active_share),
+        memory,
+        seconds,
     )
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from qtool.estimate import Cost
+from qtool.budget import Memory
 from qtool.formats.gguf_values import Value
 from qtool.formats.gguf_writer import Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
@@ -61,7 +61,8 @@ class GgufPlan:
     metadata: Mapping[str, Value]  # complete, in the order of writing
     warnings: tuple[str, ...]
     dropped: tuple[tuple[str, str], ...]  # source tensors that are not written, and why
-    cost: Cost
+    memory: Memory
+    seconds: float  # estimated, on this machine
 
     @property
     def format(self) -> str:
@@ -114,12 +115,7 @@ class GgufPlan:
     @property
     def peak_rss_bytes(self) -> int:
         """Estimated."""
-        return self.cost.peak_rss_bytes
-
-    @property
-    def seconds(self) -> float:
-        """Estimated, on this machine."""
-        return self.cost.seconds
+        return self.memory.estimated.nbytes
 
     @property
     def fallbacks(self) -> tuple[PlannedTensor, ...]:
@@ -136,6 +132,7 @@ class GgufPlan:
             "bits_per_weight": self.bits_per_weight,
             "unquantized_share": self.unquantized_share,
             "peak_rss_bytes": self.peak_rss_bytes,
+            "memory": self.memory.json(),
             "seconds": self.seconds,
             "counts": self.counts,
             "types": self.types,

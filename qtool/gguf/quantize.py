@@ -35,6 +35,7 @@ from qtool.progress import Progress
 from qtool.provenance import environment
 from qtool.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verification.written import check_written_gguf
+from qtool.weights import Weights
 from qtool.workspace import Workspace, check_free, workspace
 
 
@@ -50,6 +51,7 @@ class GgufRequest:
     imatrix: Path | None = None
     requantize: bool = False  # tensors of a quantized type may be encoded anew
     fresh: bool = False  # what an earlier run left is thrown away
+    max_ram: int | None = None  # bytes of resident memory
 
     @property
     def artifact(self) -> Path:
@@ -75,9 +77,20 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     out = request.artifact
     origin = public_name(request.model)
     importance = None if request.imatrix is None else read_importance(request.imatrix)
-    plan = make_gguf_plan(
-        request.recipe, source, importance, requantize=request.requantize, origin=origin
+    make = partial(
+        make_gguf_plan,
+        request.recipe,
+        source,
+        requantize=request.requantize,
+        origin=origin,
+        threads=request.threads,
+        max_ram=request.max_ram,
     )
+    plan = make(importance)
+    memory = plan.memory
+    request = replace(request, threads=memory.setting.threads)
+    if request.max_ram is not None:
+        progress.say(memory.line())
     notes: list[str] = []
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
@@ -88,14 +101,13 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     for warning in warnings:
         progress.say(f"warning: {warning}")
     measures = importance is None and request.recipe.importance
-    with workspace(out, is_folder=False, nbytes=plan.size_bytes, fresh=request.fresh) as space:
+    size = plan.size_bytes + memory.disk_bytes
+    with workspace(out, is_folder=False, nbytes=size, fresh=request.fresh) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
         if measures and any(tensor.importance for tensor in plan.tensors):
             space.agree({"version of torch or kind of CPU": environment()})
-            importance = _measure(request, source, progress, space)
-            plan = make_gguf_plan(
-                request.recipe, source, importance, requantize=request.requantize, origin=origin
-            )
+            importance = _measure(request, source, progress, space, memory.setting.states_on_disk)
+            plan = make(importance)
             if request.recipe.calibration.source is None:
                 notes.append(
                     f"importance was measured over {', '.join(importance.datasets)}, Python's own "
@@ -128,6 +140,7 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
         recipe=request.recipe.name,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         peak_rss_bytes=peak_rss_bytes(),
+        memory=memory.json(),
         size_bytes=layout.size,
         bits_per_weight=plan.bits_per_weight,
         unquantized_share=plan.unquantized_share,
@@ -140,20 +153,33 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
 
 
 def _measure(
-    request: GgufRequest, source: GgufSource, progress: Progress, space: Workspace
+    request: GgufRequest,
+    source: GgufSource,
+    progress: Progress,
+    space: Workspace,
+    states_on_disk: bool,
 ) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
     from qtool.checkpoint import Checkpoint
     from qtool.measure import measure_importance
 
-    settings = request.recipe.calibration
+    def measure(model: Weights, named: GgufSource) -> Importance:
+        return measure_importance(
+            model,
+            named,
+            request.recipe.calibration,
+            request.threads,
+            progress,
+            space,
+            states_on_disk,
+        )
+
     if is_gguf(request.source):
         from qtool.gguf.weights import gguf_weights
 
         with gguf_weights(source) as (weights, named):
-            return measure_importance(weights, named, settings, request.threads, progress, space)
-    checkpoint = Checkpoint.open(request.source)
-    return measure_importance(checkpoint, source, settings, request.threads, progress, space)
+            return measure(weights, named)
+    return measure(Checkpoint.open(request.source), source)
 
 
 @contextmanager
