@@ -16,13 +16,19 @@ FUSED = (
     ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
 )
 _HEADS = ("lm_head", "embed_out", "output")
-_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\..+")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\..+")
+_DIGITS = 6
 
 
 def is_head(module: str) -> bool:
     """Whether a module, named without `.weight`, is the output head; none is in a block."""
     *parents, last = module.split(".")
     return last in _HEADS and not any(part.isdecimal() for part in parents)
+
+
+def number_of(part: str) -> int | None:
+    """The number that a part of a name is; None for what is none, or larger than any model's."""
+    return int(part) if part.isdecimal() and len(part) <= _DIGITS else None
 
 
 def experts_of(name: str) -> tuple[str, int] | None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
-from qtool.layer_names import FUSED, experts_of, is_head
+from qtool.layer_names import FUSED, experts_of, is_head, number_of
 
-_INDEXED = re.compile(r"(.+?)\.(\d+)\.(.+)")
+_INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")
 # Towers that see or hear; they can be larger than a small decoder beside them.
 _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
 _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -126,9 +126,9 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
 def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozenset[str]) -> Role:
     """What the tensor `name` is. `expert_parents`: modules that have an `experts` child."""
     start = blocks.prefix + "."
-    if not name.startswith(start) or not (index := name[len(start) :].split(".", 1)[0]).isdecimal():
+    block = number_of(name[len(start) :].split(".", 1)[0]) if name.startswith(start) else None
+    if block is None:
         return Role(None, _outside(name))
-    block = int(index)
     if block >= blocks.count:
         return Role(
             None,

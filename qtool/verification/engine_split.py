@@ -6,8 +6,9 @@ Sources: vLLM 0.32 (ModelConfig.verify_with_parallel_config, models/llama, marli
 fp8_utils.validate_fp8_block_shape, verify_group_size_divides_partition), SGLang (gptq, awq, fp8).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from qtool.verification.engine_targets import weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
 
@@ -31,8 +32,10 @@ def split_findings(view: EngineView, who: str, tp: int) -> Iterator[Finding]:
         "error", "engine-packing", view.quantized, lambda layer: _words(view, layer, tp),
         who + " will refuse {}",
     )  # fmt: skip
-    if block := _block_size(view):
-        yield from _blocks(view, who, tp, block)
+    yield from alike(
+        "error", "engine-block-split", view.quantized, lambda layer: _blocks(view, layer, tp),
+        who + " will refuse {}",
+    )  # fmt: skip
 
 
 def ranks_of(view: EngineView, layer: Layer, tp: int) -> int:
@@ -121,40 +124,36 @@ def _words(view: EngineView, layer: Layer, tp: int) -> str | None:
     )
 
 
-def _block_size(view: EngineView) -> tuple[int, int] | None:
-    """[out, in] of a block of FP8 weights."""
+def _block_size(view: EngineView, layer: Layer) -> tuple[int, int] | None:
+    """[out, in] of a block of a layer's FP8 weights."""
     size = view.quantization.get("weight_block_size")
     if view.format == "compressed-tensors":
-        groups = view.quantization.get("config_groups")
-        for group in groups.values() if isinstance(groups, Mapping) else ():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            size = weights.get("block_structure") if isinstance(weights, Mapping) else None
+        size = weight_arguments(view.quantization, layer.module).get("block_structure")
     if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
         return size[0], size[1]
     return None
 
 
-def _blocks(view: EngineView, who: str, tp: int, block: tuple[int, int]) -> Iterator[Finding]:
+def _blocks(view: EngineView, layer: Layer, tp: int) -> str | None:
     """A rank's share ends with a whole block, and so does every part of a fused layer but the
     last."""
-
-    def why(layer: Layer) -> str | None:
-        ranks = ranks_of(view, layer, tp)
-        what, width, size = "out_features", layer.out_features, block[0]
-        if layer.input_split:
-            what, width, size = "in_features", layer.in_features, block[1]
-        bound = ranks > 1 or (not layer.input_split and (layer.last in _FOLLOWED or layer.expert))
-        if not bound or width % ranks or width // ranks % size == 0:
-            return None
-        per_rank = f" / {ranks} = {width // ranks}" if ranks > 1 else ""
-        ways = ["use fewer ranks"] if ranks > 1 else []
-        ways.append("quantize with one scale a channel")
-        if layer.paddable:
-            padded = -(-width // (size * ranks)) * size * ranks
-            ways.append(f"zero-pad that width to {padded} before quantizing")
-        return (
-            f"{what} {width}{per_rank} is not a multiple of {size}, its FP8 blocks; "
-            f"{', or '.join(ways)}"
-        )
-
-    yield from alike("error", "engine-block-split", view.quantized, why, who + " will refuse {}")
+    block = _block_size(view, layer)
+    if block is None:
+        return None
+    ranks = ranks_of(view, layer, tp)
+    what, width, size = "out_features", layer.out_features, block[0]
+    if layer.input_split:
+        what, width, size = "in_features", layer.in_features, block[1]
+    bound = ranks > 1 or (not layer.input_split and (layer.last in _FOLLOWED or layer.expert))
+    if not bound or width % ranks or width // ranks % size == 0:
+        return None
+    per_rank = f" / {ranks} = {width // ranks}" if ranks > 1 else ""
+    ways = ["use fewer ranks"] if ranks > 1 else []
+    ways.append("quantize with one scale a channel")
+    if layer.paddable:
+        padded = -(-width // (size * ranks)) * size * ranks
+        ways.append(f"zero-pad that width to {padded} before quantizing")
+    return (
+        f"{what} {width}{per_rank} is not a multiple of {size}, its FP8 blocks; "
+        f"{', or '.join(ways)}"
+    )

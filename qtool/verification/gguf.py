@@ -39,7 +39,12 @@ def verify_gguf(
             findings.append(Finding("note", "readable", "", "nothing else was checked"))
             return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
         source = None if against is None else stack.enter_context(closing(open_source(against)))
-        for name, check in HEADER:
+        other = gguf_header.other_than_a_model(file)
+        if other is not None:
+            said = f"the file is {other}, no language model: only its numbers were checked"
+            findings.append(Finding("note", "keys", "", said))
+            checks.append("keys")
+        for name, check in HEADER if other is None else ():
             checks.append(name)
             try:
                 findings += check(file)
@@ -59,7 +64,7 @@ def verify_gguf(
             findings += gguf_values.check_errors(sums)
             findings += _provenance(file, sums)
             layers = gguf_values.layer_errors(sums)
-        if engine is not None:
+        if engine is not None and other is None:
             from qtool.verification.engine_rules import engine_findings
 
             checks.append("engine")

@@ -37,6 +37,12 @@ _SIZES = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 _TOKENS = "tokenizer.ggml.tokens"
+_OTHERS = {
+    "mmproj": "an encoder of images or sounds with its projector (mmproj)",
+    "adapter": "an adapter (LoRA)",
+    "imatrix": "an importance matrix",
+}
+_NO_TOKEN = (-1, 0xFFFFFFFF)  # what writers say for none
 _AS_LONG = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
@@ -46,6 +52,15 @@ def row_of(source: GgufSource) -> Architecture | None:
         return TABLE[class_of(source)]
     except QtoolError:
         return None
+
+
+def other_than_a_model(source: GgufSource) -> str | None:
+    """What a file is that holds no language model; None for one that does."""
+    kind = source.metadata.get("general.type")
+    said = str(kind.value) if kind is not None else "model"
+    if source.architecture == "clip":
+        said = "mmproj"
+    return _OTHERS.get(said)
 
 
 def check_keys(source: GgufSource) -> Iterator[Finding]:
@@ -184,12 +199,15 @@ def check_tokenizer(source: GgufSource) -> Iterator[Finding]:
     for key, value in metadata.items():
         if not (key.startswith("tokenizer.ggml.") and key.endswith("_token_id")):
             continue
-        if value.kind in INTEGERS and not 0 <= value.value < tokens:
-            yield Finding(
-                "error", "tokenizer", key,
-                f"{key} is {value.value}, and there are {tokens} tokens; generation would "
-                "never end, or fail: correct it",
-            )  # fmt: skip
+        ends = any(part in key for part in ("bos", "eos", "eot", "eom"))
+        none = value.value in _NO_TOKEN and not ends
+        if value.kind not in INTEGERS or none or 0 <= value.value < tokens:
+            continue
+        outcome = "generation would never end, or fail" if ends else "llama.cpp ignores it"
+        yield Finding(
+            "error" if ends else "warning", "tokenizer", key,
+            f"{key} is {value.value}, and there are {tokens} tokens; {outcome}: correct it",
+        )  # fmt: skip
 
 
 def _length(metadata: Mapping[str, Value], key: str) -> int | None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.layer_names import experts_of, is_head
+from qtool.layer_names import experts_of, is_head, number_of
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -83,5 +83,5 @@ def _beyond(name: str, subject: Subject) -> bool:
     blocks = subject.blocks
     if blocks is None or not name.startswith(blocks.prefix + "."):
         return False
-    number = name[len(blocks.prefix) + 1 :].split(".", 1)[0]
-    return number.isdecimal() and int(number) >= blocks.count
+    number = number_of(name[len(blocks.prefix) + 1 :].split(".", 1)[0])
+    return number is not None and number >= blocks.count

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from qtool import structure
 from qtool.formats.dtypes import FLOAT_DTYPES
-from qtool.layer_names import experts_of
+from qtool.layer_names import experts_of, number_of
 from qtool.verification.by_table import check_by_table, row_of
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
@@ -19,6 +19,7 @@ from qtool.verification.tensor_names import packed_part
 
 CHECK = "tensors"
 _PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+_FEW_EXPERTS = 1000  # whose tensors are listed however few are there
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -50,9 +51,9 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
         return
     start = blocks.prefix + "."
     there = {
-        int(number)
+        number_of(name[len(start) :].split(".", 1)[0])
         for name in subject.present
-        if name.startswith(start) and (number := name[len(start) :].split(".", 1)[0]).isdecimal()
+        if name.startswith(start)
     }
     lost = [n for n in range(min(declared, 100_000)) if n not in there]
     if lost:
@@ -77,6 +78,13 @@ def _experts(subject: Subject) -> Iterator[Finding]:
         every = set().union(*experts.values())
         runs = subject.blocks is not None and layer.startswith(subject.blocks.prefix + ".")
         number = max(max(experts) + 1, said if runs and said and said < 100_000 else 0)
+        if number > max(len(subject.present), _FEW_EXPERTS):
+            yield Finding(
+                "error", CHECK, layer,
+                f"{layer}: {counted(len(experts), 'expert')} of {number:,} are there; fetch or "
+                "make the artifact again",
+            )  # fmt: skip
+            continue
         lost = [f"{layer}.{n}.{rest}" for n in range(number) for rest in sorted(every - experts[n])]
         if lost:
             yield Finding(
@@ -93,9 +101,10 @@ def _alike(subject: Subject) -> Iterator[Finding]:
     start = subject.blocks.prefix + "."
     blocks: dict[int, set[str]] = defaultdict(set)
     for name in subject.present:
-        number, _, rest = name[len(start) :].partition(".")
-        if name.startswith(start) and number.isdecimal() and int(number) < subject.blocks.count:
-            blocks[int(number)].add(rest)
+        part, _, rest = name[len(start) :].partition(".")
+        number = number_of(part) if name.startswith(start) else None
+        if number is not None and number < subject.blocks.count:
+            blocks[number].add(rest)
     kinds: dict[frozenset[str], list[int]] = defaultdict(list)
     for block, rests in blocks.items():
         kinds[frozenset(rests)].append(block)
