@@ -81,10 +81,12 @@ def specs(shape: dict[str, object]) -> list[TensorSpec]:
     return [TensorSpec(f"{name}.weight", "BF16", size) for name, size in found]
 
 
-def write_model(folder: Path, shape: dict[str, object]) -> Path:
-    """A checkpoint of random numbers, one tensor in memory at a time."""
+def write_model(
+    folder: Path, shape: dict[str, object], wanted: list[TensorSpec] | None = None
+) -> Path:
+    """A checkpoint of random numbers, one tensor in memory at a time; by default those of specs."""
     folder.mkdir(parents=True)
-    wanted = specs(shape)
+    wanted = wanted or specs(shape)
     rng = np.random.default_rng(0)
     with StreamWriter(folder, plan_shards(wanted, SHARD_BYTES)) as writer:
         for spec in wanted:

@@ -1,0 +1,150 @@
+"""`--max-ram` is kept, and `qtool plan` knows what a run takes: peaks of resident memory.
+
+    python tests/bars/max_ram.py [--recipe R]... [--shape NAME]... [--samples 8] [--threads 2]
+
+Five shapes: the shipped model, dense Llamas 1024 and 2048 wide, one with a wide vocabulary, and a
+mixture of 32 experts; weights are random. Each is quantized without a budget, with the smallest one
+that is taken, and with one in between. The peak must stay below 1.05 times the budget; without one
+the estimate must be within 15 % of it. Exit status 1 where it is not.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import commands
+import memory
+
+from qtool.formats.safetensors_file import TensorSpec
+
+MOST_OVER = 0.05
+MOST_WRONG = 0.15
+MIB = 1 << 20
+
+
+def mixture(folder: Path) -> Path:
+    """A Qwen3 mixture of 32 experts, of which a token visits 4."""
+    hidden, inner, heads, kv_heads, experts = 1024, 512, 16, 4, 32
+    shape = memory.config(hidden, inner, heads, kv_heads, 2) | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": experts,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": inner,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "head_dim": hidden // heads,
+    }
+    wanted = [spec for spec in memory.specs(shape) if ".mlp." not in spec.name]
+    for layer in range(2):
+        block = f"model.layers.{layer}"
+        norms = [(f"self_attn.{one}_norm", (hidden // heads,)) for one in "qk"]
+        router = [("mlp.gate", (experts, hidden))]
+        routed = [
+            (f"mlp.experts.{expert}.{name}_proj", size)
+            for expert in range(experts)
+            for name, size in (
+                ("gate", (inner, hidden)),
+                ("up", (inner, hidden)),
+                ("down", (hidden, inner)),
+            )
+        ]
+        wanted += [
+            TensorSpec(f"{block}.{name}.weight", "BF16", size)
+            for name, size in (*norms, *router, *routed)
+        ]
+    return memory.write_model(folder, shape, wanted)
+
+
+def dense(hidden: int, inner: int, heads: int, words: int | None = None) -> Callable[[Path], Path]:
+    """Two layers of a Llama."""
+    shape = memory.config(hidden, inner, heads, heads // 4, 2)
+    if words is not None:
+        shape["vocab_size"] = words
+    return lambda folder: memory.write_model(folder, shape)
+
+
+SHAPES: dict[str, Callable[[Path], Path]] = {
+    "tiny": lambda _: memory.TINY,
+    "1024": dense(1024, 2816, 16),
+    "2048": dense(2048, 5632, 32),
+    "vocabulary": dense(768, 2048, 12, 151_936),
+    "experts": mixture,
+}
+
+
+def smallest(model: Path, recipe: str, more: list[object]) -> int:
+    """The least budget, in MiB, that a refusal names."""
+    words = [sys.executable, "-m", "qtool", "plan", model, "--recipe", recipe, *more]
+    told = subprocess.run(
+        [*map(str, words), "--max-ram", "1MiB"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"the least that would do is (\d+)MiB", told.stderr)
+    if found is None:
+        sys.exit(f"no refusal: {told.stderr}")
+    return int(found[1])
+
+
+def measure(name: str, model: Path, recipe: str, work: Path, more: list[object]) -> bool:
+    """Three runs of one shape; whether all are as they should be."""
+    least = smallest(model, recipe, more)
+    good = True
+    budgets: list[int | None] = [None]
+    for number in range(3):
+        budget = budgets[number]
+        asked = [] if budget is None else ["--max-ram", f"{budget}MiB"]
+        done = commands.quantize(model, recipe, work / "out", *more, *asked)
+        shutil.rmtree(work / "out")
+        planned = done.out["memory"]
+        estimate, peak = planned["estimated_bytes"] / MIB, done.peak / MIB
+        if budget is None:
+            budgets += [(least + int(estimate)) // 2, least]
+            fine = abs(estimate / peak - 1) <= MOST_WRONG
+            limit = "none"
+        else:
+            fine = peak <= budget * (1 + MOST_OVER)
+            limit = f"{budget}"
+        good &= fine
+        print(
+            f"{name:10} {recipe:12} budget {limit:>5}, estimate {estimate:5.0f}, "
+            f"peak {peak:5.0f} MiB, {planned['threads']} threads, states "
+            f"{'on disk' if planned['states_on_disk'] else 'in memory'}, Gram matrices "
+            f"{planned['gram_bytes'] // MIB} MiB, {done.wall:.0f} s{'' if fine else '  MISSED'}",
+            flush=True,
+        )
+    return good
+
+
+def main() -> None:
+    """Measure every shape."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recipe", action="append", help="default: w4g128-gptq and w4g128-awq")
+    parser.add_argument("--shape", action="append", choices=list(SHAPES), help="default: all")
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, help="where models are made; default: a temporary one")
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    settings = {"--samples": given.samples, "--length": given.length, "--threads": given.threads}
+    more: list[object] = [word for pair in settings.items() for word in pair]
+    good = True
+    with tempfile.TemporaryDirectory(dir=given.work) as folder:
+        work = Path(folder)
+        for name in given.shape or SHAPES:
+            model = SHAPES[name](work / name)
+            for recipe in given.recipe or ("w4g128-gptq", "w4g128-awq"):
+                good &= measure(name, model, recipe, work, more)
+            shutil.rmtree(work / name, ignore_errors=True)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
