@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,9 @@ from qtool.printable import printable
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
+    from qtool.progress import Progress
     from qtool.recipe import Recipe
+    from qtool.summary import Summary
 
 
 def quantize(
@@ -52,12 +55,14 @@ def quantize(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
     ] = False,
+    log_file: Annotated[
+        Path | None, typer.Option(help="to append to: a line of JSON for each event")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
     from qtool.allocator import share_heap
     from qtool.formats.safetensors_file import parse_size
-    from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.progress import Progress
     from qtool.recipe import Recipe, calibration_sets, load
@@ -69,66 +74,98 @@ def quantize(
     given = [f"--{name}" for name, value in fixed.items() if value is not None]
     given += [f"--set {item}" for item in set_ or () if item.startswith("calibration.")]
     sets = (set_ or []) + calibration_sets(calibration, samples, length, seed)
-    progress = Progress(quiet=json_)
+    asked = _Asked(
+        model, out, stats, imatrix, max_shard_size, requantize, fresh,
+        threads or default_threads(), None if max_ram is None else parse_size(max_ram), given,
+    )  # fmt: skip
     loaded = load(recipe, sets)
-    count = threads or default_threads()
-    ram = None if max_ram is None else parse_size(max_ram)
-    # Everything is checked before a download that may take hours.
-    if isinstance(loaded, Recipe):
-        from qtool.gguf.open import is_gguf
-        from qtool.pipeline import run
-        from qtool.request import Request, artifact_path, check_stats_options
-        from qtool.workspace import check_free
-
-        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
-        check_stats_options(stats, given)
-        max_shard_bytes = parse_size(max_shard_size or "5GB")
-        target = artifact_path(model, loaded, out)
-        check_free(target, is_folder=True)
-        with progress.stage("download"):
-            source = resolve(model)
-        if not is_gguf(source):
-            refuse(loaded, f"does not read {source} as GGUF", {"--requantize": requantize})
-            request = Request(model, source, loaded, out, stats, count, max_shard_bytes, fresh, ram)
-            summary = run(request, progress)
+    progress = Progress(quiet=json_, log=log_file)
+    with progress.logged("quantize", model=model, recipe=loaded.name):
+        # Everything is checked before a download that may take hours.
+        if isinstance(loaded, Recipe):
+            summary = _to_safetensors(loaded, asked, progress)
         else:
-            from qtool.gguf.convert import checkpoint_folder
-
-            with checkpoint_folder(source, target, progress, requantize=requantize) as folder:
-                request = Request(
-                    model, folder, loaded, target, stats, count, max_shard_bytes, fresh, ram
-                )
-                summary = run(request, progress)
-    else:
-        from qtool.gguf.quantize import GgufRequest, run_gguf
-        from qtool.gguf.quantize import artifact_path as gguf_path
-        from qtool.workspace import check_free
-
-        refuse(
-            loaded,
-            "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
-            {"--stats": stats},
-        )
-        refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
-        if imatrix is not None:
-            refuse(loaded, f"takes importance from {imatrix}", dict.fromkeys(given, True))
-        elif not loaded.importance:
-            refuse(
-                loaded, "measures nothing without `importance: true`", dict.fromkeys(given, True)
-            )
-        check_free(gguf_path(model, loaded, out), is_folder=False)
-        with progress.stage("download"):
-            source = resolve(model)
-        summary = run_gguf(
-            GgufRequest(model, source, loaded, out, count, imatrix, requantize, fresh, ram),
-            progress,
-        )
+            summary = _to_gguf(loaded, asked, progress)
     if json_:
         typer.echo(json.dumps(summary.json()))
         return
     progress.say_stages()
     for line in summary.lines():
         typer.echo(printable(line))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options, as far as both kinds of recipe know them."""
+
+    model: str
+    out: Path | None
+    stats: Path | None
+    imatrix: Path | None
+    max_shard_size: str | None
+    requantize: bool
+    fresh: bool
+    threads: int
+    max_ram: int | None
+    calibration: list[str]  # the options given that are about it
+
+
+def _to_safetensors(recipe: "Recipe", asked: _Asked, progress: "Progress") -> "Summary":
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.gguf.open import is_gguf
+    from qtool.hub import resolve
+    from qtool.pipeline import run
+    from qtool.request import Request, artifact_path, check_stats_options
+    from qtool.workspace import check_free
+
+    refuse(recipe, "makes no GGUF file", {"--imatrix": asked.imatrix})
+    check_stats_options(asked.stats, asked.calibration)
+    max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
+    target = artifact_path(asked.model, recipe, asked.out)
+    check_free(target, is_folder=True)
+    with progress.stage("download"):
+        source = resolve(asked.model)
+
+    def made_of(folder: Path) -> "Summary":
+        request = Request(
+            asked.model, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
+            asked.fresh, asked.max_ram,
+        )  # fmt: skip
+        return run(request, progress)
+
+    if not is_gguf(source):
+        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
+        return made_of(source)
+    from qtool.gguf.convert import checkpoint_folder
+
+    with checkpoint_folder(source, target, progress, requantize=asked.requantize) as folder:
+        return made_of(folder)
+
+
+def _to_gguf(recipe: "GgufRecipe", asked: _Asked, progress: "Progress") -> "Summary":
+    from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+    from qtool.hub import resolve
+    from qtool.workspace import check_free
+
+    refuse(
+        recipe,
+        "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
+        {"--stats": asked.stats},
+    )
+    refuse(recipe, "makes one GGUF file", {"--max-shard-size": asked.max_shard_size})
+    about_calibration = dict.fromkeys(asked.calibration, True)
+    if asked.imatrix is not None:
+        refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
+    elif not recipe.importance:
+        refuse(recipe, "measures nothing without `importance: true`", about_calibration)
+    check_free(artifact_path(asked.model, recipe, asked.out), is_folder=False)
+    with progress.stage("download"):
+        source = resolve(asked.model)
+    request = GgufRequest(
+        asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
+        asked.fresh, asked.max_ram,
+    )  # fmt: skip
+    return run_gguf(request, progress)
 
 
 def refuse(recipe: "Recipe | GgufRecipe", why: str, options: Mapping[str, object]) -> None:
