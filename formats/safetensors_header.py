@@ -98,7 +98,8 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
     # Whatever walks through it later calls itself once for each level.
-    level, depth = [found], 0
+    level: list[Any] = [found]
+    depth = 0
     while level:
         if (depth := depth + 1) > MAX_JSON_DEPTH:
             raise FormatError(f"{where}: the JSON is nested more than {MAX_JSON_DEPTH} deep")

@@ -30,6 +30,7 @@ else:
 
 
 PROVENANCE = "qtool.json"
+LAYERS = "layers"  # its name, scheme and relative_error of each quantized matrix
 # Where a quantization_config may lie beside config.json, and the key it has there.
 _CONFIG_FILES = (
     ("quantize_config.json", None),
@@ -263,6 +264,11 @@ class Artifact:
                 continue
             value = self.read(name)
             yield name, value.dequantize() if isinstance(value, GroupQuant) else value
+
+
+def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A qtool.json as it is shown to people: without the line that each layer has in it."""
+    return {key: value for key, value in record.items() if key != LAYERS}
 
 
 def _codes_per_element(dtype: str, last: str, width: int) -> int:

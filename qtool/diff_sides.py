@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifact import Artifact, without_layers
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats import safetensors_file as st
@@ -116,7 +116,7 @@ class CheckpointSide:
         checkpoint = self.artifact.checkpoint
         found = dict(flat(checkpoint.config))
         found |= {f"__metadata__.{key}": value for key, value in checkpoint.metadata.items()}
-        found |= dict(flat(self.artifact.provenance or {}, "qtool.json"))
+        found |= dict(flat(without_layers(self.artifact.provenance or {}), "qtool.json"))
         if checkpoint.path.is_dir():
             for file in checkpoint.side_files:
                 found[f"file {file.as_posix()}"] = _digest(checkpoint.folder / file)

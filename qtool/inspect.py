@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifact import Artifact, Entry
+from qtool.artifact import Artifact, Entry, without_layers
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.printable import printable, sayable
@@ -80,7 +80,7 @@ class Inspection:
         ]
         lines += [
             (label, value)
-            for label, value in _flat("", self.artifact.provenance or {})
+            for label, value in _flat("", without_layers(self.artifact.provenance or {}))
             if not label.startswith("recipe.") or label.startswith(_RECIPE_SHOWN)
         ]
         return lines

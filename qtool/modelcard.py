@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qtool import __version__, hub
+from qtool.artifact import without_layers
 from qtool.checkpoint import Checkpoint
 from qtool.plan import Plan
 from qtool.summary import LayerReport
@@ -35,8 +36,8 @@ def render(
         loading(plan.format, plan.recipe.awq.layout, _symmetric(plan)),
         _errors(layers),
         _notes(plan, record),
-        "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
-        + json.dumps(record, indent=2, ensure_ascii=False)
+        "## Provenance\n\nAlso in `qtool.json`, with the error of each layer.\n\n```json\n"
+        + json.dumps(without_layers(record), indent=2, ensure_ascii=False)
         + "\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

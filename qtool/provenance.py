@@ -8,11 +8,14 @@ gives the same bytes everywhere.
 
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from qtool import __version__, hub
+from qtool.artifact import LAYERS
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
 from qtool.outcome import Outcome
@@ -38,6 +41,12 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
         "environment": environment() if recipe.calibrates else None,
+        LAYERS: [
+            # Four digits: the last ones of a sum depend on the threads that it was made by.
+            {**asdict(layer), "relative_error": float(f"{layer.relative_error:.4g}")}
+            for layer in outcome.layers
+            if isfinite(layer.relative_error)
+        ],
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool import __version__, hub, modelcard
+from qtool.artifact import without_layers
 from qtool.convert.certificate import Certificate
 from qtool.convert.targets import Target
 
@@ -30,7 +31,7 @@ def render(
         _loading(target, certificate, symmetric),
         _rounded(certificate),
         "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
-        + json.dumps(record, indent=2, ensure_ascii=False)
+        + json.dumps(without_layers(record), indent=2, ensure_ascii=False)
         + "\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

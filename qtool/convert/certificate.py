@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
+from qtool.artifact import without_layers
 from qtool.convert.lost import ACTIVATIONS
 from qtool.convert.model import DTYPE_NAMES, Model
 from qtool.convert.targets import Target
@@ -138,6 +139,8 @@ def provenance(model: Model, certificate: Certificate) -> dict[str, Any]:
     carried = dict(model.provenance or {})
     before = carried.pop("conversions", None)
     kept = {k: v for k, v in carried.items() if k not in ("schema", "qtool_version", "qtool")}
+    if certificate.format in ("hf", "gguf") or not certificate.exact:
+        kept = without_layers(kept)  # errors are those of other numbers, or under other names
     if certificate.format == "hf":  # what is quantized anew is known not to be the original
         source = certificate.source
         made = {key: source[key] for key in ("format", "layout", "digest")}

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifact import Artifact, without_layers
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
 from qtool.recipe import load, shipped
@@ -48,7 +48,7 @@ def of_artifact(artifact: Artifact) -> tuple[list[tuple[str, str]], str, dict[st
     """Rows, a sentence, and the recipe where the artifact records one."""
     record = artifact.provenance
     config = artifact.checkpoint.config.get("quantization_config")
-    rows = list(flat(record or {}))
+    rows = list(flat(without_layers(record or {})))
     recipe = record.get("recipe") if record is not None else None
     if record is not None and "qtool_version" in record:
         said = "Made by qtool; this is the record that lies inside it (qtool.json)."
