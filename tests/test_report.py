@@ -22,6 +22,7 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
 from qtool.progress import Progress
+from qtool.quality.evaluate import size_of
 from qtool.recipe import load
 from qtool.report import layers, measured, sample, svg
 from qtool.report.facts import ArtifactFacts, Quality
@@ -73,7 +74,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pipeline.run(request, Progress(quiet=True))
     gguf = GgufRequest("tiny", tiny_folder(), load("q4_k_m"), folder / "q4.gguf", 1)
     run_gguf(gguf, Progress(quiet=True))
-    rows = [figures(name, 1000 - 100 * place, 0.1 / (place + 1)) for place, name in enumerate(
+    rows = [figures(name, size_of(folder / name), 0.1 / (place + 1)) for place, name in enumerate(
         ("awq", "gptq", "q4.gguf"))]  # fmt: skip
     (folder / "figures.json").write_text(json.dumps({"against": "tiny", "artifacts": rows}))
     return folder
@@ -137,8 +138,10 @@ def test_a_page_is_whole_and_needs_nothing(root: Path, call: Call, tmp_path: Pat
                   "llama-server -m", "qtool quantize tiny --recipe w4g128-rtn"):  # fmt: skip
         assert words in html
     assert [one["label"] for one in found["artifacts"]] == ["awq", "gptq", "q4.gguf"]
-    # Of those figures the GGUF file is the smallest and the nearest.
-    assert [row["front"] for row in found["quality"]] == [False, False, True]
+    # Of those figures the GGUF file is the nearest; another is there as long as it is smaller.
+    smallest = min(row["size_bytes"] for row in found["quality"])
+    assert [row["size_bytes"] == smallest or row["artifact"] == "q4.gguf"
+            for row in found["quality"]] == [row["front"] for row in found["quality"]]  # fmt: skip
     for row in found["quality"]:
         assert f"{row['kld']:.4f}" in page.text
 
@@ -162,6 +165,37 @@ def test_the_same_inputs_give_the_same_bytes(
         monkeypatch.chdir(tmp_path / name)
         pages.append(reported(call, Path("r.html"), *three(root), "--eval", root / "figures.json"))
     assert pages[0] == pages[1]
+
+
+def test_figures_of_another_artifact_of_that_name(root: Path, call: Call, tmp_path: Path) -> None:
+    """Sizes tell: what was measured last week in another folder is no figure of this one."""
+    size = size_of(root / "awq")
+    rows = [figures("runs/old/awq", size + 1, 0.1), figures("runs/new/awq", size, 0.2)]
+    (tmp_path / "figures.json").write_text(json.dumps({"artifacts": rows}))
+    html, found = reported(
+        call, tmp_path / "r.html", root / "awq", "--eval", tmp_path / "figures.json"
+    )
+    kld = {row["artifact"]: row["kld"] for row in found["quality"]}
+    assert kld == {f"awq ({size + 1:,} bytes)": 0.1, "awq": 0.2}
+    said = f"it had {size + 1:,} bytes, and the one here has {size:,}"
+    assert said in found["quality_from"] and said in Reader(html).text
+
+
+def test_errors_that_the_artifact_records(root: Path, call: Call, tmp_path: Path) -> None:
+    """Without the source the heat map is of what quantize found and wrote into qtool.json."""
+    html, found = reported(call, tmp_path / "r.html", root / "awq")
+    layers = found["artifacts"][0]["layers"]
+    assert len(layers) == 28 and "As the artifact records them" in html
+    _, compared = reported(call, tmp_path / "c.html", root / "awq", "--against", "tiny")
+    exact = {one["name"]: one["relative_error"] for one in compared["artifacts"][0]["layers"]}
+    for one in layers:
+        assert one["relative_error"] == pytest.approx(exact[one["name"]], rel=1e-3)
+    # Nobody wants to read a line for each in other places.
+    card = (root / "awq" / "README.md").read_text()
+    shown = call("inspect", root / "awq").out
+    rows = found["artifacts"][0]["provenance"]
+    assert '"layers"' not in card and "relative_error" not in shown
+    assert not any("layers" in label for label, _ in rows)
 
 
 def test_sizes_add_up(root: Path, call: Call, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def gather(request: Request, progress: Progress) -> Report:
             )
         with progress.stage("look"):
             artifacts.append(_facts(typed, path, label, verdict, request.against is not None))
+    figures, others = measured.of_these(figures, {one.label: one.size_bytes for one in artifacts})
     there = [one.label for one in artifacts if one.format != UNKNOWN]
     rows, said = _quality(request, figures, named, there, progress)
     return Report(
@@ -78,7 +79,7 @@ def gather(request: Request, progress: Progress) -> Report:
         reference,
         tuple(artifacts),
         rows,
-        said,
+        " ".join([said, *others]),
         measured.find_sweep(artifacts, rows),
         request.commands,
     )

@@ -79,6 +79,22 @@ def _matching(artifact: str, labels: Mapping[str, str]) -> str:
     return found[0] if len(found) == 1 else last
 
 
+def of_these(rows: Sequence[Quality], sizes: Mapping[str, int]) -> tuple[list[Quality], list[str]]:
+    """The rows, with sentences on those that bear the name of one of the report's artifacts and
+    were measured on another: its size, by label in `sizes`, differs. They stand by themselves."""
+    found, said = [], []
+    for row in rows:
+        here = sizes.get(row.artifact)
+        if here not in (None, row.size_bytes):
+            said.append(
+                f"The figures of {row.artifact} are of another artifact of that name: it had "
+                f"{row.size_bytes:,} bytes, and the one here has {here:,}."
+            )
+            row = replace(row, artifact=f"{row.artifact} ({row.size_bytes:,} bytes)")
+        found.append(row)
+    return found, said
+
+
 def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{str(value)[:40]!r} is no finite number")
