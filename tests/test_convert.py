@@ -91,6 +91,21 @@ def test_there_and_back_gives_the_same_files(
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def test_settings_of_gptq_are_in_the_recipe(made: dict[str, Path], tmp_path: Path) -> None:
+    """Every artifact carries it, and the config tells them again on the way back."""
+    source = relabel(made["eight"], tmp_path / "source", "gptq")
+    options = {"damp_percent": 0.05, "static_groups": False, "mse": True}
+    record = json.loads((source / "qtool.json").read_text())
+    record["recipe"] |= {"method": "gptq", "gptq": options}
+    (source / "qtool.json").write_text(json.dumps(record))
+    for to in ("compressed-tensors", "gptq-v2"):
+        back = run(run(source, to, tmp_path / to), "gptq", tmp_path / f"{to}-back")
+        config = json.loads((back / "quantize_config.json").read_text())
+        assert {key: config["meta"][key] for key in options} == options
+        assert weights(back) == weights(source)
+
+
+@pytest.mark.slow
 def test_configs_come_back_too(tmp_path: Path) -> None:
     """What they say of GPTQ's settings is in the recipe, which every artifact carries."""
     model = first_block(tmp_path / "model")
@@ -119,6 +134,7 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     record = json.loads((out / "qtool.json").read_text())
     before = json.loads((made["symmetric"] / "qtool.json").read_text())
     assert record["recipe"] == before["recipe"] and record["source"] == before["source"]
+    assert record["layers"] == before["layers"] and len(record["layers"]) == MATRICES
     (said,) = record["conversions"]
     assert said["exact"] is True and said["rounded"] == []
     assert said["compared"] == TENSORS and said["matrices"] == MATRICES
@@ -137,6 +153,7 @@ def test_certificate_config_and_side_files(made: dict[str, Path], tmp_path: Path
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (resolve("tiny") / name).read_bytes()
     assert "base_model: org/tiny" in (card := (out / "README.md").read_text())
+    assert '"layers"' not in card
     assert f"all {TENSORS} tensors read back and compared: the same numbers" in card
     again = run(out, "awq", tmp_path / "again")
     assert len(json.loads((again / "qtool.json").read_text())["conversions"]) == 2
@@ -370,7 +387,7 @@ def test_dequantized(made: dict[str, Path], dtype: str | None, tmp_path: Path) -
     assert "quantization_config" not in config and not (out / "quant_config.json").exists()
     assert config["dtype"] == (dtype or "bfloat16")
     record = json.loads((out / "qtool.json").read_text())
-    assert record["made_from"]["format"] == "awq"
+    assert record["made_from"]["format"] == "awq" and "layers" not in record
     (said,) = record["conversions"]
     before, after = numbers(made["asymmetric"]), numbers(out)
     assert before.keys() == after.keys()
