@@ -33,6 +33,7 @@ else:
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
+_LONGEST_POINTER = 1024  # bytes, of Git LFS
 MAX_JSON_DEPTH = 100  # objects and lists within each other
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
@@ -204,7 +205,12 @@ def parse_header(
         raise FormatError(
             f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
         )
-    length = int.from_bytes(read(0, 8), "little")
+    head = read(0, 8)
+    if head == b"version " and size < _LONGEST_POINTER:
+        raise FormatError(
+            f"{where}: a pointer of Git LFS, not the file itself; run `git lfs pull` there"
+        )
+    length = int.from_bytes(head, "little")
     if length > size - 8:
         raise FormatError(
             f"{where}: no safetensors file, or a truncated one: its first bytes say that the "

@@ -252,6 +252,16 @@ def test_every_format_module_has_the_same_functions() -> None:
         assert all(hasattr(module, name) for name in names)
 
 
+def test_a_pointer_of_git_lfs_is_called_that(awq_folder: Path) -> None:
+    """What a clone without git-lfs leaves: its text is no length of a header."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
+    (awq_folder / "model.safetensors").write_text(pointer)
+    found = CliRunner().invoke(app, ["inspect", str(awq_folder)])
+    assert isinstance(found.exception, FormatError)
+    assert "model.safetensors: a pointer of Git LFS" in str(found.exception)
+    assert "git lfs pull" in str(found.exception)
+
+
 def test_json_is_not_nested_without_end(awq_folder: Path) -> None:
     """Python reads 990 levels, and whoever walks through them does not get that far."""
     for depth, fine in ((90, True), (500, False)):

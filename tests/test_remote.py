@@ -367,6 +367,21 @@ def test_a_server_that_drips(
     assert time.monotonic() - began < 3  # of the 4 that it would take
 
 
+def test_other_kinds_of_addresses() -> None:
+    found = CliRunner().invoke(app, ["inspect", "ftp://foo/x.gguf"])
+    assert isinstance(found.exception, SourceError)
+    assert "from ftp:// addresses; expected hf://, http:// or https://" in str(found.exception)
+    assert "ftp://foo/x.gguf" in str(found.exception)
+
+
+def test_the_config_of_a_model_means_the_model(server: RangeServer) -> None:
+    server.files = {
+        "a/b/m/config.json": as_json({"model_type": "llama"}),
+        "a/b/m/model.safetensors": SAFETENSORS,
+    }
+    assert run(f"{server.url}/a/b/m/config.json") == run(f"{server.url}/a/b/m/")
+
+
 def test_nobody_there() -> None:
     assert "cannot be fetched (" in refusal("http://127.0.0.1:9/m.gguf")
 

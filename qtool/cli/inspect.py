@@ -72,6 +72,12 @@ def _address(text: str) -> str | None:
     """Where a model lies on a server: an address, or what a hub id or an alias means."""
     from qtool import hub
 
+    scheme, mark, _ = text.partition("://")
+    if mark and scheme.isalnum() and scheme.lower() not in ("hf", "http", "https"):
+        raise SourceError(
+            f"{text}: nothing is fetched from {scheme}:// addresses; expected hf://, http:// or "
+            "https://, or a file or folder here"
+        )
     if text.lower().startswith(("hf://", "http://", "https://")):
         return text
     model = hub.parse(text)

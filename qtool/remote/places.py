@@ -3,7 +3,8 @@
     hf://OWNER/NAME[@REVISION][/FILE]      a repository of the hub, or a file or folder in it
     http(s)://HOST/PATH/FILE.gguf          a file; also .safetensors
     http(s)://HOST/PATH/FOLDER/            a folder with config.json, and the weights that its
-                                           index names or model.safetensors
+                                           index names or model.safetensors; also by the address
+                                           of the config or the index itself
 
 Pages of the hub (https://huggingface.co/OWNER/NAME/blob/main/FILE) mean the repository. HF_ENDPOINT
 and HF_TOKEN are huggingface_hub's; the token goes to the hub alone.
@@ -19,6 +20,7 @@ import qtool
 from qtool import hub
 from qtool.errors import SourceError
 from qtool.formats.safetensors_header import parse_json
+from qtool.formats.safetensors_writer import INDEX_NAME
 from qtool.remote.answers import RefusedError, shown
 from qtool.remote.ranges import Server, basic, origin, split
 
@@ -36,11 +38,6 @@ class Place:
     url_of: Callable[[str], str]
     names: frozenset[str] | None  # of all files below it; None where the server gives no list
     file: str | None = None
-
-
-def is_address(text: str) -> bool:
-    """Whether `text` is written like an address."""
-    return text.lower().startswith(("hf://", "http://", "https://"))
 
 
 def locate(text: str) -> Place:
@@ -61,6 +58,8 @@ def _on_server(url: str) -> Place:
     file = None
     if path.lower().endswith(FILES):
         path, _, file = path.rpartition("/")
+    elif path.endswith(("/config.json", f"/{INDEX_NAME}")):
+        path = path.rpartition("/")[0]  # the model that it is a part of
     elif parts.query:
         raise SourceError(
             f"{shown(url)}: neither {' nor '.join(FILES)} at the end of its path; only such "
