@@ -24,6 +24,7 @@ from qtool.hub import tiny_folder
 from qtool.progress import Progress
 from qtool.quality.evaluate import size_of
 from qtool.recipe import load
+from qtool.report import figures as page_figures
 from qtool.report import layers, measured, sample, svg
 from qtool.report.facts import ArtifactFacts, Quality
 from qtool.report.gather import unique_labels
@@ -179,6 +180,12 @@ def test_figures_of_another_artifact_of_that_name(root: Path, call: Call, tmp_pa
     assert kld == {f"awq ({size + 1:,} bytes)": 0.1, "awq": 0.2}
     said = f"it had {size + 1:,} bytes, and the one here has {size:,}"
     assert said in found["quality_from"] and said in Reader(html).text
+
+
+def test_an_interval_is_said_as_it_is() -> None:
+    """Of few windows it is far from even on both sides: half of it says the wrong thing."""
+    assert page_figures.with_spread(116.35, (52.7, 256.8), 2) == "116.35 (52.70 to 256.80)"
+    assert page_figures.with_spread(3.0, None, 1) == "3.0"
 
 
 def test_errors_that_the_artifact_records(root: Path, call: Call, tmp_path: Path) -> None:

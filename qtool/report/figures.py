@@ -30,10 +30,10 @@ def small(value: float) -> str:
 
 
 def with_spread(value: float, interval: tuple[float, float] | None, digits: int) -> str:
-    """A mean and half of its 95 % interval."""
+    """A number and its 95 % interval, whose middle it need not be."""
     if interval is None or interval[0] == interval[1]:
         return f"{value:.{digits}f}"
-    return f"{value:.{digits}f} ± {(interval[1] - interval[0]) / 2:.{digits}f}"
+    return f"{value:.{digits}f} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
 
 
 def optional(value: float | None, digits: int) -> str:
