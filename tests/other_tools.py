@@ -112,7 +112,7 @@ def fp8_blocks(module: str, weight: NDArray[np.float32]) -> Tensors:
 
 def int8(module: str, weight: NDArray[np.float32]) -> Tensors:
     """bitsandbytes."""
-    most = np.abs(weight).max(axis=1)
+    most = np.maximum(np.abs(weight).max(axis=1), 1e-3)
     return {
         f"{module}.weight": ("I8", np.rint(weight / most[:, None] * 127).astype(np.int8)),
         f"{module}.SCB": ("F32", most.astype(np.float32)),
@@ -120,8 +120,8 @@ def int8(module: str, weight: NDArray[np.float32]) -> Tensors:
     }
 
 
-def model(store: Store, left: Mapping[str, Store] | None = None) -> Tensors:
-    """Two blocks; `left`: modules, as ends of names, that are stored otherwise."""
+def model(store: Store, left: Mapping[str, Store] | None = None, blocks: int = 2) -> Tensors:
+    """A whole model; `left`: modules, as ends of names, that are stored otherwise."""
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> NDArray[np.float32]:
@@ -132,7 +132,7 @@ def model(store: Store, left: Mapping[str, Store] | None = None) -> Tensors:
         "model.norm.weight": bfloat16(np.ones(HIDDEN)),
         "lm_head.weight": bfloat16(normal(VOCABULARY, HIDDEN)),
     }
-    for block in range(2):
+    for block in range(blocks):
         start = f"model.layers.{block}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{start}{norm}.weight"] = bfloat16(np.ones(HIDDEN))

@@ -1,8 +1,9 @@
 """What other tools write passes `qtool verify`, without an error and without a warning; and what
 was made of it by a lie or an accident does not."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import gguf_files
 import numpy as np
 import other_tools as other
 import pytest
+from numpy.typing import NDArray
 
 from qtool.formats.gguf_values import Value, string, strings, u32
 from qtool.gguf_types import FLOATS
 from qtool.verification.finding import Finding
+from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.run import verify_artifact
 
 
@@ -119,6 +122,152 @@ def test_numbers_beyond_reason(name: str, config: dict[str, Any], tmp_path: Path
     assert time.process_time() - start < 5
 
 
+# Damage that leaves every length right
+
+
+def damaged(path: Path, name: str, change: Callable[[NDArray[Any]], object]) -> list[Finding]:
+    """What is said of a GPTQ artifact after a change of one tensor of four blocks."""
+    tensors = other.model(other.gptq(), blocks=4)
+    kind, stored = tensors[name]
+    array = stored.copy()
+    found = change(array)
+    tensors[name] = kind, found if isinstance(found, np.ndarray) else array
+    return serious(other.folder(path / "out", tensors, other.GPTQ, num_hidden_layers=4))
+
+
+def hole(first: int, last: int) -> Callable[[NDArray[Any]], None]:
+    def change(array: NDArray[Any]) -> None:
+        array.reshape(-1).view(np.uint8)[first:last] = 0
+
+    return change
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        (f"{DOWN}.qweight", hole(16_384, 65_536), ("error", "codes")),
+        (f"{DOWN}.qweight", hole(3000, 7300), ("error", "codes")),
+        (f"{DOWN}.qweight", hole(3000, 7000), None),  # too short to tell
+        (EMBEDDING, hole(512 * 100 + 200, 512 * 140), ("error", "dense-values")),
+        (EMBEDDING, hole(512 * 100, 512 * 140), ("warning", "dense-values")),
+        (EMBEDDING, hole(512 * 100, 512 * 110), None),  # tokens that are kept free
+        (EMBEDDING, hole(512 * other.TOKENS, 512 * 320), None),  # rows that no token has
+    ],
+)
+def test_holes(
+    name: str, change: Callable[[NDArray[Any]], None], expected: tuple[str, str] | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    found = damaged(tmp_path, name, change)
+    assert [(f.severity, f.check) for f in found] == ([expected] if expected else [])
+    assert not found or name.startswith(found[0].name.removesuffix(".weight"))
+
+
+@pytest.mark.parametrize("width", [512, 4096, 65_536])
+def test_where_stretches_are(width: int) -> None:
+    rng = np.random.default_rng(width)
+    for _ in range(200):
+        data = rng.integers(1, 256, 40_000).astype(np.uint8)
+        first, length = (int(n) for n in rng.integers(0, 20_000, 2))
+        data[first : first + length] = 0
+        expected = [(first, first + length)] if length >= 4096 else []
+        assert zero_stretches(data) == expected
+        inside = any(64 <= place % width <= width - 64 for place in (first, first + length))
+        torn_bytes = length if expected and inside else 0
+        assert torn(data, expected, width) == torn_bytes
+    assert not zero_stretches(np.ones(4096, np.uint8))
+
+
+def test_lost_columns_and_rows_are_no_holes(tmp_path: Path) -> None:
+    """A model that was made smaller, and padded again; and one of which AWQ got zeros."""
+
+    def smaller(store: other.Store) -> other.Store:
+        def stored(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+            weight = weight + np.float32(1e-6)
+            weight[:, -128:] = 0
+            weight[-64:] = 0
+            return store(module, weight)
+
+        return stored
+
+    columns = np.ones((64, 20_000), np.uint8)
+    columns[:, 14_000:] = 0
+    columns[20:22] = 0
+    columns[30:31, :9000] = 0
+    assert len(zero_stretches(columns.reshape(-1))) > 60
+    assert torn(columns.reshape(-1), zero_stretches(columns.reshape(-1)), 20_000) == 15_000
+    for name, store, config in (("awq", other.awq, other.AWQ), ("int8", other.int8, other.INT8)):
+        tensors = other.model(smaller(store), {"attn.o_proj": store})
+        assert not serious(other.folder(tmp_path / name, tensors, config)), name
+
+
+def test_scales_of_another_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def garbage(array: NDArray[Any]) -> NDArray[Any]:
+        return rng.integers(1, 0x7B00, array.shape).astype("<u2").view(np.float16)
+
+    (found,) = damaged(tmp_path / "all", f"{DOWN}.scales", garbage)
+    assert (found.severity, found.check) == ("error", "alike")
+
+    def one(array: NDArray[Any]) -> None:
+        array[1, 7] = 60_000  # a bit of the exponent
+
+    (found,) = damaged(tmp_path / "one", f"{DOWN}.scales", one)
+    assert found.check == "alike" and found.name == f"{DOWN}.weight"
+
+    def larger(array: NDArray[Any]) -> None:
+        array *= 30
+
+    assert not damaged(tmp_path / "larger", f"{DOWN}.scales", larger)
+
+
+def test_codes_of_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def garbage(array: NDArray[Any]) -> NDArray[Any]:
+        return rng.integers(-(2**31), 2**31 - 1, array.shape).astype("<i4")
+
+    (found,) = damaged(tmp_path, f"{DOWN}.qweight", garbage)
+    assert (found.severity, found.check, found.name) == ("warning", "codes", f"{DOWN}.weight")
+
+
+def test_a_block_that_is_another(tmp_path: Path) -> None:
+    tensors = other.model(other.gptq())
+    for name in tensors:
+        if ".layers.1." in name:
+            tensors[name] = tensors[name.replace(".layers.1.", ".layers.0.")]
+    (found,) = serious(other.folder(tmp_path / "out", tensors, other.GPTQ))
+    assert (found.severity, found.check) == ("warning", "alike")
+    assert found.message.startswith("7 matrices (model.layers.1.")
+
+
+def test_another_matrix_is_not_one_of_other_zeros(tmp_path: Path) -> None:
+    """Against its source: layers that changed places, and codes of nothing."""
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    text = json.loads((source / "config.json").read_text())
+    del text["quantization_config"]
+    (source / "config.json").write_text(json.dumps(text))
+    tensors = other.model(other.awq)
+    keys = [n for n in tensors if ".0.self_attn.k_proj." in n]
+    values = [n.replace("k_proj", "v_proj") for n in keys]
+    for one, two in zip(keys, values, strict=True):
+        tensors[one], tensors[two] = tensors[two], tensors[one]
+    words = tensors[f"{DOWN}.qweight"][1]
+    rng = np.random.default_rng(0)
+    tensors[f"{DOWN}.qweight"] = "I32", rng.integers(0, 2**31, words.shape).astype("<i4")
+    path = other.folder(tmp_path / "out", tensors, other.AWQ)
+    verdict = verify_artifact(path, against=source, threads=1)
+    said = {f.check for f in verdict.findings if f.severity == "error"}
+    assert said == {"layer-error"}
+    (found,) = [f for f in verdict.findings if f.check == "layer-error"]
+    assert "3 matrices farther from the source" in found.message
+
+
 # GGUF files that hold no language model
 
 
@@ -171,3 +320,17 @@ def test_token_ids_of_ggufs(key: str, number: int, severity: str | None, tmp_pat
     path = gguf_files.write(tmp_path / "x.gguf", metadata, {n: (weight, kind) for n in names})
     found = [f.severity for f in serious(path) if f.check == "tokenizer"]
     assert found == ([] if severity is None else [severity])
+
+
+def test_holes_of_ggufs(tmp_path: Path) -> None:
+    metadata: dict[str, Value] = {
+        "general.architecture": string("clip"), "general.type": string("mmproj"),
+    }  # fmt: skip
+    kind = next(one for one in FLOATS if one.name == "F16")
+    weight = np.ones((64, 2048), np.float32)
+    weight[10:12] = 0  # whole rows
+    path = gguf_files.write(tmp_path / "x.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    assert not serious(path)
+    weight[12, :1000] = 0
+    path = gguf_files.write(tmp_path / "y.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    assert [(f.severity, f.check) for f in serious(path)] == [("error", "values")]

@@ -7,8 +7,12 @@ import numpy as np
 from qtool.artifact import Entry
 from qtool.checkpoint import Checkpoint
 from qtool.verification.finding import Finding
+from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.subject import Subject
+from qtool.verification.tokens import tokens_of
 
+_PER_TOKEN = ("embedding", "output head")
+_FEW_ROWS, _FEW_OF_ROWS = 16, 0.01  # of the tokens: those that stand for padding, or are kept free
 _AT_ONCE = 1 << 24  # bytes
 # By dtype: what the bits of a number are masked with, and what is left of NaN and infinity.
 _MASKS = {
@@ -23,7 +27,7 @@ def check_dense(subject: Subject) -> Iterator[Finding]:
     for name, entry in subject.entries.items():
         if entry.scheme is not None or entry.dtype not in _MASKS or not entry.parameters:
             continue
-        bad, empty = _look(subject.artifact.checkpoint, entry)
+        bad, empty, hole, rows = _look(subject.artifact.checkpoint, entry)
         if bad:
             yield Finding(
                 "error", "dense-values", name,
@@ -35,15 +39,38 @@ def check_dense(subject: Subject) -> Iterator[Finding]:
                 "warning", "dense-values", name,
                 f"{name}: every number is 0; the layer does nothing, unless the model has it so",
             )  # fmt: skip
+        elif hole and _of_weights(entry):
+            yield Finding(
+                "error", "dense-values", name,
+                f"{name}: {hole:,} bytes are 0 in long stretches that begin or end within a row: "
+                "it was not written or fetched to its end; fetch or make the artifact again",
+            )  # fmt: skip
+        elif rows and subject.roles.get(name) and subject.roles[name].reason in _PER_TOKEN:
+            tokens = tokens_of(subject.artifact.checkpoint.folder) or entry.shape[0]
+            known = sum(row < tokens for row in rows)
+            if known > max(_FEW_ROWS, _FEW_OF_ROWS * tokens):
+                yield Finding(
+                    "warning", "dense-values", name,
+                    f"{name}: the rows of {known:,} of {tokens:,} tokens are 0; unless the model "
+                    "has it so, fetch or make the artifact again",
+                )  # fmt: skip
 
 
-def _look(checkpoint: Checkpoint, entry: Entry) -> tuple[int, bool]:
-    """How many numbers are not finite, and whether all are 0; a part in memory at a time."""
+def _of_weights(entry: Entry) -> bool:
+    """Whether it is a matrix or a stack of them; masks and tables may hold any stretch of 0."""
+    return len(entry.shape) > 1 and (entry.name.endswith(".weight") or "experts" in entry.name)
+
+
+def _look(checkpoint: Checkpoint, entry: Entry) -> tuple[int, bool, int, list[int]]:
+    """How many numbers are not finite, whether all are 0, how many bytes are in holes, and the
+    rows in long stretches of 0; a part in memory at a time."""
     kind, mask = _MASKS[entry.dtype]
     name = entry.stored[0]
     rows = entry.shape[0] if entry.shape else 1
     step = max(1, _AT_ONCE * rows // max(1, entry.nbytes))
     bad, empty = 0, True
+    width = entry.nbytes // max(1, entry.parameters // max(1, entry.shape[-1])) if rows > 1 else 0
+    hole, zeros = 0, list[int]()
     for first in range(0, rows, step):
         raw = (
             checkpoint.part(name, first, min(rows, first + step))
@@ -54,4 +81,9 @@ def _look(checkpoint: Checkpoint, entry: Entry) -> tuple[int, bool]:
         bad += int(((words & kind(mask)) == kind(mask)).sum())
         # The sign does not count: -0 is 0.
         empty = empty and not bool((words << kind(1)).any())
-    return bad, empty
+        if width and len(entry.shape) > 1:
+            stretches = zero_stretches(raw.reshape(-1))
+            hole += torn(raw.reshape(-1), stretches, width)
+            for start, end in stretches:
+                zeros += range(first + -(-start // width), first + end // width)
+    return bad, empty, hole, zeros

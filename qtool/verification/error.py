@@ -19,6 +19,7 @@ CHECK = "layer-error"
 _ROUNDING = 0.01  # relative: what another dtype may change
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
+_FROM_ZEROS = 3.0  # times what zeros explain that are off
 
 
 def dense_compared(
@@ -107,7 +108,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     """layer-error: no matrix is farther from its source than its scheme explains."""
     # What is not finite is told of by the check of scales.
     quantized = [c for c in compared if c.groups and math.isfinite(c.error)]
-    shifted = [c for c in quantized if c.off > _MANY_OFF * c.groups]
+    zeros_off = [c for c in quantized if _by_zeros(c)]
+    shifted = [c for c in zeros_off if c.off > _MANY_OFF * c.groups]
     if shifted:
         yield Finding(
             "error", "zero-convention", shifted[0].name,
@@ -115,7 +117,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"({some([c.name for c in shifted])}) are off by {shifted[0].step:+d}; they are "
             "labelled with, or were written by, another convention (v1 stores zeros less one)",
         )  # fmt: skip
-    single = [c for c in quantized if c not in shifted and c.off > _FEW_OFF * c.groups + 1]
+    single = [c for c in zeros_off if c not in shifted and c.off > _FEW_OFF * c.groups + 1]
     if single:
         groups = sum(c.off for c in single)
         yield Finding(
@@ -149,6 +151,15 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(scaled), 'matrix')} with scales folded in (AWQ, smoothing): errors are "
             "counted with these taken out",
         )  # fmt: skip
+
+
+def _by_zeros(c: Compared) -> bool:
+    """Whether zeros that are off can be the reason of the error: a step is the square root of 12
+    times what rounding within it makes. A matrix that is another one altogether is farther off."""
+    if not c.expected:
+        return True
+    steps = 12 * c.step**2 * c.off / c.groups
+    return c.error < _FROM_ZEROS * c.expected * math.sqrt(1 + steps)
 
 
 def _rotated(subject: Subject) -> bool:

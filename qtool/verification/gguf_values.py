@@ -22,6 +22,7 @@ from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 from qtool.verification.finding import Finding, LayerError
+from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.scaling import UNEXPLAINED, WRONG
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -53,6 +54,7 @@ class Sums:
     lost: NDArray[np.float64]  # of the squared differences from the source
     whole: NDArray[np.float64]  # of the source's squared weights
     steps: NDArray[np.float64]  # of scale^2 / 12 over the weights, where blocks tell the scale
+    holes: NDArray[np.int64]  # bytes of 0 in stretches that begin or end within a row
     digests: NDArray[np.uint64]  # of the source's bytes
     pieces: Pieces
     tensors: Sequence[SourceTensor]
@@ -82,6 +84,7 @@ def add_up(
     }
     found = Sums(
         np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count),
+        np.zeros(count, np.int64),
         np.zeros(count, np.uint64),
         pieces, tensors, shared,
     )  # fmt: skip
@@ -98,6 +101,10 @@ def add_up(
                 raw, tensor.type, None, tensor.in_features, None, None, scratch
             )
             found.size[number] = size
+            rows = piece.last - piece.first
+            if len(tensor.shape) > 1:
+                flat = raw.view(np.uint8).reshape(-1)
+                found.holes[number] = torn(flat, zero_stretches(flat), flat.size // rows)
             other = shared.get(tensor.name)
             if other is not None:
                 there = np.ascontiguousarray(other.read(piece.first, piece.last))
@@ -146,6 +153,12 @@ def check_values(sums: Sums) -> Iterator[Finding]:
                 "error", "values", tensor.name,
                 f"{tensor.name} ({tensor.type.name}) has weights that are NaN or infinite in rows "
                 f"{piece.first} to {piece.last - 1}; fetch or make the file again",
+            )  # fmt: skip
+        elif total and (hole := int(sums.holes[sums.pieces.of(number)].sum())):
+            yield Finding(
+                "error", "values", tensor.name,
+                f"{tensor.name}: {hole:,} bytes are 0 in long stretches that begin or end within a "
+                "row: it was not written or fetched to its end; fetch or make the file again",
             )  # fmt: skip
         elif total == 0 and len(stored_shape(tensor.shape)) > 1:
             yield Finding(

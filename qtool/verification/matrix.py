@@ -1,5 +1,6 @@
 """One quantized matrix, measured once: the few numbers that every later check looks at."""
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,13 +8,19 @@ from numpy.typing import NDArray
 
 from qtool.artifact import Artifact, Entry
 from qtool.formats import bits
+from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.holes import LEAST, torn, zero_stretches
 
 # Scales below have less than five digits: multiples of the least number of their type up to 32.
 _LEAST = {"float16": 32 * 2.0**-24, "bfloat16": 32 * 2.0**-133, "float32": 2.0**-126}
 # Of the range of codes: farther than this from its zero lies the mean of no healthy group, whose
 # weights crowd around 0.
 _FAR = 0.52
+_MANY_SCALES = 1000
+_ENOUGH_CODES = 1 << 15
+_EVEN = 0.12  # from the mean count of a code
+_MARKED = 1 << 15  # bytes of a matrix
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,11 @@ class Measured:
     zeros: Zeros | None
     reordered: bool  # g_idx says something else than k // group_size
     uneven: int  # groups of another size than the config's, by g_idx
+    scale_size: float  # root of the mean square, with `outer`
+    outliers: float  # the largest scale over that which 99 % are not above
+    hole: int  # bytes of codes that are 0 in long stretches, and stand for other weights than 0
+    even: bool  # every code about as often as any other
+    mark: int  # of some of the stored bytes: the same for matrices that are the same
 
 
 def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
@@ -61,6 +73,9 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     size = np.abs(scale)
     least = np.float32(_LEAST.get(quant.scheme.scale_dtype, 0.0))
     low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)
+    stored = artifact.checkpoint.tensors
+    codes = stored[max(entry.stored, key=lambda name: stored[name].nbytes)]
+    raw = artifact.checkpoint.raw(codes.name).reshape(-1)
     return Measured(
         entry=entry,
         scheme=quant.scheme,
@@ -77,7 +92,57 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         zeros=_zeros(artifact, entry, quant),
         reordered=quant.g_idx is not None,
         uneven=_uneven(quant),
+        scale_size=_scale_size(quant),
+        outliers=_outliers(size),
+        hole=_hole(codes, raw, quant),
+        even=_even(quant),
+        mark=zlib.crc32(np.ascontiguousarray(raw[:: max(1, raw.size // _MARKED)])),
     )
+
+
+def _scale_size(quant: GroupQuant) -> float:
+    with np.errstate(all="ignore"):  # a scale of 0 that divides is told of elsewhere
+        return float(np.sqrt(np.square(quant.row_scale(), dtype=np.float64).mean()))
+
+
+def _outliers(size: NDArray[np.float32]) -> float:
+    """The largest scale over that which 99 % are not above; 1 of few scales."""
+    if size.size < _MANY_SCALES or not np.isfinite(size).all():
+        return 1.0
+    usual, most = float(np.percentile(size, 99)), float(size.max())
+    return most / usual if usual > 0 else 1.0
+
+
+def _hole(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
+    """Bytes of 0 that are no weights of 0: of packed words those whose zero is another code, of
+    numbers those in torn rows."""
+    stretches = zero_stretches(raw)
+    if not stretches:
+        return 0
+    if stored.dtype not in ("I32", "I16") or quant.scheme.is_float:
+        width = max(1, raw.size // max(1, stored.size // stored.shape[-1]))
+        return torn(raw, stretches, width)
+    zeros = sum(last - first for first, last in stretches)
+    if not quant.zero.all():
+        index, zero = quant.group_index(), quant.row_zero()
+        true = sum(
+            int(((codes == 0) & (row[index] == 0)).sum())
+            for codes, row in zip(quant.codes, zero, strict=True)
+        )
+        zeros -= true * quant.scheme.bits // 8
+    return zeros if zeros >= LEAST else 0
+
+
+def _even(quant: GroupQuant) -> bool:
+    """Whether integers of 4 bits and more are as even as random ones; weights crowd around 0."""
+    scheme = quant.scheme
+    if scheme.is_float or scheme.bits < 4 or 0 < scheme.group_size < 32:
+        return False
+    some = quant.codes[:: max(1, len(quant.codes) // 256), :4096]
+    if some.size < _ENOUGH_CODES:
+        return False
+    counts = np.bincount((some >> (scheme.bits - 4)).reshape(-1), minlength=16)
+    return bool(np.abs(counts / counts.mean() - 1).max() < _EVEN)
 
 
 def _tiny(quant: GroupQuant, size: NDArray[np.float32], least: np.float32) -> int:

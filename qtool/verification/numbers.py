@@ -1,9 +1,15 @@
 """Whether the numbers in the quantized matrices can be right."""
 
 import math
+import re
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from qtool.artifact import Artifact, quantization_config
+from qtool.scheme import Scheme
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
 from qtool.verification.sentences import count as counted
@@ -11,6 +17,8 @@ from qtool.verification.sentences import some
 
 _SUBNORMAL = 0.01  # of the scales
 _BOTH_SIGNS = 0.1  # of the scales, where a method gives scales a sign
+_LARGE, _HUGE = 100, 10_000  # times the scales of the same matrix in other blocks
+_OUTLIER = 1000
 _SAME = 0.5  # of the rows
 _OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
 _FEW_WEIGHTS = 4096  # too few to tell anything from means
@@ -51,6 +59,59 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
         )  # fmt: skip
 
 
+def check_kinds(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
+    """alike: the matrices of one kind in all blocks have scales of one size, and are not the same.
+
+    Scales that were folded in, and layers that make huge activations, explain a factor of 30.
+    """
+    kinds: dict[tuple[str, Scheme], list[Measured]] = defaultdict(list)
+    for m in matrices:
+        if math.isfinite(m.scale_size) and m.scale_size > 0:
+            kinds[re.sub(r"\.\d+(?=\.)", ".#", m.entry.name), m.scheme].append(m)
+    for kind in kinds.values():
+        usual = statistics.median_low(m.scale_size for m in kind)
+        for m in kind:
+            times = m.scale_size / usual
+            if times > _LARGE or m.outliers > _OUTLIER:
+                what = (
+                    f"its scales are {times:,.0f} times those of the same matrix in other blocks"
+                    if times > _LARGE
+                    else f"its largest scale is {m.outliers:,.0f} times what 99 % of them are below"
+                )
+                yield Finding(
+                    "error" if times > _HUGE else "warning", "alike", m.entry.name,
+                    f"{m.entry.name}: {what}; no training makes such weights: fetch or make the "
+                    "artifact again",
+                )  # fmt: skip
+    yield from _copies(artifact, [kind for kind in kinds.values() if len(kind) > 1])
+
+
+def _copies(artifact: Artifact, kinds: Sequence[Sequence[Measured]]) -> Iterator[Finding]:
+    """Matrices that are another block's, byte for byte."""
+    first: dict[tuple[int, int], Measured] = {}
+    copies: list[tuple[str, str]] = []
+    for number, kind in enumerate(kinds):
+        for m in kind:
+            other = first.setdefault((number, m.mark), m)
+            if other is not m and m.low_code != m.high_code and _same(artifact, m, other):
+                copies.append((m.entry.name, other.entry.name))
+    if copies:
+        yield Finding(
+            "warning", "alike", copies[0][0],
+            f"{counted(len(copies), 'matrix')} ({some([name for name, _ in copies])}) stored byte "
+            f"for byte as another one ({copies[0][0]} as {copies[0][1]}); unless the model was "
+            "made by repeating blocks, one of them is lost: fetch or make the artifact again",
+        )  # fmt: skip
+
+
+def _same(artifact: Artifact, one: Measured, other: Measured) -> bool:
+    """Whether all that is stored of two matrices is the same."""
+    parts = [m.entry.stored for m in (one, other)]
+    raw = artifact.checkpoint.raw
+    pairs = zip(*map(sorted, parts), strict=False)
+    return len(parts[0]) == len(parts[1]) and all(np.array_equal(raw(a), raw(b)) for a, b in pairs)
+
+
 def _by_design(m: Measured) -> bool:
     """Whether so many scales are negative that it is the method's way: about half of them are."""
     whole = m.scheme.symmetric and not m.scheme.is_float
@@ -84,6 +145,18 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
                 "error", "codes", name,
                 f"{name}: every code is {m.low_code}, so all that the model knew here is gone; "
                 "quantize this layer anew",
+            )  # fmt: skip
+        elif m.hole:
+            yield Finding(
+                "error", "codes", name,
+                f"{name}: {m.hole:,} bytes of its codes are 0 in long stretches, which no weights "
+                "are: it was not written or fetched to its end; fetch or make the artifact again",
+            )  # fmt: skip
+        elif m.even:
+            yield Finding(
+                "warning", "codes", name,
+                f"{name}: every code is about as frequent as any other, as in random bytes; the "
+                "weights of a trained model are nearly all small, so this is hardly its matrix",
             )  # fmt: skip
         elif m.same_rows > _SAME * rows:
             yield Finding(

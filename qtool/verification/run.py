@@ -63,6 +63,7 @@ NUMERIC: tuple[tuple[str, NumericCheck], ...] = (
     ("zeros", numbers.check_zeros),
     ("zero-convention", numbers.check_convention),
     ("g-idx", numbers.check_order),
+    ("alike", numbers.check_kinds),
 )
 
 

@@ -87,6 +87,14 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
                     )  # fmt: skip
 
 
+def tokens_of(folder: Path) -> int:
+    """One more than the largest id; 0 where no JSON file tells."""
+    try:
+        return max(_ids(folder).values(), default=-1) + 1
+    except QtoolError:
+        return 0
+
+
 def _ids(folder: Path) -> dict[str, int]:
     """Every token with its id, {} where no JSON file tells."""
     data = read_object(folder / TOKENIZER)
