@@ -109,13 +109,14 @@ def _begin(place: Place, name: str, count: int) -> tuple[Callable[[int, int], by
     def read(offset: int, count: int) -> bytes:
         if offset + count <= len(begun.data):
             return begun.data[offset : offset + count]
-        if place.server.received + count > _MAX_RECEIVED:
-            raise FormatError(
-                f"{shown(url)}: {count} more bytes of header; at most {_MAX_RECEIVED} are fetched "
-                "of one model: download it, and inspect the copy"
-            )
-        # Redirects are not asked for again: where they led is good for some minutes.
-        return place.server.part(begun.url, offset, count, begun.total).data
+        with place.server.reserved(count, _MAX_RECEIVED) as granted:
+            if not granted:
+                raise FormatError(
+                    f"{shown(url)}: {count} more bytes of header; at most {_MAX_RECEIVED} are "
+                    "fetched of one model: download it, and inspect the copy"
+                )
+            # Redirects are not asked for again: where they led is good for some minutes.
+            return place.server.part(begun.url, offset, count, begun.total).data
 
     return read, begun.total
 

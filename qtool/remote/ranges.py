@@ -14,8 +14,8 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
@@ -115,6 +115,7 @@ class Server:
         self._idle: dict[str, list[_Line]] = {}
         self._lock = threading.Lock()
         self.received = 0  # bytes of all bodies
+        self._expected = 0  # bytes that are being fetched under a limit
 
     def part(self, url: str, first: int, count: int, total: int | None = None) -> Part:
         """`count` bytes from `first` on, or as many as there are up to the end. FormatError where
@@ -124,6 +125,19 @@ class Server:
     def whole(self, url: str, most: int) -> bytes:
         """A file of at most `most` bytes."""
         return self._twice(url, Wish(None, most)).data
+
+    @contextmanager
+    def reserved(self, count: int, most: int) -> Iterator[bool]:
+        """Whether `count` bytes more are at most `most`, those on their way included: of several
+        threads that look at once, each would find room for itself."""
+        with self._lock:
+            granted = self.received + self._expected + count <= most
+            self._expected += count if granted else 0
+        try:
+            yield granted
+        finally:
+            with self._lock:
+                self._expected -= count if granted else 0
 
     def close(self) -> None:
         """Close the connections that are not in use."""
