@@ -30,12 +30,13 @@ READ_BYTES, READ_COPIES = 1 << 25, 2
 OUTSIDE_COPIES = 1.0
 # Temporary float32 numbers for each token of a micro-batch under way, in widths of the hidden
 # states and of the block's widest matrix; and copies of what its experts read.
-ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 2.0
-# Bytes for each number of a Gram matrix that is being factored, beside its own.
-SOLVE_BYTES = 8
+ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
+# Bytes for each number of a Gram matrix that is being factored, beside its own, and of the factor.
+SOLVE_BYTES, FACTOR_BYTES = 8, 4
 MICRO_BATCH_TOKENS = 2048  # as qtool.stream has it, which needs torch
-# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
-ROUNDING_BYTES_PER_WEIGHT = 16
+# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words),
+# and while it is swept column by column.
+ROUNDING_BYTES_PER_WEIGHT, SWEEP_BYTES_PER_WEIGHT = 14, 18
 # Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
 # 32 billion parameters all fit; of 256 experts a few dozen.
 GRAM_BYTES = 4 << 30
@@ -238,17 +239,21 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     matrices = sum(4 * one.width**2 for one in together)
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
-    jobs = sum(
-        (SOLVE_BYTES * one.width**2 if shapes.solves else 0)
-        + ROUNDING_BYTES_PER_WEIGHT * one.largest
-        for one in together[:threads]
-    )
+    jobs = sum(_job(shapes, one) for one in together[:threads])
     return [
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
         Peak(block.nbytes + matrices + jobs, "rounding the matrices of a block"),
     ]
+
+
+def _job(shapes: Shapes, one: Input) -> int:
+    """What a thread needs to round the matrices that read one input, one after another."""
+    if not shapes.solves:
+        return ROUNDING_BYTES_PER_WEIGHT * one.largest
+    sweep = FACTOR_BYTES * one.width**2 + SWEEP_BYTES_PER_WEIGHT * one.largest
+    return max(SOLVE_BYTES * one.width**2, sweep)
 
 
 def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:

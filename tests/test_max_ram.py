@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qtool.estimate import GRAM_BYTES, Peak, Setting
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hidden import OnDisk
 from qtool.hub import tiny_folder
+from qtool.journal import Journal
 from qtool.plan import Plan, make_plan
 from qtool.progress import Progress
 from qtool.recipe import load
@@ -118,6 +120,48 @@ def test_importance_does_not_depend_on_it_either(
     second = run_gguf(requests[1], Progress(quiet=True))
     assert not first.memory["states_on_disk"] and second.memory["states_on_disk"]
     assert requests[0].artifact.read_bytes() == requests[1].artifact.read_bytes()
+
+
+class Died(BaseException):
+    """As sudden as a signal: nothing catches it."""
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_run_goes_on_with_another_budget(
+    first: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try gets a step further, with hidden states on the disk and in memory in turn."""
+    text = root / "text.txt"
+    run(root / "llama", "w4g128-gptq", text, tmp_path / "whole", 2, None)
+    commit, taken = Journal.commit, blockwise.take_up
+    on_disk = first
+    resumed: list[tuple[bool, bool]] = []
+    steps = 0
+
+    def one_step(journal: Journal, name: str, **content: object) -> None:
+        nonlocal steps
+        if steps == 1:
+            raise Died
+        commit(journal, name, **content)
+        steps += 1
+
+    def watched(folder: Path, index: int, kept: Any, stream: Any, workers: Any) -> bool:
+        found = taken(folder, index, kept, stream, workers)
+        resumed.append((isinstance(stream.hidden, OnDisk), found))
+        return found
+
+    monkeypatch.setattr(Journal, "commit", one_step)
+    monkeypatch.setattr(blockwise, "take_up", watched)
+    monkeypatch.setattr(budget, "settings", lambda *_: [Setting(1, on_disk)])
+    out = tmp_path / "out"
+    for _ in range(9):
+        steps = 0
+        with suppress(Died):
+            run(root / "llama", "w4g128-gptq", text, out, 2, MUCH)
+            break
+        on_disk = not on_disk
+    assert quantizing.files(out) == quantizing.files(tmp_path / "whole")
+    assert set(resumed) == {(True, True), (False, True)}
 
 
 def plan(folder: Path, recipe: str, threads: int, max_ram: int | None) -> Plan:
