@@ -268,6 +268,59 @@ def test_another_matrix_is_not_one_of_other_zeros(tmp_path: Path) -> None:
     assert "3 matrices farther from the source" in found.message
 
 
+# Configs and files that do not belong
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("config.json", None, ("error", "quantized-config", "no config.json")),
+        ("tokenizer.json", {}, ("error", "tokenizer", "no vocabulary")),
+        ("extra.safetensors", b"", ("warning", "files", "beside model.safetensors")),
+        ("num_hidden_layers", 1, ("warning", "tensors", "beyond the 1 that config.json says")),
+        ("quantization_config", None, ("warning", "quantized-config", "transformers does not")),
+    ],
+)
+def test_what_does_not_belong(
+    file: str, content: Any, expected: tuple[str, str, str], tmp_path: Path
+) -> None:
+    path = other.folder(tmp_path / "out", other.model(other.gptq()), other.GPTQ)
+    config = json.loads((path / "config.json").read_text())
+    if file == "config.json":
+        (path / file).unlink()
+        (path / "quantize_config.json").write_text(json.dumps(other.GPTQ))
+    elif file == "tokenizer.json":
+        (path / file).write_text(json.dumps(content))
+    elif file == "extra.safetensors":
+        (path / file).write_bytes((path / "model.safetensors").read_bytes())
+    elif file == "num_hidden_layers":
+        (path / "config.json").write_text(json.dumps(config | {file: content}))
+    else:
+        config.pop(file)
+        (path / "config.json").write_text(json.dumps(config))
+        (path / "quantize_config.json").write_text(json.dumps(other.GPTQ))
+    (found,) = serious(path)
+    assert (found.severity, found.check) == expected[:2] and expected[2] in found.message
+
+
+def test_layers_for_further_tokens_belong(tmp_path: Path) -> None:
+    tensors = other.model(other.gptq(), blocks=3)
+    more = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    assert not serious(other.folder(tmp_path / "out", tensors, other.GPTQ, **more))
+
+
+def test_against_another_model(tmp_path: Path) -> None:
+    """Of more blocks: that they are lost is no matter of prediction."""
+    source = other.folder(tmp_path / "source", other.model(other.dense, blocks=8), {})
+    text = json.loads((source / "config.json").read_text())
+    del text["quantization_config"]
+    (source / "config.json").write_text(json.dumps(text | {"num_hidden_layers": 8}))
+    path = other.folder(tmp_path / "out", other.model(other.gptq()), other.GPTQ)
+    verdict = verify_artifact(path, against=source, threads=1)
+    (found,) = [f for f in verdict.findings if f.check == "against"]
+    assert "another model" in found.message and "multi-token" not in found.message
+
+
 # GGUF files that hold no language model
 
 
@@ -334,3 +387,37 @@ def test_holes_of_ggufs(tmp_path: Path) -> None:
     weight[12, :1000] = 0
     path = gguf_files.write(tmp_path / "y.gguf", metadata, {"mm.0.weight": (weight, kind)})
     assert [(f.severity, f.check) for f in serious(path)] == [("error", "values")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("rope.dimension_count", 64, None),
+        ("rope.dimension_count", 63, ("error", "keys", "expected 64")),
+        ("block_count", 3, ("error", "tensors", "of blocks beyond the 3")),
+    ],
+)
+def test_what_llama_cpp_refuses(
+    name: str, value: int, expected: tuple[str, str, str] | None, tmp_path: Path
+) -> None:
+    from qtool.formats.gguf_values import Kind
+    from qtool.gguf.quantize import GgufRequest, run_gguf
+    from qtool.hub import resolve
+    from qtool.progress import Progress
+    from qtool.recipe import Recipe, load
+
+    recipe = load("q8_0")
+    assert not isinstance(recipe, Recipe)
+    path = tmp_path / "x.gguf"
+    run_gguf(GgufRequest("tiny", resolve("tiny"), recipe, path, 1), Progress(quiet=True))
+    data = bytearray(path.read_bytes())
+    key = f"llama.{name}".encode()
+    at = data.index(len(key).to_bytes(8, "little") + key) + 8 + len(key)
+    assert Kind(int.from_bytes(data[at : at + 4], "little")) is Kind.UINT32
+    data[at + 4 : at + 8] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    found = [f for f in serious(path) if f.severity == "error"]
+    assert bool(found) == (expected is not None)
+    if expected is not None:
+        assert (found[0].severity, found[0].check) == expected[:2]
+        assert expected[2] in found[0].message

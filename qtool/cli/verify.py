@@ -79,8 +79,11 @@ def lines(verdict: "Verdict") -> list[str]:
         if (n := sum(f.severity == what for f in verdict.findings))
     ]
     outcome = ", ".join(counts) or "nothing wrong"
+    what = f"{verdict.format}, {verdict.unquantized_share:.1%} unquantized"
+    if verdict.format == "unknown":
+        what = "cannot be opened"
     said.append(
-        f"{verdict.path}: {verdict.format}, {verdict.unquantized_share:.1%} unquantized, "
-        f"{len(verdict.checks)} check{'s' if len(verdict.checks) > 1 else ''}: {outcome}"
+        f"{verdict.path}: {what}, {len(verdict.checks)} "
+        f"check{'s' if len(verdict.checks) > 1 else ''}: {outcome}"
     )
     return [printable(line) for line in said]

@@ -16,7 +16,7 @@ from qtool.formats.patterns import any_of
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
-from qtool.structure import FUSED_EXPERTS, fused_layer
+from qtool.structure import FUSED_EXPERTS, fused_layer, text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -71,6 +71,13 @@ def says_dense(subject: Subject, module: str) -> bool | None:
 def check_said(subject: Subject) -> Iterator[Finding]:
     """quantized-config: a quantized artifact says so in config.json."""
     checkpoint = subject.artifact.checkpoint
+    if checkpoint.path.is_dir() and not (checkpoint.folder / "config.json").is_file():
+        yield Finding(
+            "error", "quantized-config", "config.json",
+            "the folder has no config.json, without which no engine loads it; put the one beside "
+            "the weights that they were made with",
+        )  # fmt: skip
+        return
     if subject.artifact.found.format != "dense" and not quantization_config(checkpoint):
         yield Finding(
             "error", "quantized-config", "config.json",
@@ -78,6 +85,20 @@ def check_said(subject: Subject) -> Iterator[Finding]:
             f"{subject.artifact.found.format}); engines load it as a dense model and fail: put "
             "back the config that it was made with",
         )  # fmt: skip
+        return
+    beside = [name for name in _SIDE if (checkpoint.folder / name).is_file()]
+    if beside and subject.artifact.found.format != "dense" and not _said_inside(subject.config):
+        yield Finding(
+            "warning", "quantized-config", "config.json",
+            f"config.json has no quantization_config, {beside[0]} alone says how the tensors are "
+            "quantized; vLLM looks there, transformers does not and takes it for a dense model: "
+            "put it into config.json",
+        )  # fmt: skip
+
+
+def _said_inside(config: Mapping[str, Any]) -> bool:
+    parts = (config, text_config(config))
+    return any(part.get(k) for part in parts for k in ("quantization_config", "compression_config"))
 
 
 def check_dense_list(subject: Subject) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.verification.finding import Finding
 
 CHECK = "files"
+_SINGLE = "model.safetensors"
 
 
 def check_files(path: Path) -> Iterator[Finding]:
@@ -21,8 +22,17 @@ def check_files(path: Path) -> Iterator[Finding]:
         return
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if len(indexes) != 1:
-        for file in sorted(path.glob("*.safetensors")):
+        files = sorted(path.glob("*.safetensors"))
+        for file in files:
             yield from _read(file)[1]
+        if path / _SINGLE in files:
+            for stray in files:
+                if stray.name != _SINGLE and not stray.name.startswith("consolidated"):
+                    yield Finding(
+                        "warning", CHECK, stray.name,
+                        f"{stray.name} lies beside {_SINGLE}, and no index names it; engines that "
+                        "load every file would load it too: remove it, or write an index",
+                    )  # fmt: skip
         return
     yield from _check_index(path, indexes[0])
 

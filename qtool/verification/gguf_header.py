@@ -42,6 +42,7 @@ _OTHERS = {
     "adapter": "an adapter (LoRA)",
     "imatrix": "an importance matrix",
 }
+_WHOLE_HEADS = ("llama", "llama-embed", "deci", "falcon")
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # what writers say for none
 _AS_LONG = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
@@ -77,6 +78,7 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
             f"the metadata lack {prefix}{name}, without which llama.cpp does not load the file; "
             "make it again",
         )  # fmt: skip
+    yield from _rotated(source)
     for name, value in source.metadata.items():
         short = name.removeprefix(prefix)
         if short in _NEEDED_OF_KNOWN and value.kind in INTEGERS and value.value <= 0:
@@ -92,6 +94,22 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
             yield Finding(
                 "error", "keys", name, f"{name} is {value.value}, expected a small number"
             )  # fmt: skip
+
+
+def _rotated(source: GgufSource) -> Iterator[Finding]:
+    """Of these architectures llama.cpp rotates whole heads or refuses the file."""
+    rotated = _integer(source, "rope.dimension_count")
+    heads, width = _integer(source, "attention.head_count"), _integer(source, "embedding_length")
+    if source.architecture not in _WHOLE_HEADS or rotated is None or not heads or not width:
+        return
+    expected = _integer(source, "attention.key_length") or width // heads
+    if rotated != expected:
+        name = f"{source.architecture}.rope.dimension_count"
+        yield Finding(
+            "error", "keys", name,
+            f"{name} is {rotated}, expected {expected}, the width of a head; llama.cpp refuses the "
+            "file: make it again",
+        )  # fmt: skip
 
 
 def _integer(source: GgufSource, name: str) -> int | None:
@@ -154,6 +172,15 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         yield _missing(lost, row.name)
     known = {name + suffix for name in names.values() for suffix in (".weight", ".bias", ".scale")}
     extra = [name for name in tensors if name not in known and name not in _COMPUTED]
+    beyond = [name for name in extra if layer_of(name) >= blocks]
+    extra = [name for name in extra if name not in beyond]
+    if beyond:
+        yield Finding(
+            "error", "tensors", beyond[0],
+            f"{counted(len(beyond), 'tensor')} of blocks beyond the {blocks} that "
+            f"{source.architecture}.block_count says: {some(beyond)}; llama.cpp refuses a file "
+            "with more tensors than it asks for: make it again",
+        )  # fmt: skip
     if extra:
         yield Finding(
             "warning", "tensors", extra[0],

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import experts_of, is_head, number_of
+from qtool.structure import text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
-from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
+from qtool.verification.tensor_names import BUFFERS, PREDICTION, of_attention, packed_part
+
+_MOST_LOST = 0.5  # of the tensors
 
 
 def check_against(subject: Subject) -> Iterator[Finding]:
@@ -18,6 +21,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         return
     source = subject.source.tensors
     stacks = _stacks(source)
+    predicts = any(text_config(subject.config).get(key) for key in PREDICTION)
     lost = [
         name
         for name in source
@@ -26,10 +30,17 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         and not is_head(name.removesuffix(".weight"))
         and not _unstacked(name, subject)
     ]
+    if len(lost) > _MOST_LOST * len(source):
+        yield Finding(
+            "error", "against", lost[0],
+            f"{len(lost):,} of the {len(source):,} tensors of the source are not in the artifact: "
+            f"{some(lost)}; it was made of another model",
+        )  # fmt: skip
+        lost = []
     by_kind: dict[str, list[str]] = defaultdict(list)
     for name in lost:
         found = experts_of(name)
-        mtp = "mtp" in name.lower() or _beyond(name, subject)
+        mtp = "mtp" in name.lower() or (predicts and _beyond(name, subject))
         by_kind["multi-token prediction" if mtp else "experts" if found else ""].append(name)
     for kind, names in by_kind.items():
         yield Finding(

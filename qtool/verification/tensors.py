@@ -15,10 +15,9 @@ from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
-from qtool.verification.tensor_names import packed_part
+from qtool.verification.tensor_names import PREDICTION, packed_part
 
 CHECK = "tensors"
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _FEW_EXPERTS = 1000  # whose tensors are listed however few are there
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -36,6 +35,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     else:
         yield from _alike(subject)
     yield from _prediction(subject)
+    yield from _beyond(subject)
     yield from check_packed(subject)
 
 
@@ -124,7 +124,7 @@ def _alike(subject: Subject) -> Iterator[Finding]:
 def _prediction(subject: Subject) -> Iterator[Finding]:
     """Layers that predict further tokens, which tools lose when they save what they loaded."""
     text = structure.text_config(subject.config)
-    said = next((k for k in _PREDICTION if isinstance(text.get(k), int) and text[k] > 0), None)
+    said = next((k for k in PREDICTION if isinstance(text.get(k), int) and text[k] > 0), None)
     if said is None or subject.blocks is None:
         return
     start = f"{subject.blocks.prefix}.{subject.blocks.count}."
@@ -133,6 +133,29 @@ def _prediction(subject: Subject) -> Iterator[Finding]:
             "warning" if subject.source is None else "note", CHECK, said,
             f"config.json says {said} {text[said]}, and no such tensors are there; speculative "
             "decoding with the model's own draft will not work",
+        )  # fmt: skip
+
+
+def _beyond(subject: Subject) -> Iterator[Finding]:
+    """Blocks beyond those that config.json says, and beyond its layers for further tokens."""
+    text = structure.text_config(subject.config)
+    said = next((text[k] for k in PREDICTION if isinstance(text.get(k), int)), 0)
+    if subject.blocks is None or structure.layer_count(subject.config) is None:
+        return
+    start = subject.blocks.prefix + "."
+    beyond = [
+        name
+        for name in sorted(subject.present)
+        if name.startswith(start)
+        and (number := number_of(name[len(start) :].split(".", 1)[0])) is not None
+        and number >= subject.blocks.count + said
+    ]
+    if beyond:
+        yield Finding(
+            "warning", CHECK, beyond[0],
+            f"{counted(len(beyond), 'tensor')} of blocks beyond the {subject.blocks.count} that "
+            f"config.json says: {some(beyond)}; engines ignore or refuse them: correct the config, "
+            "or leave them out",
         )  # fmt: skip
 
 

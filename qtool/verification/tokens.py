@@ -37,6 +37,11 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         yield Finding("error", CHECK, TOKENIZER, str(error))
         return
     if not ids:
+        if (folder / TOKENIZER).is_file():
+            yield Finding(
+                "error", CHECK, TOKENIZER,
+                f"{TOKENIZER} has no vocabulary, and no engine reads it; put the model's own there",
+            )  # fmt: skip
         return
     if rows is not None:
         beyond = sorted((n, token) for token, n in ids.items() if n >= rows)
