@@ -96,7 +96,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         outliers=_outliers(size),
         hole=_hole(codes, raw, quant),
         even=_even(quant),
-        mark=zlib.crc32(np.ascontiguousarray(raw[:: max(1, raw.size // _MARKED)])),
+        mark=zlib.crc32(raw[:: max(1, raw.size // _MARKED)].tobytes()),
     )
 
 
