@@ -139,11 +139,11 @@ def _pieces(
 def _rounded(step: GgufStep) -> Iterator[Rounded]:
     """What is lost of the parts that are not stored exactly."""
     if step.added is not None:
-        for obstacle in (step.against or {}).values():
+        for against in (step.against or {}).values():
             sums = Squares()
             sums.add(*step.taken_back(step.source.read(0, step.source.rows)))
-            what = str(obstacle.lossy)
-            yield Rounded(obstacle.name, what, obstacle.reason, sums.relative_error)
+            what = str(against.lossy)
+            yield Rounded(against.name, what, against.reason, sums.relative_error)
     for part in step.parts:
         if (obstacle := (step.against or {}).get(part.name)) is None:
             continue
