@@ -265,7 +265,8 @@ def test_json_has_the_keys_of_the_contract(models: Models, tmp_path: Path, call:
                 "--threads", 1, "--set", "weights.group_size=32")  # fmt: skip
     assert said.status == 0 and said.err == ""
     found = json.loads(said.out)
-    assert found.keys() == KEYS | {"warnings", "notes", "experts", "unquantized_share", "dropped"}
+    assert found.keys() == KEYS | {"warnings", "notes", "experts", "unquantized_share", "dropped",
+                                    "memory"}  # fmt: skip
     assert found["seconds"].keys() == SECONDS
     assert found["seconds"]["total"] >= max(found["seconds"].values())
     assert found["tensors"] == {"quantized": 21, "dense": 9, "dropped": 0}

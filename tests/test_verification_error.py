@@ -138,7 +138,7 @@ def damaged(folder: Path, out: Path, change: Callable[[dict[str, Any]], None]) -
 
     out.mkdir()
     for file in folder.iterdir():
-        if file.suffix != ".safetensors":
+        if file.is_file() and file.suffix != ".safetensors":
             (out / file.name).write_bytes(file.read_bytes())
     tensors: dict[str, torch.Tensor] = load_torch(folder / "model.safetensors")
     change(tensors)

@@ -101,7 +101,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the body by an exception, unless the caller has other plans."""
+    """Ctrl-C, SIGTERM and SIGHUP raise in the body, unless the caller has other plans."""
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
