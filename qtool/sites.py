@@ -157,14 +157,14 @@ class WeightIndex:
         return owner[0] if owner is not None and owner[1].shape == bias.shape else None
 
 
-_MATMULS = {
+MATMULS = {
     torch.matmul,
     torch.mm,
     torch.Tensor.matmul,
     torch.Tensor.mm,
     torch.Tensor.__matmul__,
 }
-_ADDMMS = {torch.addmm, torch.Tensor.addmm}
+ADDMMS = {torch.addmm, torch.Tensor.addmm}
 
 # What an observer is told of each call: matrix, input [..., in], bias.
 Observer = Callable[[Matrix, torch.Tensor, torch.Tensor | None], None]
@@ -193,9 +193,9 @@ class ObserveLinears(TorchFunctionMode):
         if func is F.linear:
             x, weight, bias = _linear_arguments(*args, **kwargs)
             seen = x, weight, bias
-        elif func in _MATMULS and len(args) == 2 and args[1].ndim == 2:
+        elif func in MATMULS and len(args) == 2 and args[1].ndim == 2:
             seen = args[0], args[1].t(), None
-        elif func in _ADDMMS and len(args) == 3 and args[2].ndim == 2:
+        elif func in ADDMMS and len(args) == 3 and args[2].ndim == 2:
             seen = args[1], args[2].t(), args[0]
         if seen is not None:
             x, weight, bias = seen

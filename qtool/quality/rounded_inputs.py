@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from qtool.quality.activations import Rounding
+from qtool.sites import ADDMMS, MATMULS
 from qtool.stream import LoadedBlock, Skeleton
 
 
@@ -90,16 +91,6 @@ class Activations:
         }
 
 
-_MATMULS = {
-    torch.matmul,
-    torch.mm,
-    torch.Tensor.matmul,
-    torch.Tensor.mm,
-    torch.Tensor.__matmul__,
-}
-_ADDMMS = {torch.addmm, torch.Tensor.addmm}
-
-
 class RoundedInputs(TorchFunctionMode):
     """Within, what is multiplied with a known matrix is rounded first.
 
@@ -127,9 +118,9 @@ class RoundedInputs(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear:
             args, kwargs = self._linear(*args, **kwargs), {}
-        elif func in _MATMULS and len(args) == 2:
+        elif func in MATMULS and len(args) == 2:
             args = self._rounded(args[0], args[1]), args[1]
-        elif func in _ADDMMS and len(args) == 3:
+        elif func in ADDMMS and len(args) == 3:
             args = args[0], self._rounded(args[1], args[2]), args[2]
         elif func is F.scaled_dot_product_attention and self._kept is not None:
             args, kwargs = self._attention(self._kept, *args, **kwargs)

@@ -7,15 +7,20 @@ from qtool.report.markup import Markup, element
 COLUMNS = 5  # of numbers, in a table that has to fit a telephone as it is
 
 
-def cards(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Markup:
-    """The first column heads its row, `texts` columns are text, the others numbers."""
-    head = element(
+def _head(titles: Sequence[str], texts: int) -> Markup:
+    """The row of titles."""
+    return element(
         "tr",
         *(
             element("th", title, scope="col", class_=None if place < texts else "n")
             for place, title in enumerate(titles)
         ),
     )
+
+
+def cards(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Markup:
+    """The first column heads its row, `texts` columns are text, the others numbers."""
+    head = _head(titles, texts)
     body = [
         element(
             "tr",
@@ -33,13 +38,7 @@ def cards(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) 
 
 def plain(titles: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> Markup:
     """A narrow table, which stays one."""
-    head = element(
-        "tr",
-        *(
-            element("th", title, scope="col", class_=None if place < texts else "n")
-            for place, title in enumerate(titles)
-        ),
-    )
+    head = _head(titles, texts)
     body = [
         element(
             "tr",

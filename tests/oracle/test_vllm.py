@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 WINDOWS, LENGTH = 4, 512  # 2048 tokens
 MEAN_DIFFERENCE = 0.08  # nat
 # Recipes of which vLLM rounds the inputs of layers, each token by itself; and how far it may be
-# from a reference that does not. (INT8 without smoothing is 0.24 nat away on this model, which has
-# outliers: that is what the rounding costs.)
-ROUNDED = {"w8a8-dynamic": ("int8", 1.0), "fp8-dynamic": ("fp8", 0.18)}
+# from a reference that does not. INT8 without smoothing was seen 0.24 nat away on this model, which
+# has outliers, and misses its bar.
+ROUNDED = {"w8a8-dynamic": ("int8", 0.17), "fp8-dynamic": ("fp8", 0.18)}
 CLOSE_CALL = 0.2  # nat between the two best tokens: bfloat16 may choose either
 PROMPT, STEPS = 64, 48
 
