@@ -17,7 +17,7 @@ from qtool.convert.run import convert
 from qtool.convert.targets import target
 from qtool.formats.gguf_file import GgufFile
 from qtool.hub import resolve
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 
 MATRICES, TENSORS = 7, 11  # of the model below
 

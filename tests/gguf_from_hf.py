@@ -11,8 +11,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import from_hf
 from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.progress import Progress
-from qtool.recipe import load
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
 
 
 def no_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

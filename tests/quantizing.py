@@ -13,15 +13,16 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from qtool import blockwise, pipeline
 from qtool.artifact import Artifact
+from qtool.calibrating import blockwise
 from qtool.cli import main as cli
-from qtool.plan import MAX_SHARD_BYTES
-from qtool.progress import Progress
-from qtool.recipe import load
+from qtool.plan.plan import MAX_SHARD_BYTES
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.sink import Sink
+from qtool.runs.summary import Summary
 from qtool.scheme import GroupQuant
-from qtool.sink import Sink
-from qtool.summary import Summary
 
 # Every character of a small vocabulary is a token, so that any model can have this tokenizer.
 CHARACTERS = (

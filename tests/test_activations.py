@@ -21,7 +21,6 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from qtool import pipeline
 from qtool.artifact import Artifact
 from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
@@ -30,15 +29,16 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import TENSOR_TYPES
 from qtool.hub import tiny_folder
-from qtool.progress import Progress
 from qtool.quality import activations
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.engine_inputs import of_block_type
 from qtool.quality.forward import forward
 from qtool.quality.rounded_inputs import RoundedInputs
 from qtool.quality.weights import open_weights
-from qtool.recipe import load
-from qtool.request import Request
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
 
 WINDOWS, LENGTH = 3, 48
 Function = Callable[[np.ndarray], np.ndarray]

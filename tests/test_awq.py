@@ -11,15 +11,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qtool import recipe
+from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.checkpoint import Checkpoint
 from qtool.methods import gptq, rtn
-from qtool.plan import Plan, make_plan
-from qtool.recipe import Recipe
+from qtool.plan.plan import Plan, make_plan
+from qtool.recipe import recipe
+from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme
-from qtool.sites import BlockSites, Tracer
-from qtool.stats import SiteStats, collect
-from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.transforms import awq
 
 T = TypeVar("T")

@@ -351,8 +351,10 @@ def test_a_mount_point_is_refused_before_the_work(
 ) -> None:
     out = tmp_path / "mounted"
     out.mkdir()
-    monkeypatch.setattr("qtool.staging.os.path.ismount", lambda path: str(path) == str(out))
-    monkeypatch.setattr("qtool.pipeline.Checkpoint.open", lambda _: pytest.fail("work was done"))
+    monkeypatch.setattr("qtool.runs.staging.os.path.ismount", lambda path: str(path) == str(out))
+    monkeypatch.setattr(
+        "qtool.runs.pipeline.Checkpoint.open", lambda _: pytest.fail("work was done")
+    )
     said = call(*arguments(model, "w4g128-rtn", out))
     assert_one_sentence(said, f"{out}: is a mount point", "inside it")
 
@@ -365,7 +367,7 @@ def test_a_name_that_cannot_be_given(
     def refuse(one: Path, *_: object) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy", str(one))
 
-    monkeypatch.setattr("qtool.staging.os.rename", refuse)
+    monkeypatch.setattr("qtool.runs.staging.os.rename", refuse)
     before = snapshot(tmp_path)
     asked = arguments(model, "w4g128-rtn", tmp_path / "out")
     said = call(*asked)
@@ -388,7 +390,7 @@ def test_a_place_where_nothing_can_be_made(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("qtool.workspace.Path.mkdir", refuse)
+    monkeypatch.setattr("qtool.runs.workspace.Path.mkdir", refuse)
     before = snapshot(tmp_path)
     said = call(*arguments(model, "w4g128-rtn", tmp_path / "new" / "out"))
     assert_one_sentence(said, str(tmp_path / "new" / "out"), "cannot be made: Permission denied")
@@ -477,7 +479,7 @@ def test_interrupted(
 
 STOPPED = """
 import os, signal, sys
-from qtool.sink import Sink
+from qtool.runs.sink import Sink
 from qtool.cli.main import main
 number = signal.Signals[sys.argv[1]]
 signal.signal(number, signal.SIG_DFL)  # a signal that nohup ignores stays ignored otherwise

@@ -9,11 +9,11 @@ import quantizing
 import torch
 from quantizing import Call
 
-from qtool import blockwise
 from qtool.artifact import Artifact
+from qtool.calibrating import blockwise
+from qtool.calibrating.stats import StatsFile
+from qtool.calibrating.stream import Skeleton
 from qtool.checkpoint import Checkpoint
-from qtool.stats import StatsFile
-from qtool.stream import Skeleton
 
 SMALL = ["--samples", "6", "--length", "64"]
 
@@ -66,8 +66,8 @@ def test_the_numbers_are_those_of_the_whole_model(root: Path, tmp_path: Path, ca
     """Against hooks on transformers' own model, over the same tokens."""
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibration import calibration_tokens
-    from qtool.recipe import Calibration
+    from qtool.calibrating.calibration import calibration_tokens
+    from qtool.recipe.recipe import Calibration
 
     out = calibrate(call, root, tmp_path / "s.safetensors", "--recipe", "w4g128-gptq")
     settings = Calibration(source=str(root / "text.txt"), samples=6, length=64)

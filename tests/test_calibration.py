@@ -12,14 +12,20 @@ import hub_server
 import numpy as np
 import pytest
 
-from qtool.calibration import calibration_tokens, chunks, default_text, load_text, tokenize
+from qtool.calibrating.calibration import (
+    calibration_tokens,
+    chunks,
+    default_text,
+    load_text,
+    tokenize,
+)
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """
 import json, sys
-from qtool.calibration import load_text
+from qtool.calibrating.calibration import load_text
 from qtool.errors import QtoolError
 found = []
 for source in sys.argv[1:]:

@@ -22,8 +22,8 @@ from qtool.gguf import from_hf
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import BlockType
-from qtool.progress import Progress
-from qtool.recipe import load
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 
 

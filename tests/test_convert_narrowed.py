@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from qtool.checkpoint import Checkpoint
 from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.progress import Progress
-from qtool.recipe import load
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
 
 
 @pytest.fixture(scope="module")

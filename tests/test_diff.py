@@ -236,7 +236,7 @@ def test_memory_is_a_million_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     one = folder(tmp_path / "a", "dense", None, arrays)
     arrays["x"][40, 3] = 2
     two = folder(tmp_path / "b", "dense", None, arrays)
-    import qtool.diff
+    import qtool.diff.diff
 
     largest = 0
     read = st.read_range
@@ -247,7 +247,7 @@ def test_memory_is_a_million_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return read(path, info)
 
     monkeypatch.setattr(st, "read_range", watched)
-    monkeypatch.setattr(qtool.diff, "_AT_ONCE", 256)
+    monkeypatch.setattr(qtool.diff.diff, "_AT_ONCE", 256)
     (row,) = found(one, two)["tensors"]
     assert largest == 8 * 32 * 4 and row["numbers"]["values"] == 64 * 32
     assert row["numbers"]["differing_values"] == 1
@@ -255,7 +255,7 @@ def test_memory_is_a_million_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_blocks_of_scales(tmp_path: Path) -> None:
     """Rows of a matrix whose scales are shared by several rows."""
-    from qtool.diff_sides import part_of
+    from qtool.diff.sides import part_of
 
     for scheme in (replace(SCHEME, rows=8), replace(SCHEME, rows=-1, group_size=-1)):
         rng = np.random.default_rng(1)

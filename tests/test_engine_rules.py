@@ -12,12 +12,12 @@ from header_artifacts import awq, compressed, packed, stored
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.errors import UsageError
-from qtool.fit import format_options
 from qtool.formats import FORMATS
 from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES
-from qtool.plan import make_plan
-from qtool.recipe import Recipe, load
-from qtool.sink import artifact_facts
+from qtool.plan.fit import format_options
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs.sink import artifact_facts
 from qtool.verification.engine_rules import (
     ENGINES,
     engine_findings,

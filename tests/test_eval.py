@@ -16,7 +16,6 @@ import torch
 from quantizing import Call
 from tokenizers import Tokenizer
 
-from qtool import pipeline
 from qtool.artifact import Artifact
 from qtool.errors import SourceError
 from qtool.formats.gguf_file import GgufFile
@@ -27,14 +26,15 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder
-from qtool.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.conditions import FIGURES, OF_A_REFERENCE, parse_condition
 from qtool.quality.evaluate import Evaluation, size_of
 from qtool.quality.pareto import front
 from qtool.quality.rounded_inputs import Activations
-from qtool.recipe import load
-from qtool.request import Request
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
 
 WINDOWS, LENGTH = 3, 48
 BOS, BOS_TEXT = 0, "<|endoftext|>"  # of tiny, whose texts begin without it

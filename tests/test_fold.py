@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
 from qtool.checkpoint import Checkpoint
-from qtool.sites import BlockSites, Tracer
-from qtool.stream import LoadedBlock, Skeleton, Stream
 from qtool.transforms import fold
 
 # Producers that take the scales of each input of the last block, by what they feed.

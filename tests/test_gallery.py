@@ -13,7 +13,7 @@ from gallery import engines, floats, folders, gguf, packed, parents
 from gallery.case import Broken
 
 from qtool.hub import resolve
-from qtool.recipe import Recipe, load, shipped
+from qtool.recipe.recipe import Recipe, load, shipped
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 

@@ -15,7 +15,7 @@ import quantizing
 from gguf_small import Keys, Tensors
 from quantizing import Call
 
-import qtool.measure
+import qtool.calibrating.measure
 import qtool.quality.evaluate  # noqa: F401 (imported here, no command takes time for it)
 from qtool.formats.gguf_values import Kind
 

@@ -34,9 +34,9 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
-from qtool.progress import Progress
-from qtool.recipe import load
-from qtool.summary import Summary
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary
 
 DIGESTS = json.loads((Path(__file__).parent / "gguf_files.json").read_text())
 

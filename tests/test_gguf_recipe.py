@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from qtool import recipe
 from qtool.errors import RecipeError
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES
 from qtool.gguf.mixtures import needs_importance
 from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe import recipe
 
 MINIMAL = "format: gguf\ntype: q4_k_m\n"
 SHIPPED = {name.lower() for name in FILE_TYPES}
@@ -160,7 +160,7 @@ def test_the_schema_knows_both_kinds() -> None:
 
 def test_a_gguf_recipe_loads_quickly_and_without_torch() -> None:
     code = (
-        "import sys; from qtool.recipe import load; load('q4_k_m');"
+        "import sys; from qtool.recipe.recipe import load; load('q4_k_m');"
         "heavy = {'torch', 'transformers', 'numpy', 'gguf'} & sys.modules.keys();"
         "assert not heavy, heavy"
     )

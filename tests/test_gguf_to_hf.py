@@ -19,7 +19,7 @@ from qtool.gguf.from_hf import hf_source
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf import hf_model
 from qtool.gguf_types import F32, block_type
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 
 # One of each way in which rows, names or settings are rewritten; the others are marked slow.
 _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b", "gpt-neox-rotary",

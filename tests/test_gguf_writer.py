@@ -12,13 +12,13 @@ import gguf_files
 import numpy as np
 import pytest
 
-from qtool import staging
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, i32, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf_types import BY_NAME, F16, F32
-from qtool.staging import staged_file
+from qtool.runs import staging
+from qtool.runs.staging import staged_file
 
 METADATA = {
     "general.architecture": string("llama"),

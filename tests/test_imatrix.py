@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from quantizing import Call
 
 import qtool.tiny
-from qtool import measure
-from qtool.calibration import calibration_tokens
+from qtool.calibrating import measure
+from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, string, strings, u32
@@ -33,8 +33,8 @@ from qtool.gguf.imatrix import Importance, read_importance, write_importance
 from qtool.gguf.importance import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16, F32
-from qtool.progress import Progress
-from qtool.recipe import Calibration
+from qtool.recipe.recipe import Calibration
+from qtool.runs.progress import Progress
 
 Q, DOWN = "blk.0.attn_q.weight", "blk.0.ffn_down_exps.weight"
 KEYS = {
@@ -595,7 +595,7 @@ def test_calibrate_tiny(tmp_path: Path, call: Call) -> None:
         sums = (x * x).sum(0)
         assert np.allclose(found.sums[name][0], sums, rtol=1e-4, atol=1e-6 * sums.max()), name
     assert said.out.startswith(f"{out}: importance of {len(seen)} tensors over 192 tokens")
-    record = json.loads(found.extra["qtool.calibration"].value)
+    record = json.loads(found.extra["qtool.calibrating.calibration"].value)
     assert record["samples"] == 3 and record["digest"].startswith("sha256:")
     assert found.chunk_size == 64 and found.datasets == ("file",)
     # Both files in one pass are the same as each by itself.

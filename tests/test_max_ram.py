@@ -11,19 +11,21 @@ import pytest
 import quantizing
 from typer.testing import CliRunner
 
-from qtool import blockwise, budget, estimate, pipeline
+from qtool.calibrating import blockwise
+from qtool.calibrating.hidden import OnDisk
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
-from qtool.estimate import GRAM_BYTES, Peak, Setting
 from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.hidden import OnDisk
 from qtool.hub import tiny_folder
-from qtool.journal import Journal
-from qtool.plan import Plan, make_plan
-from qtool.progress import Progress
-from qtool.recipe import load
-from qtool.summary import Summary
+from qtool.plan import budget, estimate
+from qtool.plan.estimate import GRAM_BYTES, Peak, Setting
+from qtool.plan.plan import Plan, make_plan
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.journal import Journal
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary
 
 SETS = (
     "weights.group_size=32",
@@ -249,7 +251,7 @@ def test_states_count_among_what_the_disk_must_hold(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("qtool.workspace.check_space", lambda _, nbytes: asked.append(nbytes))
+    monkeypatch.setattr("qtool.runs.workspace.check_space", lambda _, nbytes: asked.append(nbytes))
     summary = run(root / "llama", "w4g128-gptq", root / "text.txt", tmp_path / "out", 1, None)
     states = 2 * 4 * 9 * 500 * 64
     assert summary.memory["disk_bytes"] == states

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import yaml
 
-from qtool import __version__, hub, modelcard, pipeline, provenance
+from qtool import __version__, hub
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
-from qtool.outcome import Outcome
-from qtool.plan import make_plan
-from qtool.recipe import Recipe, load
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs import modelcard, pipeline, provenance
+from qtool.runs.outcome import Outcome
+from qtool.runs.summary import LayerReport
 from qtool.scheme import Scheme
-from qtool.summary import LayerReport
 
 LAYERS = [
     LayerReport(f"model.layers.{i}.mlp.{part}.weight", "w4 g128 asym", 0.01 * (i + 1))

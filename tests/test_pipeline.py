@@ -15,15 +15,15 @@ import torch
 from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
 
-from qtool import blockwise
-from qtool import recipe as recipes
 from qtool.artifact import Artifact
+from qtool.calibrating import blockwise
+from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stream import Skeleton, Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
-from qtool.plan import make_plan
+from qtool.plan.plan import make_plan
+from qtool.recipe import recipe as recipes
 from qtool.scheme import Dense, GroupQuant
-from qtool.stats import SiteStats
-from qtool.stream import Skeleton, Workers
 
 TINY = Path(quantizing.pipeline.__file__).parent / "tiny"
 KEYS = {"artifact", "format", "recipe", "seconds", "peak_rss_bytes", "size_bytes",

@@ -14,9 +14,9 @@ import pytest
 from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.plan import Plan, make_plan
-from qtool.plan_rows import rows, scheme_of
-from qtool.recipe import load
+from qtool.plan.plan import Plan, make_plan
+from qtool.plan.rows import rows, scheme_of
+from qtool.recipe.recipe import load
 from qtool.scheme import Dense, Dropped, Scheme
 
 
@@ -399,10 +399,10 @@ def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
 def test_estimates_are_for_the_cores_a_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qtool.estimate.os.cpu_count", lambda: 256)
-    monkeypatch.setattr("qtool.estimate.os.sched_getaffinity", lambda _: {3}, raising=False)
+    monkeypatch.setattr("qtool.plan.estimate.os.cpu_count", lambda: 256)
+    monkeypatch.setattr("qtool.plan.estimate.os.sched_getaffinity", lambda _: {3}, raising=False)
     one = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
-    monkeypatch.setattr("qtool.estimate.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
+    monkeypatch.setattr("qtool.plan.estimate.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
     two = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
     assert one.seconds > two.seconds and one.peak_rss_bytes < two.peak_rss_bytes
 
@@ -450,8 +450,9 @@ def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
     assert time.process_time() - began < 1
     assert plan.counts["quantized"] == 16 * 64 * 3
     script = (
-        "import sys; from qtool.plan import make_plan; from qtool.checkpoint import Checkpoint;"
-        f"from qtool.recipe import load; make_plan(load('w4g128-gptq'), "
+        "import sys; from qtool.plan.plan import make_plan;"
+        "from qtool.checkpoint import Checkpoint;"
+        f"from qtool.recipe.recipe import load; make_plan(load('w4g128-gptq'), "
         f"Checkpoint.open({str(tmp_path)!r})); print(sorted({{'torch', 'transformers', "
         "'huggingface_hub'} & set(sys.modules)))"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import SourceError
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 
 
 def events(path: Path) -> list[dict[str, object]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qtool import recipe, yaml_source
 from qtool.errors import RecipeError
+from qtool.recipe import recipe, yaml_source
 from qtool.scheme import Scheme
 
 SHIPPED = {

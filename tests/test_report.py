@@ -14,23 +14,24 @@ import quantizing
 from artifact_files import random_quant, write_folder
 from quantizing import Call
 
-from qtool import native_gguf, pipeline
+from qtool import native_gguf
 from qtool.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.formats.gguf_codes import CODES, block_scales, code_counts
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
-from qtool.progress import Progress
 from qtool.quality.evaluate import size_of
-from qtool.recipe import load
+from qtool.recipe.recipe import load
 from qtool.report import figures as page_figures
 from qtool.report import layers, measured, sample, svg
 from qtool.report.facts import ArtifactFacts, Quality
 from qtool.report.gather import unique_labels
 from qtool.report.markup import element, text
 from qtool.report.names import decoder_prefix, kind_order, place
-from qtool.request import Request
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.finding import LayerError
 

@@ -14,13 +14,13 @@ import qtool
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import tiny_folder
-from qtool.journal import Journal
-from qtool.pipeline import run
-from qtool.progress import Progress
-from qtool.recipe import Recipe, load
-from qtool.request import Request
-from qtool.summary import Summary
-from qtool.workspace import check_free, workspace
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs.journal import Journal
+from qtool.runs.pipeline import run
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+from qtool.runs.summary import Summary
+from qtool.runs.workspace import check_free, workspace
 
 SMALL = ["calibration.samples=4", "calibration.length=48"]
 SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq"]
@@ -221,7 +221,7 @@ def test_two_runs_on_one_output(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from qtool.journal import Journal
+from qtool.runs.journal import Journal
 from qtool.cli.main import main
 commit = Journal.commit
 def killed(*given, **content):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from arch_models import CONFIGS, VOCABULARY, build
 
+from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex, trace
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.checkpoint import Checkpoint
-from qtool.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex, trace
-from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 
 
 def opened(folder: Path, samples: int = 2) -> tuple[Skeleton, Stream]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import quantizing
 
-from qtool import recipe as recipes
 from qtool.checkpoint import Checkpoint
-from qtool.verify import check_scales
+from qtool.recipe import recipe as recipes
+from qtool.runs.verify import check_scales
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from qtool.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.formats.float_codes import LARGEST, TABLES
 from qtool.methods import rtn
-from qtool.pipeline import frobenius_error
-from qtool.recipe import load
+from qtool.recipe.recipe import load
+from qtool.runs.pipeline import frobenius_error
 from qtool.scheme import GroupQuant, Scheme
 
 TINY = Path(qtool.tiny.__file__).parent
@@ -200,7 +200,7 @@ def test_static_scales_are_the_largest_inputs(tmp_path: Path, recipe: str) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibration import calibration_tokens
+    from qtool.calibrating.calibration import calibration_tokens
 
     few = ("calibration.samples=4", "calibration.length=64")
     run = quantizing.quantize(TINY, recipe, tmp_path / "a", *few)
@@ -234,7 +234,7 @@ def test_static_scales_are_the_largest_inputs(tmp_path: Path, recipe: str) -> No
 
 
 def test_experts_share_one_by_one() -> None:
-    from qtool.shared_scales import shard_key
+    from qtool.plan.shared_scales import shard_key
 
     first = "model.layers.0.block_sparse_moe.experts.1"
     assert shard_key(f"{first}.w1") == shard_key(f"{first}.w3") != shard_key(f"{first}.w2")

@@ -37,7 +37,7 @@ def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) ->
 HEAPS = """
 import platform, threading
 import numpy as np
-from qtool.allocator import share_heap
+from qtool.calibrating.allocator import share_heap
 assert share_heap() == (platform.libc_ver()[0] == "glibc")
 
 barrier = threading.Barrier(6)

@@ -12,12 +12,12 @@ import torch
 from arch_models import VOCABULARY, build
 from safetensors.numpy import load_file, save_file
 
-from qtool import measure
+from qtool.calibrating import measure
+from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.calibrating.stats import NEEDS, SiteStats, StatsFile, StatsWriter, collect, strips
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
-from qtool.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
-from qtool.stats import NEEDS, SiteStats, StatsFile, StatsWriter, collect, strips
-from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
 
 KINDS = ["llama", "gpt_neox", "mixtral", "qwen3_moe"]
 
@@ -223,7 +223,7 @@ def test_strips_cover_the_columns_and_save_work(width: int) -> None:
 
 
 def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
-    from qtool.stats import _add, _Sum, _Turns
+    from qtool.calibrating.stats import _add, _Sum, _Turns
 
     total, turns = _Sum(300, NEEDS), _Turns()
     x = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))

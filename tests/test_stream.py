@@ -14,10 +14,10 @@ from arch_models import ARCHITECTURES, CONFIGS, VOCABULARY, build
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from qtool.calibrating.sites import Tracer
+from qtool.calibrating.stream import Skeleton, Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
-from qtool.sites import Tracer
-from qtool.stream import Skeleton, Workers
 
 
 @pytest.fixture(scope="module")

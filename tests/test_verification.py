@@ -16,10 +16,10 @@ from packed_files import write as write_packed
 from quantizing import caller, quantize
 from safetensors.numpy import save_file
 
-from qtool import verify as reading_back
 from qtool.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
+from qtool.runs import verify as reading_back
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.config import says_dense
 from qtool.verification.matrix import measure

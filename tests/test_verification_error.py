@@ -16,8 +16,8 @@ from qtool.formats.float_codes import encode
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import resolve
 from qtool.methods import rtn
-from qtool.progress import Progress
-from qtool.recipe import Recipe, load
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.gguf_values import TYPICAL

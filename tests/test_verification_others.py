@@ -403,8 +403,8 @@ def test_what_llama_cpp_refuses(
     from qtool.formats.gguf_values import Kind
     from qtool.gguf.quantize import GgufRequest, run_gguf
     from qtool.hub import resolve
-    from qtool.progress import Progress
-    from qtool.recipe import Recipe, load
+    from qtool.recipe.recipe import Recipe, load
+    from qtool.runs.progress import Progress
 
     recipe = load("q8_0")
     assert not isinstance(recipe, Recipe)

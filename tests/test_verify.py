@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec, lay_out
-from qtool.plan import Plan, make_plan
-from qtool.recipe import load
+from qtool.plan.plan import Plan, make_plan
+from qtool.recipe.recipe import load
+from qtool.runs.sink import Sink
+from qtool.runs.verify import verify
 from qtool.scheme import GroupQuant, Scheme
-from qtool.sink import Sink
-from qtool.verify import verify
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -40,17 +40,17 @@ def calibrate(
         raise typer.BadParameter(
             "name a file to write: -o STATS for `quantize --stats`, --imatrix OUT.gguf for GGUF"
         )
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool import measure
-    from qtool.blockwise import recipe_needs
+    from qtool.calibrating import measure
+    from qtool.calibrating.blockwise import recipe_needs
     from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.progress import Progress
-    from qtool.recipe import calibration_sets, common_calibration, load
-    from qtool.summary import peak_rss_bytes
+    from qtool.recipe.recipe import calibration_sets, common_calibration, load
+    from qtool.runs.progress import Progress
+    from qtool.runs.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
     loaded = [load(name, sets) for name in recipe or ()]

@@ -34,14 +34,14 @@ def compare(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
 
     share_heap()
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.progress import Progress
     from qtool.quality.evaluate import Protocol, check_protocol, evaluate
     from qtool.quality.pareto import front, svg
+    from qtool.runs.progress import Progress
 
     chosen = Protocol(protocol, text, windows, length)
     check_protocol(chosen)

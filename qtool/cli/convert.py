@@ -50,7 +50,7 @@ def convert(
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
-    from qtool.progress import Progress
+    from qtool.runs.progress import Progress
 
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")

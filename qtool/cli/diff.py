@@ -17,10 +17,10 @@ def diff(
 ) -> None:
     """Say how A and B differ: metadata, tensors that one lacks, storage, and the numbers."""
     from qtool.cli.inspect import show
-    from qtool.diff import diff as run
-    from qtool.diff_text import left_out, summary, tables
+    from qtool.diff.diff import diff as run
+    from qtool.diff.text import left_out, summary, tables
     from qtool.hub import resolve
-    from qtool.progress import Progress
+    from qtool.runs.progress import Progress
 
     found = run(resolve(a), resolve(b), Progress(quiet=json_))
     if json_:

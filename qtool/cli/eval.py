@@ -39,15 +39,15 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure ARTIFACT on a text: perplexity, and with --against KL divergence and agreement."""
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
 
     share_heap()
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.progress import Progress
     from qtool.quality.conditions import check_figure, parse_condition
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
+    from qtool.runs.progress import Progress
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
     for condition in conditions:

@@ -10,13 +10,13 @@ import typer
 from qtool.printable import printable
 
 if TYPE_CHECKING:
-    from qtool.budget import Memory
     from qtool.checkpoint import Checkpoint
     from qtool.gguf.planned import GgufPlan
     from qtool.gguf.recipe import GgufRecipe
-    from qtool.plan import Plan
-    from qtool.plan_rows import Row
-    from qtool.recipe import Recipe
+    from qtool.plan.budget import Memory
+    from qtool.plan.plan import Plan
+    from qtool.plan.rows import Row
+    from qtool.recipe.recipe import Recipe
     from qtool.verification.finding import Finding
 
 
@@ -60,7 +60,7 @@ def plan(
     from qtool.cli.quantize import refuse
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
-    from qtool.recipe import Recipe, calibration_sets, load
+    from qtool.recipe.recipe import Recipe, calibration_sets, load
 
     if engine is None and tp != 1:
         raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
@@ -106,7 +106,7 @@ def _plan(
     from qtool.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
-    from qtool.plan import make_plan
+    from qtool.plan.plan import make_plan
 
     max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
     checkpoint = Checkpoint.open(resolve(model))
@@ -116,9 +116,9 @@ def _plan(
 
 def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "list[Finding]":
     """What an engine says of the artifact that is planned."""
-    from qtool.fit import format_options
     from qtool.formats import FORMATS
-    from qtool.sink import artifact_facts
+    from qtool.plan.fit import format_options
+    from qtool.runs.sink import artifact_facts
     from qtool.verification.engine_rules import view_findings
     from qtool.verification.engine_view import view_of_plan
 
@@ -155,13 +155,13 @@ def _plan_gguf(
 
 
 def _print_any(made: "Plan | GgufPlan", every: bool) -> None:
-    from qtool.plan import Plan
+    from qtool.plan.plan import Plan
 
     _print(made, every) if isinstance(made, Plan) else _print_gguf(made, every)
 
 
 def _print(made: "Plan", every: bool) -> None:
-    from qtool.plan_rows import rows, scheme_of
+    from qtool.plan.rows import rows, scheme_of
 
     _table(rows(made.tensors, scheme_of, every), "scheme")
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
@@ -176,8 +176,8 @@ def _print(made: "Plan", every: bool) -> None:
 
 
 def _print_gguf(made: "GgufPlan", every: bool) -> None:
-    from qtool.plan_rows import rows, type_of
-    from qtool.summary import not_written
+    from qtool.plan.rows import rows, type_of
+    from qtool.runs.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")
     if every:

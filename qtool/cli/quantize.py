@@ -12,9 +12,9 @@ from qtool.printable import printable
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
-    from qtool.progress import Progress
-    from qtool.recipe import Recipe
-    from qtool.summary import Summary
+    from qtool.recipe.recipe import Recipe
+    from qtool.runs.progress import Progress
+    from qtool.runs.summary import Summary
 
 
 def quantize(
@@ -61,12 +61,12 @@ def quantize(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
     from qtool.formats.safetensors_file import parse_size
     from qtool.native.library import default_threads
-    from qtool.progress import Progress
-    from qtool.recipe import Recipe, calibration_sets, load
-    from qtool.request import check_device
+    from qtool.recipe.recipe import Recipe, calibration_sets, load
+    from qtool.runs.progress import Progress
+    from qtool.runs.request import check_device
 
     share_heap()
     check_device(device)
@@ -114,9 +114,9 @@ def _to_safetensors(recipe: "Recipe", asked: _Asked, progress: "Progress") -> "S
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
-    from qtool.pipeline import run
-    from qtool.request import Request, artifact_path, check_stats_options
-    from qtool.workspace import check_free
+    from qtool.runs.pipeline import run
+    from qtool.runs.request import Request, artifact_path, check_stats_options
+    from qtool.runs.workspace import check_free
 
     refuse(recipe, "makes no GGUF file", {"--imatrix": asked.imatrix})
     check_stats_options(asked.stats, asked.calibration)
@@ -145,7 +145,7 @@ def _to_safetensors(recipe: "Recipe", asked: _Asked, progress: "Progress") -> "S
 def _to_gguf(recipe: "GgufRecipe", asked: _Asked, progress: "Progress") -> "Summary":
     from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
     from qtool.hub import resolve
-    from qtool.workspace import check_free
+    from qtool.runs.workspace import check_free
 
     refuse(
         recipe,

@@ -16,7 +16,8 @@ def recipes(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """List the shipped recipes, print one, or print the JSON Schema of their keys."""
-    from qtool import recipe, recipe_list
+    from qtool.recipe import listing as recipe_list
+    from qtool.recipe import recipe
 
     if schema:
         typer.echo(json.dumps(recipe.schema(), indent=2))

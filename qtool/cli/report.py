@@ -30,16 +30,16 @@ def report(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Write a page about ARTIFACTS: size, errors of layers, codes, quality, checks, provenance."""
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
 
     share_heap()
     from qtool.errors import UsageError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.progress import Progress
     from qtool.report.gather import Request, gather
     from qtool.report.page import page
-    from qtool.staging import check_out_file, staged_file
+    from qtool.runs.progress import Progress
+    from qtool.runs.staging import check_out_file, staged_file
 
     if out is None and not json_:
         raise UsageError("nothing to write; give -o report.html, or --json, or both")

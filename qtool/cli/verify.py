@@ -25,11 +25,11 @@ def verify(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Check ARTIFACT: tensors, shapes, numbers, configs, tokenizer; exit status 1 on errors."""
-    from qtool.allocator import share_heap
+    from qtool.calibrating.allocator import share_heap
 
     share_heap()
     from qtool.hub import resolve
-    from qtool.progress import Progress
+    from qtool.runs.progress import Progress
     from qtool.verification.run import verify_artifact
 
     verdict = verify_artifact(

@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from qtool import __version__, hub, modelcard
+from qtool import __version__, hub
 from qtool.artifact import without_layers
 from qtool.convert.certificate import Certificate
 from qtool.convert.targets import Target
+from qtool.runs import modelcard
 
 _SHOWN = 10
 

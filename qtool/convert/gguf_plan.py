@@ -28,7 +28,7 @@ from qtool.gguf.kinds import output_order
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import BlockType
 from qtool.layer_names import is_head
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
 
 

@@ -15,7 +15,7 @@ from qtool.convert.targets import Target
 from qtool.formats import FORMATS, Options
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.layer_names import is_head
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 
 NO_LAYOUT = Options("")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.convert.targets import Target
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.convert import convert_to_hf
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
-from qtool.progress import Progress
-from qtool.staging import check_out, check_out_file, staged
+from qtool.runs.progress import Progress
+from qtool.runs.staging import check_out, check_out_file, staged
 
 
 def convert(request: Request, progress: Progress) -> Converted:

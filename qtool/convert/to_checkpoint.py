@@ -30,7 +30,7 @@ from qtool.formats.safetensors_file import (
     plan_shards,
     to_float32,
 )
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 
 
 @dataclass

@@ -39,8 +39,8 @@ from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
-from qtool.progress import Progress
-from qtool.staging import staged_file
+from qtool.runs.progress import Progress
+from qtool.runs.staging import staged_file
 
 FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7}  # general.file_type
 _AT_ONCE = 1 << 24  # bytes of plain numbers copied in one piece

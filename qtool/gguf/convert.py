@@ -28,8 +28,8 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
-from qtool.progress import Progress
-from qtool.staging import staged
+from qtool.runs.progress import Progress
+from qtool.runs.staging import staged
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")

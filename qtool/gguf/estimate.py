@@ -11,8 +11,10 @@ are the only measured numbers: cores of an AMD Zen 4 with AVX-512.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from qtool.budget import Memory, choose
-from qtool.estimate import (
+from qtool.gguf.kinds import layer_of
+from qtool.gguf.planned import PlannedTensor
+from qtool.plan.budget import Memory, choose
+from qtool.plan.estimate import (
     FLOPS_PER_CORE,
     PLAIN_PROCESS_BYTES,
     STARTUP_SECONDS,
@@ -26,9 +28,7 @@ from qtool.estimate import (
     peak,
     usable_cores,
 )
-from qtool.gguf.kinds import layer_of
-from qtool.gguf.planned import PlannedTensor
-from qtool.recipe_file import Calibration
+from qtool.recipe.file import Calibration
 
 # Millions of weights a second on one core: without importance, with.
 _ENCODED = {

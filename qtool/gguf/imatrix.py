@@ -33,7 +33,7 @@ from qtool.formats.gguf_values import Kind, Value, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix_dat import check_values, read_dat
 from qtool.gguf_types import F32
-from qtool.staging import staged_file
+from qtool.runs.staging import staged_file
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import qtool
-from qtool.calibration import Calibration
+from qtool.calibrating.calibration import Calibration
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
@@ -25,8 +25,8 @@ from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
 
 if TYPE_CHECKING:  # they import torch
-    from qtool.sites import Site
-    from qtool.stats import SiteStats
+    from qtool.calibrating.sites import Site
+    from qtool.calibrating.stats import SiteStats
 
 _BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
 
@@ -129,7 +129,7 @@ class Gathered:
             chunks,
             chunk_size,
             unmeasured=tuple(unmeasured),
-            extra={"qtool.calibration": string(json.dumps(record, sort_keys=True))},
+            extra={"qtool.calibrating.calibration": string(json.dumps(record, sort_keys=True))},
         )
 
     def _rows(self, tensor: SourceTensor) -> list[Squares]:

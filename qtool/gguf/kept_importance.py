@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qtool.calibrating.hidden import keep as keep_hidden
+from qtool.calibrating.hidden import take_up as take_up_states
+from qtool.calibrating.stream import Stream, Workers
 from qtool.gguf.importance import Squares
-from qtool.hidden import keep as keep_hidden
-from qtool.hidden import take_up as take_up_states
 from qtool.native.sums import checksum
-from qtool.stream import Stream, Workers
-from qtool.workspace import Workspace
+from qtool.runs.workspace import Workspace
 
 
 def keep(

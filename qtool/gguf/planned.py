@@ -7,13 +7,13 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from qtool.budget import Memory
 from qtool.formats.gguf_values import Value
 from qtool.formats.gguf_writer import Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import BY_NAME, BlockType
+from qtool.plan.budget import Memory
 
 
 @dataclass(frozen=True)

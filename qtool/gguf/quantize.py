@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.calibrating.weights import Weights
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
@@ -29,14 +30,13 @@ from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME
 from qtool.hub import plain_name, public_name
-from qtool.journal import Journal
 from qtool.native.sums import checksum
-from qtool.progress import Progress
-from qtool.provenance import environment
-from qtool.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.journal import Journal
+from qtool.runs.progress import Progress
+from qtool.runs.provenance import environment
+from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
-from qtool.weights import Weights
-from qtool.workspace import Workspace, check_free, workspace
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _measure(
     states_on_disk: bool,
 ) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
+    from qtool.calibrating.measure import measure_importance
     from qtool.checkpoint import Checkpoint
-    from qtool.measure import measure_importance
 
     def measure(model: Weights, named: GgufSource) -> Importance:
         return measure_importance(

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
-from qtool.recipe_file import ALIASES, Calibration, NamedTable, Table, conflict
+from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
 
 
 def _file_type(value: str) -> str:

@@ -17,8 +17,8 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
-from qtool.journal import Journal
-from qtool.resume import file_facts
+from qtool.runs.journal import Journal
+from qtool.runs.resume import file_facts
 
 _PART = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 

@@ -26,7 +26,7 @@ from qtool.gguf_types import BlockType
 
 @dataclass(frozen=True)
 class GgufWeights:
-    """See qtool.weights.Weights; every tensor is float32."""
+    """See qtool.calibrating.weights.Weights; every tensor is float32."""
 
     path: Path
     folder: Path

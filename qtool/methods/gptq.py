@@ -40,10 +40,10 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
+from qtool.calibrating.single_thread import single_thread
 from qtool.errors import SourceError
 from qtool.methods import Result
 from qtool.scheme import GroupQuant, Scheme
-from qtool.single_thread import single_thread
 
 NEEDS: frozenset[str] = frozenset({"gram"})
 

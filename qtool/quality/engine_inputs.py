@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from qtool.artifact import Artifact, quantization_config
+from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_config import group_of
 from qtool.gguf.weights import GgufWeights
@@ -27,7 +28,6 @@ from qtool.quality.activations import Rounding
 from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
-from qtool.weights import Weights
 
 _SCALES = re.compile(r"\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$")
 

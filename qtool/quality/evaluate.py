@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibration import read_text, tokenize
+from qtool.calibrating.calibration import read_text, tokenize
+from qtool.calibrating.stream import Skeleton
+from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
@@ -29,13 +31,11 @@ from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance import bos_of, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.tokenizers import tokenizer_metadata
-from qtool.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
-from qtool.stream import Skeleton
-from qtool.weights import Weights
+from qtool.runs.progress import Progress
 
 PROTOCOLS = ("plain", "llama.cpp")
 WINDOWS = 20

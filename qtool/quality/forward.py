@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
-from qtool.progress import Progress
 from qtool.quality.rounded_inputs import Activations
-from qtool.stream import LoadedBlock, Skeleton, Stream, Workers
-from qtool.weights import Weights
+from qtool.runs.progress import Progress
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 _CACHE_FORMAT = "2"

@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
-from qtool.progress import Progress
 from qtool.quality.forward import Forward, Logits
+from qtool.runs.progress import Progress
 
 _AT_ONCE = 1 << 23  # logits of a model in memory
 _DRAFTS = (1, 2, 4, 8)

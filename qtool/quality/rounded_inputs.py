@@ -1,8 +1,8 @@
 """A forward pass in which inputs of matrices are rounded, as an engine rounds them.
 
-A matrix is known at the call itself, by the address of its weights, as in qtool/sites.py: models
-call F.linear on slices of 3-D parameters, which have no module. Keys and values are rounded where
-attention is computed by one call.
+A matrix is known at the call itself, by the address of its weights, as in
+qtool/calibrating/sites.py: models call F.linear on slices of 3-D parameters, which have no module.
+Keys and values are rounded where attention is computed by one call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from qtool.calibrating.sites import ADDMMS, MATMULS
+from qtool.calibrating.stream import LoadedBlock, Skeleton
 from qtool.quality.activations import Rounding
-from qtool.sites import ADDMMS, MATMULS
-from qtool.stream import LoadedBlock, Skeleton
 
 
 @dataclass(frozen=True)

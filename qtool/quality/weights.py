@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
+from qtool.calibrating.weights import Weights
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.scheme import GroupQuant, Scheme
-from qtool.weights import Weights
 
 
 @dataclass(frozen=True)
 class ArtifactWeights:
-    """See qtool.weights.Weights: dense tensors as stored, quantized ones as float32."""
+    """See qtool.calibrating.weights.Weights: dense tensors as stored, quantized ones as float32."""
 
     artifact: Artifact
     config: Mapping[str, Any]  # without what makes transformers look for packed tensors

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from qtool import __version__
 from qtool.errors import QtoolError, UsageError
-from qtool.progress import Progress
 from qtool.report import measured, origin
 from qtool.report.facts import (
     ArtifactFacts,
@@ -24,6 +23,7 @@ from qtool.report.facts import (
 from qtool.report.names import COMPONENTS, decoder_prefix, place
 from qtool.report.opened import Opened, Stored, open_artifact, stored_of
 from qtool.report.sample import NO_SAMPLE
+from qtool.runs.progress import Progress
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
 

@@ -8,7 +8,7 @@ from typing import Any
 from qtool.artifact import Artifact, without_layers
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
-from qtool.recipe import load, shipped
+from qtool.recipe.recipe import load, shipped
 from qtool.report.facts import Loading
 from qtool.verification.engine_rules import engine_findings
 

@@ -20,8 +20,8 @@ two, which a 16-bit matrix takes without losing a bit, but for two cases: float1
 become subnormal, and norms that multiply by 1 + weight, since the rounded weight makes another
 ratio than the power of two. Such a matrix is rounded once more to its own dtype.
 
-Experts that saw too few tokens (`qtool.stats.is_rare`) have no say in the scales of a norm's
-output, and none of their own.
+Experts that saw too few tokens (`qtool.calibrating.stats.is_rare`) have no say in the scales of
+a norm's output, and none of their own.
 
 Which producer can take x / s is proved by numbers (`qtool.transforms.fold`); where none can, the
 input keeps its scale and a note says so. What rounds afterwards is another module's business, the
@@ -39,16 +39,16 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
+from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.stats import SiteStats, is_rare
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import gptq, named
-from qtool.plan import Plan
+from qtool.plan.plan import Plan
 from qtool.scheme import Scheme
-from qtool.sites import BlockSites, Site
-from qtool.stats import SiteStats, is_rare
-from qtool.stream import LoadedBlock, Stream
 from qtool.transforms import fold
 
 if TYPE_CHECKING:
-    from qtool.recipe import Recipe
+    from qtool.recipe.recipe import Recipe
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
 

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.sites import BlockSites, Site
-from qtool.stream import Call, LoadedBlock
+from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.stream import Call, LoadedBlock
 
 Scales = NDArray[np.float32]
 

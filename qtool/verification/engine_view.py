@@ -15,7 +15,7 @@ from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
-from qtool.planned import Planned
+from qtool.plan.planned import Planned
 from qtool.scheme import Dropped, Scheme
 from qtool.structure import (
     BlockStack,

@@ -9,7 +9,7 @@ from qtool.gguf.open import open_source
 from qtool.gguf.plan import CHECKSUM_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 from qtool.verification import gguf_header, gguf_values
 from qtool.verification.finding import Finding, LayerError, Verdict
 

@@ -10,7 +10,7 @@ from qtool.errors import QtoolError, SourceError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
-from qtool.progress import Progress
+from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import (
     attention,

@@ -39,7 +39,7 @@ from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import BY_NAME, F16, F32, BlockType
 from qtool.native.library import default_threads
-from qtool.recipe import load
+from qtool.recipe.recipe import load
 
 JOBS = ["q4_k_m=8", "q4_k_m+imatrix=7", "q6_k=6", "iq4_xs=8", "q8_0=1"]
 WIDTH, FEED, HEADS, KV_HEADS, VOCABULARY = 2048, 8192, 32, 8, 32000

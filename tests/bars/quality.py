@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibration import read_text, tokenize
+from qtool.calibrating.calibration import read_text, tokenize
 from qtool.native.library import default_threads
-from qtool.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.evaluate import size_of
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
+from qtool.runs.progress import Progress
 
 
 def windows(

@@ -231,19 +231,19 @@ def use(file: "object") -> None:
 
 @functools.cache
 def _recipe(name: str) -> Any:
-    from qtool.recipe import load
+    from qtool.recipe.recipe import load
 
     return load(name)
 
 
 def measured(seconds: float, seed: int, path: Path) -> None:
     """Wrong models only, and those that are accepted are run by transformers on a few tokens."""
-    from qtool import measure
+    from qtool.calibrating import measure
     from qtool.errors import QtoolError
     from qtool.gguf.open import open_source
     from qtool.gguf.weights import gguf_weights
-    from qtool.progress import Progress
-    from qtool.recipe import Calibration
+    from qtool.recipe.recipe import Calibration
+    from qtool.runs.progress import Progress
 
     choose = random.Random(seed)
     text = path.with_name("text.txt")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gallery.raw import Raw, write
-from qtool import pipeline
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import resolve
-from qtool.progress import Progress
-from qtool.recipe import Recipe, load
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
 
 HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, VOCABULARY = 256, 384, 4, 2, 64, 96
 EXPERTS, EXPERT_INNER = 4, 128

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from oracle import llama_quantize
 
-from qtool.calibration import default_text, tokenize
+from qtool.calibrating.calibration import default_text, tokenize
 from qtool.gguf.imatrix import read_importance, write_importance
 from qtool.native.library import default_threads
 

@@ -18,14 +18,14 @@ import pytest
 import torch
 from oracle import llama_quantize
 
-from qtool.calibration import default_text
+from qtool.calibrating.calibration import default_text
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.importance import bos_of
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.native.library import default_threads
-from qtool.progress import Progress
 from qtool.quality import activations
 from qtool.quality.evaluate import Protocol, evaluate
+from qtool.runs.progress import Progress
 
 pytestmark = [
     pytest.mark.oracle,

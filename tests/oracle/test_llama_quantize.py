@@ -18,7 +18,7 @@ from oracle import llama_quantize
 
 from qtool.gguf.imatrix import write_importance
 from qtool.gguf.recipe import GgufRecipe
-from qtool.recipe import load, shipped
+from qtool.recipe.recipe import load, shipped
 
 pytestmark = [
     pytest.mark.oracle,

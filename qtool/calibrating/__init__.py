@@ -1,0 +1,1 @@
+"""A forward pass, one block of weights in memory: what it measures and quantizes on its way."""

@@ -1,0 +1,251 @@
+"""`qtool calibrate`: statistics of the unquantized model in a file that serves many recipes.
+
+And llama.cpp's importance matrix, which is made of the sums of squares among them.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qtool.calibrating.allocator import give_back
+from qtool.calibrating.calibration import TOPICS, Calibration, calibration_tokens
+from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.sites import Site, Tracer
+from qtool.calibrating.stats import SiteStats, StatsFile, StatsWriter, collect
+from qtool.calibrating.stream import Skeleton, Stream, Workers
+from qtool.calibrating.weights import Weights
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats import safetensors_file as st
+from qtool.gguf import kept_importance
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.imatrix import Importance, write_importance
+from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.source import GgufSource
+from qtool.gguf.weights import gguf_weights
+from qtool.recipe.recipe import Calibration as Settings
+from qtool.runs import resume
+from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
+
+VECTORS = frozenset({"mean_abs", "max_abs"})
+SQUARE = frozenset({"square"})
+_PROBE_TOKENS = 64
+_NO_BOS = (
+    "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
+    "with; --imatrix alone has it"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was written."""
+
+    sites: int
+    tokens: int
+    unseen: tuple[str, ...]  # experts that no token was routed to
+    importance: Importance | None = None
+    notes: tuple[str, ...] = ()  # on the importance
+
+
+@dataclass(frozen=True)
+class ImportanceFile:
+    """An importance matrix to write, and the tensors as llama.cpp names them."""
+
+    path: Path
+    source: GgufSource
+
+
+@contextmanager
+def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, ImportanceFile | None]]:
+    """The model to run, a folder or a GGUF file, and the importance matrix to write."""
+    if is_gguf(path):
+        with gguf_weights(open_source(path)) as (weights, source):
+            yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
+    else:
+        checkpoint = Checkpoint.open(path)
+        yield (
+            checkpoint,
+            None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
+        )
+
+
+def check_absent(*paths: Path | None) -> None:
+    """SourceError where a file to be written is there already, or cannot be made there."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.exists() or path.is_symlink():
+            raise SourceError(f"{path}: exists; remove it or choose another name")
+        above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise SourceError(
+                f"{path}: cannot be written, {above} is no folder in which files may be made; "
+                "choose another name"
+            )
+
+
+def calibrate(
+    model: Weights,
+    out: Path | None,
+    settings: Settings,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    imatrix: ImportanceFile | None = None,
+) -> Measured:
+    """Stream the original model once and write `needs` of every input of every block to `out`.
+
+    imatrix: an importance matrix made in the same pass. Without `out` its tokens are those of
+    measure_importance; with it they are the same as ever, so that the statistics are, too.
+    """
+    check_absent(out, imatrix.path if imatrix is not None else None)
+    if out is not None and not isinstance(model, Checkpoint):
+        raise UnsupportedError(
+            f"{model.path}: -o measures for recipes that quantize a Hugging Face checkpoint, and "
+            "this is GGUF; --imatrix OUT.gguf alone measures what GGUF recipes need"
+        )
+    with progress.stage("calibrate"), ExitStack() as stack:
+        calibration = calibration_tokens(settings, model.folder)
+        if imatrix is not None and out is None:
+            calibration = begin_with_bos(calibration, imatrix.source)
+        skeleton = Skeleton.open(model)
+        writer = None
+        if out is not None and isinstance(model, Checkpoint):
+            metadata = {
+                "model_digest": model.digest(),
+                "calibration": json.dumps(calibration.record()),
+            }
+            tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
+            writer = stack.enter_context(StatsWriter(out, metadata, tensors))
+        gathered = Gathered()
+        unseen: list[str] = []
+        wanted = needs | {"square"} if imatrix is not None else needs
+        sites = 0
+        stacked = imatrix is not None
+        for site, stats in _measured(skeleton, calibration, wanted, threads, progress, stacked):
+            if imatrix is not None:
+                gathered.add(Squares.of(site, stats))
+            if site.stacked:
+                continue
+            sites += 1
+            if writer is not None:
+                writer.add(site, stats if "square" in needs else replace(stats, square=None))
+            if not stats.count:
+                unseen.append(site.id)
+        importance = None
+        notes: list[str] = []
+        if imatrix is not None:
+            importance = gathered.importance(imatrix.source, calibration)
+            write_importance(imatrix.path, importance)
+            notes = importance.notes()
+            if out is not None and first_token(imatrix.source) is not None:
+                notes.append(_NO_BOS)
+    return Measured(sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes))
+
+
+def measure_importance(
+    model: Weights,
+    source: GgufSource,
+    settings: Settings,
+    threads: int,
+    progress: Progress,
+    space: Workspace | None = None,
+    states_on_disk: bool = False,
+) -> Importance:
+    """The importance matrix of the unquantized model, by the names that `source` has for it.
+
+    space: where what is measured of a block is kept, from which a run that died goes on; and, with
+    states_on_disk, hidden states instead of in memory.
+    """
+    with progress.stage("calibrate"), Workers(threads) as workers:
+        calibration = calibration_tokens(settings, model.folder)
+        calibration = begin_with_bos(calibration, source)
+        skeleton = Skeleton.open(model)
+        count = skeleton.count
+        blocks: list[list[Squares]] = []
+        if space is not None:
+            space.agree({"calibration text": calibration.record()})
+            blocks = kept_importance.take_up(space, count)
+        if len(blocks) < count:
+            states = OnDisk(space.folder) if space is not None and states_on_disk else None
+            stream = skeleton.embed(calibration.tokens, states=states)
+            if space is not None:
+                kept_importance.take_up_hidden(space, blocks, stream, workers)
+            resume.say(progress, len(blocks), count)
+            tracer = Tracer(stacked=True)
+            for index in progress.blocks(count, first=len(blocks)):
+                measured = _measure_block(skeleton, stream, tracer, index, SQUARE, workers)
+                block = [Squares.of(site, stats) for site, stats in measured]
+                if space is not None:
+                    last = index + 1 == count
+                    kept_importance.keep(space, index, block, stream, workers, last=last)
+                blocks.append(block)
+    gathered = Gathered()
+    for block in blocks:
+        for squares in block:
+            gathered.add(squares)
+    return gathered.importance(source, calibration)
+
+
+def _measured(
+    skeleton: Skeleton,
+    calibration: Calibration,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    stacked: bool,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of every block with its statistics, block after block; see Tracer.stacked."""
+    with Workers(threads) as workers:
+        stream = skeleton.embed(calibration.tokens)
+        tracer = Tracer(stacked)
+        for index in progress.blocks(skeleton.count):
+            yield from _measure_block(skeleton, stream, tracer, index, needs, workers)
+
+
+def _measure_block(
+    skeleton: Skeleton,
+    stream: Stream,
+    tracer: Tracer,
+    index: int,
+    needs: frozenset[str],
+    workers: Workers,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of one block; the stream is then before the next one."""
+    give_back()
+    block = skeleton.block(index)
+    found = tracer.sites(block, stream)
+    more = index + 1 < skeleton.count
+    stats = collect(block, stream, found.sites, needs, workers, advance=more)
+    for site in found.sites:
+        yield site, stats.pop(site.id)
+
+
+def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The calibration record of a statistics file; SourceError where it is of another model."""
+    if saved.metadata.get("model_digest") != checkpoint.digest():
+        raise SourceError(
+            f"{saved.path}: the statistics are of another model than {checkpoint.path}; run "
+            "`qtool calibrate MODEL -o STATS` on this one"
+        )
+    where = f"{saved.path}: calibration"
+    record = st.parse_json(saved.metadata.get("calibration", "").encode(), where)
+    for key, kind in (("source", str), ("samples", int), ("length", int), ("seed", int)):
+        if not isinstance(record.get(key), kind):
+            raise FormatError(
+                f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
+                "`qtool calibrate`"
+            )
+    return record
+
+
+def probe(checkpoint: Checkpoint) -> Calibration:
+    """A few tokens that every machine has, to run a block on."""
+    settings = Settings(source=TOPICS, samples=1, length=_PROBE_TOKENS, seed=0)
+    return calibration_tokens(settings, checkpoint.folder)

@@ -1,0 +1,132 @@
+"""transformers' own modules for a checkpoint, without memory for their weights.
+
+The class and its options come from config.json alone; code that a repository carries is never run.
+Only what no checkpoint holds, such as rotary frequencies, is computed for real.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+
+from qtool.calibrating.weights import Weights
+from qtool.errors import SourceError, UnsupportedError
+from qtool.names import Names
+
+# What model classes raise when the numbers in a config do not go together.
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    StrictDataclassError,
+)
+
+
+def meta_model(checkpoint: Weights) -> Any:
+    """The model class of config.json, built by transformers without memory for its weights."""
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, initialization
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    where = checkpoint.folder
+    if not (where / "config.json").is_file():
+        raise SourceError(f"{where}: no config.json, without which the model cannot be run")
+    kind = checkpoint.config.get("model_type")
+    unknown = UnsupportedError(
+        f"{where / 'config.json'}: transformers has no causal language model of model_type "
+        f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no forward "
+        "pass)"
+    )
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise unknown
+    try:
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise unknown
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+        attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+        with (
+            torch.device("meta"),
+            initialization.no_init_weights(),
+            initialization.meta_device_safe_creation_ops(),
+        ):
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                # One F.linear per expert, in which the expert's own rows can be seen.
+                experts_implementation="eager",
+                trust_remote_code=False,
+            )
+    except _REFUSALS as error:
+        said = " ".join(str(error).split())[:200]
+        raise SourceError(
+            f"{where / 'config.json'}: transformers cannot build the {kind!r} that it describes "
+            f"({type(error).__name__}: {said}); compare it with the published one"
+        ) from error
+    return model.eval()
+
+
+def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The outermost ModuleList that holds most parameters, and its prefix."""
+    best: tuple[int, str, nn.ModuleList] | None = None
+    outer: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or any(name.startswith(o) for o in outer):
+            continue
+        outer.append(f"{name}.")
+        size = sum(parameter.numel() for parameter in module.parameters())
+        if best is None or size > best[0]:
+            best = (size, f"{name}.", module)
+    if best is None or len(best[2]) == 0:
+        raise UnsupportedError(f"{type(model).__name__} has no list of blocks to stream")
+    return best[1], best[2]
+
+
+def fill_buffers(model: Any, names: Names) -> None:
+    """Compute the buffers that no checkpoint holds (rotary frequencies and the like).
+
+    This is how transformers' own loading ends: room is made for them, and the class that owns a
+    module initializes it; parameters stay on the meta device, where initializing does nothing.
+    """
+    from transformers import PreTrainedModel
+
+    owners: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, PreTrainedModel)
+    ]
+    for path, module in model.named_modules():
+        missing = [
+            attribute
+            for attribute, buffer in module._buffers.items()
+            if buffer is not None
+            and buffer.device.type == "meta"
+            and (f"{path}.{attribute}" if path else attribute) not in names.of_parameter
+        ]
+        for attribute in missing:
+            meta = module._buffers[attribute]
+            # A buffer that the class forgets must not be read as chance would have it.
+            fill = float("nan") if meta.is_floating_point() else 0
+            module._buffers[attribute] = torch.full_like(meta, fill, device="cpu")
+        if missing:
+            inside = [o for name, o in owners if name == "" or f"{path}.".startswith(f"{name}.")]
+            with torch.no_grad():
+                inside[-1]._init_weights(module)
+
+
+def tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
+    """Every parameter and buffer: the module that owns it, its attribute, its name in the model."""
+    for path, owner in module.named_modules():
+        for attribute in (*owner._parameters, *owner._buffers):
+            if getattr(owner, attribute) is not None:
+                yield (
+                    owner,
+                    attribute,
+                    f"{prefix}{path}.{attribute}" if path else (f"{prefix}{attribute}"),
+                )

@@ -1,0 +1,136 @@
+"""Checkpoint tensors into torch tensors, in float32, a limited number of bytes at a time."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+
+from qtool.calibrating.weights import Weights
+from qtool.errors import SourceError, UnsupportedError
+
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PART_BYTES = 1 << 25
+
+
+def copy_tensor(checkpoint: Weights, name: str, target: torch.Tensor) -> None:
+    """Read a tensor into `target` [same shape]; NaN and infinity are refused."""
+    for start, part in parts(checkpoint, name, target.dtype):
+        if target.ndim == 0:
+            target.copy_(part.reshape(()))
+        else:
+            target[start : start + len(part)].copy_(part)
+    if target.is_floating_point():
+        require_finite(checkpoint, name, target)
+
+
+def parts(checkpoint: Weights, name: str, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """A tensor in its stored dtype, some rows at a time, each with the number of its first row.
+
+    `dtype`: what it is to become; a float needs a float, so that nothing packed is taken for one.
+    """
+    info = checkpoint.tensors[name]
+    if dtype.is_floating_point and info.dtype not in _STORED:
+        raise UnsupportedError(
+            f"{name}: stored as {info.dtype}; this version calibrates models stored in "
+            f"{', '.join(_STORED)}"
+        )
+    if not dtype.is_floating_point or not info.shape or info.nbytes == 0:
+        raw = checkpoint.array(name) if info.dtype not in _STORED else checkpoint.float32(name)
+        yield 0, torch.from_numpy(raw)
+        return
+    row = info.nbytes // info.shape[0]
+    step = max(1, _PART_BYTES // row)
+    for start in range(0, info.shape[0], step):
+        stop = min(start + step, info.shape[0])
+        raw = checkpoint.part(name, start, stop)
+        shape = (stop - start, *info.shape[1:])
+        yield start, torch.from_numpy(raw).view(_STORED[info.dtype]).view(shape)
+
+
+def require_finite(checkpoint: Weights, name: str, values: torch.Tensor) -> None:
+    """SourceError that names the first NaN or infinity."""
+    if values.numel() == 0:
+        return
+    low, high = torch.aminmax(values)
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        bad = (~torch.isfinite(values)).nonzero()[0].tolist()
+        raise SourceError(
+            f"{checkpoint.file_of(name)}: tensor {name!r} holds {float(values[tuple(bad)])} at "
+            f"{bad}; weights must be finite, so the file is damaged or was saved wrongly"
+        )
+
+
+class EmbeddingRows(TorchFunctionMode):
+    """Within, looking up a table that lies on the meta device reads the rows that are looked up.
+
+    A vocabulary of 262,144 words 5376 wide is 5.6 GB in float32; calibration text uses few words.
+    """
+
+    def __init__(
+        self, checkpoint: Weights, tables: Mapping[int, str], announced: NDArray[np.int64]
+    ) -> None:
+        """tables: checkpoint names by the id of the parameter. announced: ids that will come."""
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._tables = tables
+        self._announced = torch.from_numpy(np.unique(announced))
+        self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
+            return args[0]  # a model that moves the ids to where its table is
+        if func is not F.embedding:
+            return func(*args, **kwargs)
+        ids, weight = _embedding_arguments(*args, **kwargs)
+        if weight.device.type != "meta":
+            return func(*args, **kwargs)
+        name = self._tables.get(id(weight))
+        if name is None:
+            raise SourceError(
+                f"{self._checkpoint.path}: no tensor for an embedding of shape "
+                f"{list(weight.shape)}, which the model needs; the checkpoint is incomplete"
+            )
+        known, rows = self._rows(name, ids)
+        return rows[torch.searchsorted(known, ids)]
+
+    def _rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        size, width = self._checkpoint.tensors[name].shape
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            raise SourceError(
+                f"{name}: the model looks up row {int(ids.max())} of {size}; the text is longer "
+                "than the model's positions, or its tokenizer is not the model's"
+            )
+        known, rows = self._read.get(name, (torch.empty(0, dtype=torch.int64), torch.empty(0, 0)))
+        if bool(torch.isin(ids, known).all()):
+            return known, rows
+        announced = self._announced[self._announced < size]
+        wanted = torch.unique(torch.cat([known, announced, ids.reshape(-1)]))
+        rows = torch.empty(len(wanted), width)
+        for start, part in parts(self._checkpoint, name, torch.float32):
+            first, last = torch.searchsorted(wanted, torch.tensor([start, start + len(part)]))
+            rows[first:last] = part[wanted[first:last] - start].to(torch.float32)
+        require_finite(self._checkpoint, name, rows)
+        self._read[name] = wanted, rows
+        return wanted, rows
+
+
+def _names_meta(arguments: Sequence[Any]) -> bool:
+    return any(isinstance(a, torch.device) and a.type == "meta" for a in arguments)
+
+
+def _embedding_arguments(
+    input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two arguments of F.embedding that matter; the others only steer gradients."""
+    return input, weight

@@ -1,0 +1,405 @@
+"""What is measured at a site: Gram matrix, sum of squares, mean |x|, max |x|, number of tokens.
+
+    gram = sum over tokens of x x'      [in, in], the Hessian of a linear's squared error (half)
+    square = sum over tokens of x * x   [in], the diagonal of it, where no more is needed
+    mean_abs, max_abs                   [in]
+
+Each is additive over micro-batches (max_abs under max). A micro-batch's share is computed in
+float32 by one thread, only on and above the diagonal, in strips of columns; shares are added into
+float64 sums in the order of the micro-batches, whichever thread is ready first, so that the sums do
+not depend on the number of threads. A thread holds one strip, never a Gram matrix of its own.
+
+The file of `StatsWriter` holds, for every site, `site.<first reader>.count` and those of `.gram`,
+`.square`, `.mean_abs` and `.max_abs` that were asked for.
+"""
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.calibrating.sites import Matrix, ObserveLinears, Site, WeightIndex
+from qtool.calibrating.stream import LoadedBlock, Stream, Workers
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats import safetensors_file as st
+
+NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs"})
+# An expert that saw fewer tokens is rounded to nearest and left out of searches: its statistics
+# would be chance.
+MIN_EXPERT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class SiteStats:
+    """Measurements of one site; what was not asked for, or never seen, is None."""
+
+    count: int  # tokens; 0 for an expert that none was routed to
+    gram: NDArray[np.float32] | None = None  # [in, in], exactly symmetric
+    mean_abs: NDArray[np.float32] | None = None  # [in]
+    max_abs: NDArray[np.float32] | None = None  # [in]
+    square: NDArray[np.float32] | None = None  # [in]
+
+
+def is_rare(site: Site, stats: SiteStats) -> bool:
+    """Whether the site's statistics are of too few tokens to go by, as a rare expert's are."""
+    return site.per_token is None and stats.count < MIN_EXPERT_TOKENS
+
+
+class _AllSeenError(Exception):
+    """Ends a forward pass of which nothing more is needed."""
+
+
+class _FailedError(Exception):
+    """Another micro-batch failed; its own error is the one to report."""
+
+
+class _Turns:
+    """Lets micro-batches pass each point in their order."""
+
+    def __init__(self) -> None:
+        self._next: dict[object, int] = {}
+        self._changed = threading.Condition()
+        self._failed: int | None = None
+
+    def wait(self, point: object, number: int) -> None:
+        """Until every micro-batch before `number` has passed; _FailedError if one never will."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn(point, number) or self._hopeless(number))
+            if not self._turn(point, number):
+                raise _FailedError
+
+    def passed(self, point: object, number: int) -> None:
+        """Let the next micro-batch on."""
+        with self._changed:
+            self._next[point] = number + 1
+            self._changed.notify_all()
+
+    def fail(self, number: int) -> None:
+        """Tell the micro-batches after this one not to wait for it."""
+        with self._changed:
+            self._failed = number if self._failed is None else min(number, self._failed)
+            self._changed.notify_all()
+
+    def _turn(self, point: object, number: int) -> bool:
+        return self._next.get(point, 0) == number
+
+    def _hopeless(self, number: int) -> bool:
+        return self._failed is not None and self._failed < number
+
+
+class _Sum:
+    """The running sums of one site."""
+
+    def __init__(self, width: int, needs: frozenset[str]) -> None:
+        self.width = width
+        self.count = 0
+        self.strips = strips(width)
+        self.gram: list[torch.Tensor] | None = None
+        if "gram" in needs:
+            self.gram = [
+                torch.zeros(stop - start, width - start, dtype=torch.float64)
+                for start, stop in self.strips
+            ]
+        self.square = torch.zeros(width, dtype=torch.float64) if "square" in needs else None
+        self.abs = torch.zeros(width, dtype=torch.float64) if "mean_abs" in needs else None
+        self.max = torch.zeros(width) if "max_abs" in needs else None
+
+    def result(self) -> SiteStats:
+        """Round to float32 and mirror; the sums are used up."""
+        if self.count == 0:
+            return SiteStats(0)
+        mean = (self.abs / self.count).to(torch.float32).numpy() if self.abs is not None else None
+        largest = self.max.numpy() if self.max is not None else None
+        square = self.square.to(torch.float32).numpy() if self.square is not None else None
+        gram = None
+        if self.gram is not None:
+            full = torch.empty(self.width, self.width)
+            for number, (start, stop) in enumerate(self.strips):
+                strip, self.gram[number] = self.gram[number], torch.empty(0)
+                full[start:stop, start:] = strip
+                del strip
+                full[stop:, start:stop] = full[start:stop, stop:].T
+                corner = full[start:stop, start:stop]
+                corner.copy_(corner.triu() + corner.triu(1).T)
+            gram = full.numpy()
+        return SiteStats(self.count, gram, mean, largest, square)
+
+
+def strips(width: int) -> list[tuple[int, int]]:
+    """Columns in strips that are narrow enough to skip most of the lower triangle."""
+    size = max(128, -(-width // 16 // 16) * 16)
+    return [(start, min(start + size, width)) for start in range(0, width, size)]
+
+
+def collect(
+    block: LoadedBlock,
+    stream: Stream,
+    sites: Sequence[Site],
+    needs: Iterable[str],
+    workers: Workers,
+    advance: bool = False,
+) -> dict[str, SiteStats]:
+    """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
+
+    needs: any of NEEDS. Where memory is short, call it for some sites at a time: the forward pass
+    stops after the last of them. advance: run it to its end instead and leave its outputs in the
+    stream, which spares Skeleton.advance a second pass where the block is not changed.
+    """
+    wanted = frozenset(needs)
+    assert wanted <= NEEDS
+    index = WeightIndex(block.module)
+    by_matrix = {site.matrix: site for site in sites}
+    sums = {site.id: _Sum(site.in_features, wanted) for site in sites}
+    turns = _Turns()
+    routed = [site for site in sites if site.per_token is None]
+
+    def measure(number: int) -> None:
+        samples, length = stream.hidden[number].shape[:2]
+        left = {s.id: s.per_token * samples * length for s in sites if s.per_token is not None}
+        # How many rows an expert reads, in how many calls, is known only when the pass is over.
+        kept: dict[str, list[torch.Tensor]] = {}
+
+        def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+            site = by_matrix.get(matrix)
+            if site is None:
+                return
+            rows = x.reshape(-1, x.shape[-1])
+            if site.per_token is None:
+                kept.setdefault(site.id, []).append(rows)
+                return
+            left[site.id] -= len(rows)
+            if left[site.id] < 0:
+                raise UnsupportedError(
+                    f"the input of {site.id}: it reads more than the {site.per_token} rows for "
+                    "each token that it read on a small input; calibrated methods cannot measure "
+                    "it, RTN can quantize it (it needs no forward pass)"
+                )
+            _add(sums[site.id], rows, site.id, number, turns, left[site.id] == 0)
+            if not advance and not routed and not any(left.values()):
+                raise _AllSeenError
+
+        done = False
+        try:
+            with torch.no_grad():
+                with suppress(_AllSeenError), ObserveLinears(index, observe):
+                    output = block.run(stream.hidden[number], stream.calls[block.index][number])
+                    if advance:
+                        stream.hidden[number] = output
+                    del output
+                for site in routed:
+                    rows = kept.pop(site.id, [])
+                    empty = torch.empty(0, site.in_features)
+                    _add(sums[site.id], torch.cat([empty, *rows]), site.id, number, turns, True)
+                for site in sites:
+                    if left.get(site.id):  # it read fewer rows: the next one must not wait for more
+                        none = torch.empty(0, site.in_features)
+                        _add(sums[site.id], none, site.id, number, turns, True)
+            done = True
+        finally:
+            if not done:
+                turns.fail(number)
+
+    if sites or advance:
+        workers.map(measure, range(len(stream.hidden)))
+    return {site.id: sums.pop(site.id).result() for site in sites}
+
+
+def _add(
+    total: _Sum, rows: torch.Tensor, site: str, number: int, turns: _Turns, last: bool
+) -> None:
+    """Add one call's rows [tokens, in] when the micro-batches before this one have been added.
+
+    `last`: this is the micro-batch's last call of the site, so that the next one may go on.
+    """
+    if total.gram is not None:
+        for place, (start, stop) in enumerate(total.strips):
+            product = rows[:, start:stop].T @ rows[:, start:] if len(rows) else None
+            turns.wait((site, place), number)
+            if product is not None:
+                total.gram[place].add_(product)
+            if last:
+                turns.passed((site, place), number)
+    square = mean = largest = None
+    if len(rows) and total.square is not None:
+        square = rows.square().sum(0)
+    if len(rows) and (total.abs is not None or total.max is not None):
+        absolute = rows.abs()
+        mean = absolute.sum(0) if total.abs is not None else None
+        largest = absolute.amax(0) if total.max is not None else None
+        del absolute
+    turns.wait(site, number)
+    total.count += len(rows)
+    if total.square is not None and square is not None:
+        total.square.add_(square)
+    if total.abs is not None and mean is not None:
+        total.abs.add_(mean)
+    if total.max is not None and largest is not None:
+        torch.maximum(total.max, largest, out=total.max)
+    if last:
+        turns.passed(site, number)
+
+
+_MAGIC_KEY = "qtool.statistics"
+_HEADER_MARGIN = 1 << 16
+_FIELDS = ("gram", "square", "mean_abs", "max_abs")
+
+
+class StatsWriter:
+    """Writes statistics as they come, without holding them: `with StatsWriter(...) as writer`.
+
+    The header of a safetensors file stands first but is known last. Room for it is left at the
+    start (the format lets a header end in spaces); the file gets its name when it is complete.
+    """
+
+    def __init__(self, path: Path, metadata: Mapping[str, str], site_count: int) -> None:
+        """site_count: an upper bound of how many sites will be added, by which room is left."""
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._metadata = dict(metadata)
+        self._readers: dict[str, list[str]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._room = _HEADER_MARGIN + 2048 * site_count
+        self._end = 0
+        try:
+            self._file = open(self._partial, "wb")  # noqa: SIM115 (closed by __exit__)
+            self._file.seek(8 + self._room)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def add(self, site: Site, stats: SiteStats) -> None:
+        """Append one site."""
+        self._readers[site.id] = list(site.names)
+        for field_name in _FIELDS:
+            value = getattr(stats, field_name)
+            if value is not None:
+                self._append(f"site.{site.id}.{field_name}", "F32", value.astype("<f4", copy=False))
+        self._append(f"site.{site.id}.count", "I64", np.array([stats.count], dtype="<i8"))
+
+    def _append(self, name: str, dtype: str, value: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(value)
+        self._entries[name] = {
+            "dtype": dtype,
+            "shape": list(data.shape),
+            "data_offsets": [self._end, self._end + data.nbytes],
+        }
+        self._end += data.nbytes
+        self._write(data.reshape(-1).view(np.uint8).data)
+
+    def _write(self, data: memoryview | bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise SourceError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+    def _finish(self) -> None:
+        metadata = {**self._metadata, _MAGIC_KEY: json.dumps(self._readers)}
+        header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
+        assert len(header) <= self._room, (len(header), self._room)
+        self._file.seek(0)
+        self._write(struct.pack("<Q", self._room) + header.ljust(self._room))
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._partial, self._path)
+        except OSError as error:
+            raise SourceError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+    def __enter__(self) -> "StatsWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class StatsFile:
+    """Saved statistics; matrices are read when asked for."""
+
+    path: Path
+    metadata: Mapping[str, str]
+    _entries: Mapping[str, st.TensorInfo] = field(repr=False)
+    _site_of: Mapping[str, str] = field(repr=False)  # by the checkpoint name of any reader
+
+    @classmethod
+    def open(cls, path: Path) -> "StatsFile":
+        """Read the header; FormatError where the file is not one that `qtool calibrate` wrote."""
+        entries, metadata = st.read_header(path)
+        if _MAGIC_KEY not in metadata:
+            raise FormatError(
+                f"{path}: not a statistics file (its metadata has no {_MAGIC_KEY!r}); write one "
+                "with `qtool calibrate MODEL -o STATS`"
+            )
+        readers = st.parse_json(metadata[_MAGIC_KEY].encode(), f"{path}: {_MAGIC_KEY}")
+        site_of: dict[str, str] = {}
+        for site, names in readers.items():
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise FormatError(f"{path}: the readers of {site!r} are not a list of names")
+            site_of |= dict.fromkeys(names, site)
+        kept = {key: value for key, value in metadata.items() if key != _MAGIC_KEY}
+        return cls(path, kept, entries, site_of)
+
+    def read(self, name: str, needs: Iterable[str], width: int | None = None) -> SiteStats:
+        """The statistics of the site that the checkpoint tensor `name` reads.
+
+        width: its in_features. SourceError, naming the command, where something needed is missing;
+        FormatError where what is there cannot be a statistic.
+        """
+        site = self._site_of.get(name)
+        if site is None:
+            raise SourceError(
+                f"{self.path}: holds nothing for the input of {name!r}; run `qtool calibrate` "
+                "again on this very model"
+            )
+        key = f"site.{site}.count"
+        count = int(self._array(key, "I64", (1,))[0])
+        if count < 0:
+            raise FormatError(f"{self.path}: {key!r} is {count}, a number of tokens")
+        found: dict[str, NDArray[np.float32]] = {}
+        for need in sorted(needs) if count else ():
+            key = f"site.{site}.{need}"
+            if key not in self._entries:
+                raise SourceError(
+                    f"{self.path}: holds no {need} for the input of {name!r}, which this recipe "
+                    "needs; run `qtool calibrate MODEL -o STATS --recipe RECIPE` with the recipes "
+                    "you mean to use"
+                )
+            if width is None:
+                width = max(self._entries[key].shape, default=0)
+            value = self._array(key, "F32", (width, width) if need == "gram" else (width,))
+            if not np.isfinite(value).all():
+                raise FormatError(f"{self.path}: {key!r} has values that are not finite")
+            found[need] = value
+        return SiteStats(count, **found)
+
+    def _array(self, key: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        info = self._entries.get(key)
+        if info is None:
+            raise FormatError(f"{self.path}: lacks {key!r}")
+        if (info.dtype, info.shape) != (dtype, shape):
+            raise FormatError(
+                f"{self.path}: {key!r} is {info.dtype} {list(info.shape)}, expected {dtype} "
+                f"{list(shape)}; write the file again with `qtool calibrate`"
+            )
+        found: NDArray[Any] = st.as_array(st.read_range(self.path, info), info.dtype, info.shape)
+        return found

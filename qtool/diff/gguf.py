@@ -1,0 +1,156 @@
+"""GGUF files as sides of a comparison; see qtool.diff.sides.
+
+GgufSide         a GGUF file; llama.cpp's names
+RenamedSide      one beside a checkpoint: the checkpoint's names, rows and config
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.artifact import Artifact
+from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_values import Kind
+from qtool.gguf.inspect import gguf_models, plain
+from qtool.gguf.open import open_source
+from qtool.gguf.source import GgufSource
+from qtool.gguf.statistics import numbers
+from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
+from qtool.gguf_types import BY_NAME
+from qtool.scheme import GroupQuant
+
+
+@dataclass(frozen=True)
+class GgufSide:
+    """See Side."""
+
+    file: GgufFile
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def format(self) -> str:
+        return "gguf"
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        found = {}
+        for key, value in self.file.metadata.items():
+            shown = plain(value)
+            if value.kind is Kind.ARRAY and isinstance(shown, dict):
+                raw = getattr(value.value, "stored", None) or repr(list(value.value)).encode()
+                digest = hashlib.sha256(raw).hexdigest()[:16]
+                shown = f"{value.element and value.element.name}[{len(value.value)}] {digest}"
+            found[key] = shown
+        return found
+
+    @cached_property
+    def items(self) -> Mapping[str, Item]:
+        return {
+            name: Item(name, i.shape, i.type.name, _scheme(i.type.name), i.nbytes)
+            for name, i in self.file.tensors.items()
+        }
+
+    def stored(self, name: str) -> list[Stored]:
+        info = self.file.tensors[name]
+
+        def read(first: int, count: int) -> NDArray[np.uint8]:
+            raw = np.empty(count, np.uint8)
+            self.file.read_into(name, first, raw.data)
+            return raw
+
+        return [Stored(f"{info.type.name} {info.shape}", info.nbytes, read)]
+
+    def quant(self, name: str) -> GroupQuant | None:
+        return None
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        info = self.file.tensors[name]
+        raw = self.file.read_rows(name, first, last)
+        return numbers(raw.reshape(-1), info.type).reshape(last - first, info.in_features)
+
+
+def _scheme(type_name: str) -> str | None:
+    return type_name if type_name in BY_NAME else None
+
+
+@dataclass(frozen=True)
+class RenamedSide:
+    """See Side. `metadata` is the config.json that the file stands for."""
+
+    source: GgufSource
+    model: HfModel
+    _read: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # the last one
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def format(self) -> str:
+        return "gguf"
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        return dict(flat(self.model.config))
+
+    @cached_property
+    def _places(self) -> Mapping[str, tuple[HfTensor, int]]:
+        tensors = self.model.tensors
+        return {s.name: (t, place) for t in tensors for place, s in enumerate(t.specs)}
+
+    @cached_property
+    def items(self) -> Mapping[str, Item]:
+        found = {}
+        for name, (tensor, place) in self._places.items():
+            shape, type_ = tensor.specs[place].shape, tensor.source.type
+            nbytes = tensor.source.nbytes // len(tensor.specs)
+            found[name] = Item(name, shape, type_.name, _scheme(type_.name), nbytes)
+        return found
+
+    def stored(self, name: str) -> list[Stored]:
+        return [Stored("rows of another order", 0, lambda *_: np.empty(0, np.uint8))]
+
+    def quant(self, name: str) -> GroupQuant | None:
+        return None
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        tensor, place = self._places[name]
+        if tensor.module.rows is None:
+            return tensor.values(place, first, last)
+        if name not in self._read:  # heads are put back as a whole
+            self._read.clear()
+            values = put_back(tensor.source, tensor.module, tensor.groups)
+            self._read[name] = values.reshape(-1, values.shape[-1])
+        return self._read[name][first:last]
+
+
+def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
+    """Both, under the same names where the one is GGUF and the other a checkpoint."""
+    kinds = [bool(gguf_models(path)) for path in (a, b)]
+    mixed = kinds[0] != kinds[1]
+    first, second = (_open(path, gguf, mixed) for path, gguf in zip((a, b), kinds, strict=True))
+    return first, second
+
+
+def _open(path: Path, gguf: bool, mixed: bool) -> Side:
+    if not gguf:
+        return CheckpointSide(Artifact.open(path))
+    if mixed:
+        source = open_source(path)
+        return RenamedSide(source, hf_model(source, "float32"))
+    models = gguf_models(path)
+    if len(models) > 1:
+        open_source(path)  # says that there are several
+    return GgufSide(GgufFile.open(models[0]))

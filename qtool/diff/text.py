@@ -1,0 +1,89 @@
+"""What `qtool diff` prints: a head, then metadata and tensors, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from qtool.diff.diff import Diff, TensorDifference
+from qtool.diff.sides import Item
+from qtool.gguf.inspect_text import Table
+from qtool.printable import printable
+
+MOST = 30  # rows of a table unless all are asked for
+_SAID = {
+    "only-a": "only in A",
+    "only-b": "only in B",
+    "shape": "of another shape",
+    "undecoded": "with other bytes, which this version cannot decode",
+    "values": "with other numbers",
+    "storage": "with the same numbers, stored otherwise",
+}
+
+
+def summary(found: Diff) -> list[tuple[str, str]]:
+    """The head of the report."""
+    lines = []
+    for label, side in (("A", found.a), ("B", found.b)):
+        size = sum(item.nbytes for item in side.items.values())
+        text = f"{side.path}: {side.format}, {len(side.items):,} tensors, {size / 1e6:.1f} MB"
+        lines.append((label, printable(text)))
+    if not found.different:
+        return [*lines, ("result", f"no difference: {found.same:,} tensors are the same")]
+    lines.append(("the same", f"{found.same:,} tensors"))
+    lines += [
+        (_SAID[kind], f"{count:,} tensor{'s' * (count > 1)}")
+        for kind, count in found.counts().items()
+        if count
+    ]
+    if found.metadata:
+        lines.append(("metadata", f"{len(found.metadata):,} keys differ"))
+    return lines
+
+
+def tables(found: Diff, every: bool) -> list[Table]:
+    """Tensors, then metadata."""
+    most = None if every else MOST
+    tensors = [_row(one) for one in found.tensors[:most]]
+    metadata = [(printable(key), _short(a), _short(b)) for key, a, b in found.metadata[:most]]
+    tables = []
+    if tensors:
+        titles = ("tensor", "A", "B", "difference", "relative", "max", "differing")
+        tables.append(Table(titles, tensors, 4))
+    if metadata:
+        tables.append(Table(("metadata", "A", "B"), metadata, 3))
+    return tables
+
+
+def left_out(found: Diff) -> Iterator[str]:
+    """What the tables leave out."""
+    for what, count in (("tensors", len(found.tensors)), ("keys", len(found.metadata))):
+        if count > MOST:
+            yield f"{count - MOST:,} more {what}; --all lists them"
+
+
+def _row(one: TensorDifference) -> tuple[str, ...]:
+    numbers = one.numbers
+    relative = most = differing = "-"
+    if numbers is not None and numbers.differing:
+        relative = "-" if numbers.relative is None else f"{numbers.relative:.3g}"
+        most = "not finite" if numbers.most is None else f"{numbers.most:.3g}"
+        differing = _share(numbers.differing, numbers.count, "values")
+    if one.differing_codes is not None and numbers is not None:
+        differing = _share(one.differing_codes, numbers.count, "codes")
+    return (printable(one.name), _said(one.a), _said(one.b), one.kind, relative, most, differing)
+
+
+def _share(part: int, whole: int, what: str) -> str:
+    return f"{part:,} {what if part > 1 else what[:-1]} ({100 * part / max(1, whole):.2f} %)"
+
+
+def _said(item: Item | None) -> str:
+    if item is None:
+        return "-"
+    return f"{item.scheme or item.dtype} {'x'.join(map(str, item.shape)) or '1'}"
+
+
+def _short(value: Any, most: int = 48) -> str:
+    text = printable(str(value))
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,1 @@
+"""What will happen to every source tensor, and what that will need."""

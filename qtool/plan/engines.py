@@ -1,0 +1,113 @@
+"""What engines will make of an artifact that is planned, without one engine being named.
+
+One sentence for each combination that some engine refuses or serves slowly; `--engine` asks the
+same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qtool.plan.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.structure import FUSED_EXPERTS, expert_of
+from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engine_split import GROUP_SIZES
+from qtool.verification.engine_view import mixed_parts, planned_layers
+
+
+def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """One sentence for each combination that some engine refuses or serves slowly."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    if not quantized:
+        return []
+    found = [*_format(recipe, quantized), *_groups(quantized), *_fused(recipe, tensors)]
+    found += _marlin(recipe, quantized)
+    found += _bfloat16(quantized) if recipe.activations is None else []
+    fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
+    if fused:
+        found.append(
+            f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "
+            "they may be most of the model"
+        )
+    return found
+
+
+def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    found = []
+    if recipe.format == "awq" and recipe.awq.layout != "gemm":
+        found.append(
+            f"no current engine loads the AWQ layout {recipe.awq.layout}: vLLM, SGLang and "
+            "transformers read gemm; AutoAWQ's and TinyChat's own kernels read this one"
+        )
+    if recipe.format == "gptq":
+        if any(not scheme.symmetric for scheme in schemes):
+            found.append(
+                "vLLM and SGLang refuse asymmetric GPTQ (sym: false, gptq_v2); GPTQModel and "
+                "transformers load it; --set weights.symmetric=true makes it load everywhere"
+            )
+        if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
+            bits = "/".join(map(str, slow))
+            found.append(
+                f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
+                "serve it with a slower float16 kernel; GPTQModel and transformers load it"
+            )
+        if recipe.reorders_groups:
+            found.append(
+                "act_order without static_groups leaves groups out of order (desc_act): slower "
+                "everywhere and wrong in some engines under tensor parallelism"
+            )
+    return found
+
+
+def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
+    halves = [t for t in quantized if t.scheme and t.scheme.scale_dtype == "float16"]
+    if all(tensor.dtype != "BF16" for tensor in halves):
+        return []
+    return [
+        "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
+        "round them to it (8 bits of precision for 11), unless told --dtype float16"
+    ]
+
+
+def _groups(quantized: Sequence[Planned]) -> list[str]:
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    sizes = {scheme.group_size for scheme in schemes if not scheme.is_float}
+    odd = sorted(sizes.difference(GROUP_SIZES))
+    if not odd:
+        return []
+    return [
+        f"group_size {', '.join(map(str, odd))}: the fast kernels of vLLM and SGLang take "
+        "-1, 32, 64 and 128 only"
+    ]
+
+
+def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """Fused layers whose parts are stored differently."""
+    mixed = mixed_parts(planned_layers(recipe.format, tensors, {}))
+    if not mixed:
+        return []
+    example = ", ".join(f"{module} is {way}" for way, module in list(mixed[0].items())[:3])
+    return [
+        f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
+        f"refuse to load ({example}); give them one scheme"
+    ]
+
+
+def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for tensor in quantized:
+        out, width = tensor.shape
+        if tensor.scheme is not None and tensor.scheme.is_float:
+            continue
+        if not fits_marlin(out, width):
+            shapes[tensor.shape] += 1
+    if not shapes:
+        return []
+    example = ", ".join(f"{count} of {list(shape)}" for shape, count in list(shapes.items())[:3])
+    experts = any(expert_of(tensor.name) is not None for tensor in quantized)
+    return [
+        f"note: {shapes.total()} of {len(quantized)} matrices are no multiples of {MARLIN_OUT} "
+        f"(out) and {MARLIN_IN} (in) ({example}): vLLM serves them with slower kernels than Marlin"
+        + (", the experts with Triton's" if experts else "")
+    ]

@@ -1,0 +1,318 @@
+"""The plan: what happens to every source tensor, and what the artifact will hold, to the byte.
+
+Made from headers and config.json alone, before any work. Every source tensor is quantized under
+a Scheme, kept dense for a stated reason, or dropped for a stated reason. What an indivisible
+width, a format's limit or an override does is decided here, and so is everything an engine will
+refuse. A plan does not change while a run goes on.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from qtool import structure
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats import FORMATS
+from qtool.formats.facts import Options
+from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.plan import budget, engines, estimate
+from qtool.plan.budget import Memory
+from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
+from qtool.plan.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Dropped, Scheme
+from qtool.structure import BlockStack
+
+__all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
+
+MAX_SHARD_BYTES = 5_000_000_000
+_COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
+_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
+_MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do. `tensors` is in the order of the source."""
+
+    recipe: Recipe
+    tensors: tuple[Planned, ...]
+    blocks: BlockStack
+    layout: Layout
+    warnings: tuple[str, ...]
+    memory: Memory
+    seconds: float
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Estimated."""
+        return self.memory.estimated.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """What a run keeps on the disk beside the artifact, to go on with."""
+        return self.memory.disk_bytes
+
+    @property
+    def format(self) -> str:
+        """awq, gptq or dense."""
+        return self.recipe.format
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor files, exact."""
+        return self.layout.size
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits written for each number that the model has; dropped copies count on neither side."""
+        kept = [tensor for tensor in self.tensors if not isinstance(tensor.action, Dropped)]
+        numbers = sum(tensor.parameters for tensor in kept)
+        return 8 * sum(tensor.nbytes for tensor in kept) / numbers if numbers else 0.0
+
+    @property
+    def unquantized_share(self) -> float:
+        """Share of the model's numbers that are stored dense; as `qtool inspect` counts it."""
+        return _dense_share(self.tensors)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Planned]:
+        """Source tensor name to its plan."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def target(self, name: str) -> Scheme | None:
+        """The scheme that transforms make a tensor ready for: its own or, where the recipe leaves
+        the rounding to another tool (method: none), the recipe's."""
+        planned = self.by_name[name]
+        if planned.action != UNROUNDED or self.recipe.weights is None:
+            return planned.scheme
+        scheme = self.recipe.scheme
+        fits = scheme.group_size < 0 or planned.shape[1] % scheme.group_size == 0
+        return scheme if fits else None
+
+    @cached_property
+    def by_block(self) -> Mapping[int | None, tuple[Planned, ...]]:
+        """Tensors of each decoder block; under None those of no block."""
+        groups: dict[int | None, list[Planned]] = defaultdict(list)
+        for tensor in self.tensors:
+            groups[tensor.block].append(tensor)
+        return {block: tuple(group) for block, group in groups.items()}
+
+    @property
+    def quantized(self) -> tuple[Planned, ...]:
+        """The tensors that get codes."""
+        return tuple(tensor for tensor in self.tensors if tensor.scheme is not None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tensors are quantized, dense and dropped."""
+        kinds = Counter(type(tensor.action) for tensor in self.tensors)
+        return {"quantized": kinds[Scheme], "dense": kinds[Dense], "dropped": kinds[Dropped]}
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool plan`."""
+        return {
+            "recipe": self.recipe.name,
+            "format": self.format,
+            "blocks": {"prefix": self.blocks.prefix, "count": self.blocks.count},
+            "size_bytes": self.size_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "unquantized_share": self.unquantized_share,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "memory": self.memory.json(),
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+            "tensors": [
+                {
+                    "name": tensor.name,
+                    "shape": list(tensor.shape),
+                    "scheme": None if tensor.scheme is None else str(tensor.scheme),
+                    "reason": tensor.reason
+                    and ("dropped: " if isinstance(tensor.action, Dropped) else "") + tensor.reason,
+                    "bytes": tensor.nbytes,
+                }
+                for tensor in self.tensors
+            ],
+        }
+
+
+def make_plan(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    compare_all: bool = False,
+    unknown: Collection[str] = (),
+    threads: int | None = None,
+    max_ram: int | None = None,
+) -> Plan:
+    """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
+    a megabyte at each end, or with `compare_all`, for a run, every byte.
+
+    unknown: tensors that the model class was seen to have no place for; they are copied. Only a
+    run that opens the class knows any. threads: by default every core. max_ram: bytes that a run
+    may take; UnsupportedError where it cannot do with them.
+    Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
+    recipe's format cannot hold what the recipe asks for.
+    """
+    tensors = checkpoint.tensors
+    if recipe.rounding != "none" or recipe.transform_chain:
+        structure.check_source(tensors, checkpoint.config)
+    blocks = structure.find_blocks(tensors, checkpoint.config)
+    warnings = [*_idle(recipe), *_missing_files(checkpoint)]
+    declared = structure.layer_count(checkpoint.config)
+    if declared is not None and declared > blocks.count:
+        warnings.append(
+            f"config.json says {declared} layers, the checkpoint has {blocks.count}: "
+            "is a part of it missing?"
+        )
+    parents = structure.expert_parents(tensors)
+    roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
+    default = recipe_scheme(recipe)
+    actions: dict[str, Action] = {
+        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
+    }
+    warnings += override(recipe, actions)
+    no_place: Action = Dense("unknown to the model class")
+    actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
+    fit(recipe, tensors, actions)
+    actions |= _untie(checkpoint, actions, compare_all)
+    if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
+        reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
+        common = "; ".join(f"{count} tensors: {why}" for why, count in reasons.most_common(4))
+        raise UnsupportedError(
+            f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized ({common})"
+        )
+    options = format_options(recipe)
+    planned = tuple(
+        Planned(
+            name,
+            info.shape,
+            info.dtype,
+            actions[name],
+            _outputs(recipe, options, name, info, actions[name]),
+            roles[name].block,
+        )
+        for name, info in tensors.items()
+    )
+    layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
+    active = structure.active_share(checkpoint.config)
+    shapes = estimate.shapes_of(recipe, planned, active)
+    memory = budget.choose(
+        shapes if recipe.calibrates else None,
+        threads or estimate.usable_cores(),
+        max_ram,
+        partial(estimate.peak, shapes),
+    )
+    seconds = estimate.seconds(recipe, planned, shapes, active, memory.setting)
+    warnings += engines.warnings(recipe, planned)
+    warnings += _much_dense(planned)
+    return Plan(recipe, planned, blocks, layout, tuple(warnings), memory, seconds)
+
+
+def _idle(recipe: Recipe) -> list[str]:
+    """Options of the recipe that do nothing."""
+    where = f"method {'/'.join(recipe.method)} and format {recipe.format}"
+    return [
+        f"{key} has no effect with {where}"
+        + ("; rtn.clip has" if key == "awq.clip" and recipe.rounding == "rtn" else "")
+        for key in recipe.idle_options
+    ]
+
+
+def _missing_files(checkpoint: Checkpoint) -> list[str]:
+    """What engines will look for beside the tensors in vain; no path, as the card repeats it."""
+    found = []
+    if not (checkpoint.folder / "config.json").is_file():
+        found.append(
+            "the model has no config.json, so engines cannot load what is made of it; put the "
+            "model's own beside its tensors"
+        )
+    if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
+        found.append("note: the model has no tokenizer, so the artifact has none either")
+    return found
+
+
+def _dense_share(tensors: Iterable[Planned]) -> float:
+    """Of the numbers in `tensors`, those stored dense; dropped copies do not count."""
+    kept = [tensor for tensor in tensors if not isinstance(tensor.action, Dropped)]
+    numbers = sum(tensor.parameters for tensor in kept)
+    dense = sum(tensor.parameters for tensor in kept if tensor.scheme is None)
+    return dense / numbers if numbers else 0.0
+
+
+def _much_dense(tensors: Sequence[Planned]) -> list[str]:
+    """A sentence where much of what methods are there for stays dense, with the main reason."""
+    inner = [t for t in tensors if t.reason not in ("embedding", "output head")]
+    share = _dense_share(inner)
+    if share <= _MUCH_DENSE or all(tensor.scheme is None for tensor in tensors):
+        return []
+    why: Counter[str] = Counter()
+    for tensor in inner:
+        if isinstance(tensor.action, Dense):
+            why[tensor.action.reason] += tensor.parameters
+    return [
+        f"{share:.0%} of the weights stay dense, embeddings and head not counted; most of them: "
+        f"{why.most_common(1)[0][0]}"
+    ]
+
+
+def _untie(
+    checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
+) -> dict[str, Action]:
+    """What a head that config.json ties to the embedding becomes: one copy is enough."""
+    config = checkpoint.config
+    tied = config.get(
+        "tie_word_embeddings", structure.text_config(config).get("tie_word_embeddings")
+    )
+    heads = [n for n, a in actions.items() if isinstance(a, Dense) and a.reason == "output head"]
+    if tied is not True or len(heads) != 1:
+        return {}
+    head = heads[0]
+    info = checkpoint.tensors[head]
+    for name, action in actions.items():
+        other = checkpoint.tensors[name]
+        if (
+            isinstance(action, Dense)
+            and action.reason == "embedding"
+            and (other.shape, other.dtype) == (info.shape, info.dtype)
+        ):
+            if _equal_bytes(checkpoint, head, name, compare_all):
+                return {head: Dropped(f"tied to {name}, of which it is a copy")}
+            return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
+    return {}
+
+
+def _equal_bytes(checkpoint: Checkpoint, first: str, second: str, every: bool) -> bool:
+    """Whether two tensors of one size hold the same bytes: at both ends, or `every` one."""
+    infos = [checkpoint.tensors[name] for name in (first, second)]
+    paths = [checkpoint.file_of(name) for name in (first, second)]
+    try:
+        with paths[0].open("rb") as one, paths[1].open("rb") as two:
+            size = infos[0].nbytes
+            starts = range(0, size, _COMPARED_BYTES)
+            if not every and len(starts) > 2:
+                starts = range(0, size, size - _COMPARED_BYTES)[:2]
+            for start in starts:
+                count = min(size - start, _COMPARED_BYTES)
+                one.seek(infos[0].start + start)
+                two.seek(infos[1].start + start)
+                a, b = one.read(count), two.read(count)
+                if len(a) != count or a != b:
+                    return False
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    return True
+
+
+def _outputs(
+    recipe: Recipe, options: Options, name: str, info: TensorInfo, action: Action
+) -> tuple[TensorSpec, ...]:
+    if isinstance(action, Dropped):
+        return ()
+    if isinstance(action, Dense):
+        return (TensorSpec(name, info.dtype, info.shape),)
+    prefix = name.removesuffix(".weight")
+    return tuple(FORMATS[recipe.format].specs(prefix, action, info.shape, options))

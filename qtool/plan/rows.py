@@ -1,0 +1,87 @@
+"""The rows of `qtool plan`'s table: tensors that differ only in their numbers share one."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from qtool.gguf.planned import PlannedTensor
+from qtool.plan.planned import Planned
+from qtool.scheme import Dropped
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: `count` tensors, `nbytes` written for all of them."""
+
+    name: str
+    shape: str
+    stored: str
+    count: int
+    nbytes: int
+
+
+class Listed(Protocol):
+    """Of a planned tensor, what every row shows."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+AnyListed = TypeVar("AnyListed", bound=Listed)
+
+
+def rows(
+    tensors: Iterable[AnyListed], stored: Callable[[AnyListed], str], every: bool = False
+) -> Iterator[Row]:
+    """A row for each group of like tensors in order of first appearance, or for every tensor."""
+    groups: dict[tuple[str, tuple[int, ...], str], list[AnyListed]] = {}
+    for tensor in tensors:
+        pattern = tensor.name if every else _NUMBER.sub("*", tensor.name)
+        groups.setdefault((pattern, tensor.shape, stored(tensor)), []).append(tensor)
+    for (pattern, shape, said), members in groups.items():
+        yield Row(
+            pattern if every else _ranges(pattern, members),
+            "x".join(map(str, shape)) or "1",
+            said,
+            len(members),
+            sum(tensor.nbytes for tensor in members),
+        )
+
+
+def scheme_of(tensor: Planned) -> str:
+    """How a safetensors artifact stores a tensor, or why it is not quantized."""
+    if tensor.scheme is not None:
+        return str(tensor.scheme)
+    verb = "dropped" if isinstance(tensor.action, Dropped) else "dense"
+    return f"{verb}: {tensor.reason}"
+
+
+def type_of(tensor: PlannedTensor) -> str:
+    """The type that a GGUF file stores a tensor in, and why where that is not plain."""
+    reason = f": {tensor.why}" if tensor.why else ""
+    return f"{tensor.type.name}{' kept' if not tensor.eligible else ''}{reason}"
+
+
+def _ranges(pattern: str, members: Sequence[Listed]) -> str:
+    """The pattern with each star replaced by the numbers found there: layers.{0-29}.mlp."""
+    columns = zip(*(_NUMBER.findall(tensor.name) for tensor in members), strict=True)
+    parts = pattern.split("*")
+    text = parts[0]
+    for column, part in zip(columns, parts[1:], strict=True):
+        numbers = sorted({int(number) for number in column})
+        runs: list[list[int]] = []
+        for number in numbers:
+            if runs and number == runs[-1][-1] + 1:
+                runs[-1][1:] = [number]
+            else:
+                runs.append([number])
+        shown = ",".join("-".join(map(str, run)) for run in runs)
+        text += (shown if shown.isdecimal() else f"{{{shown}}}") + part
+    return text

@@ -1,0 +1,1 @@
+"""Recipes: YAML files that say what to do to a model."""

@@ -1,0 +1,319 @@
+"""Recipes: what to do to a model, as a small flat YAML file.
+
+`load` reads a shipped recipe by name or a file by path, applies `--set key=value`, and validates.
+Every error names the file, the line and the key. The keys are a contract: later versions add
+some, and rename none.
+
+The bits a recipe asks for, the method that rounds, and the format that stores are independent:
+`method: awq` is the transform awq (scale search), then clipping and rounding to nearest;
+`method: [awq, gptq]` is the transform awq, then GPTQ's rounding.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from qtool.errors import RecipeError
+from qtool.recipe.file import (
+    Calibration,
+    NamedTable,
+    Table,
+    conflict,
+    document,
+    find,
+    folders,
+    read,
+    shipped,
+    validate,
+)
+from qtool.recipe.weights import Activations, Override, Weights, WeightsPatch, patched
+from qtool.scheme import Scheme
+
+if TYPE_CHECKING:
+    from qtool.gguf.recipe import GgufRecipe
+
+__all__ = [
+    "Calibration", "Recipe", "Weights", "WeightsPatch", "find", "folders", "load", "parse",
+    "patched", "schema", "shipped",
+]  # fmt: skip
+
+METHODS = ("rtn", "gptq", "awq", "none")
+CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
+TRANSFORMS = ("awq",)
+
+
+class RtnOptions(Table):
+    """Round to nearest."""
+
+    clip: bool = Field(default=False, description="shrink each group's range to the least error")
+
+
+class GptqOptions(Table):
+    """GPTQ's rounding, and the GPTQ layout."""
+
+    act_order: bool = Field(default=True, description="quantize the most excited columns first")
+    static_groups: bool = Field(
+        default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
+    )
+    damp_percent: float = Field(
+        default=0.01, gt=0, le=1, description="of the mean diagonal, added to the diagonal"
+    )
+    token_damping: bool = Field(
+        default=True, description="add in_features / calibration tokens to damp_percent"
+    )
+    mse: bool = Field(default=True, description="search each group's range for the least error")
+    layout: Literal["v1", "v2"] | None = Field(
+        default=None, description="of format gptq; default: v1 when symmetric, else v2"
+    )
+
+
+class AwqOptions(Table):
+    """AWQ's scale search and clipping, and the AWQ layout."""
+
+    grid: int = Field(default=20, ge=1, le=1000, description="exponents tried from 0 to 1")
+    clip: bool = Field(default=True, description="search each group's range for the least error")
+    layout: Literal["gemm", "gemv", "gemv_fast", "llm_awq"] = Field(
+        default="gemm", description="of format awq; engines load gemm"
+    )
+
+
+class Recipe(NamedTable):
+    """A recipe, complete: every key has its effective value."""
+
+    method: tuple[str, ...]
+    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "dense"]
+    weights: Weights | None = None
+    transforms: tuple[str, ...] = ()
+    activations: Activations | None = None
+    kv_cache: None = None
+    calibration: Calibration = Calibration()
+    overrides: tuple[Override, ...] = ()
+    indivisible: Literal["error", "dense", "smaller-group"] = "error"
+    rtn: RtnOptions = RtnOptions()
+    gptq: GptqOptions = GptqOptions()
+    awq: AwqOptions = AwqOptions()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def method_as_list(cls, value: Any) -> Any:
+        # What a validator returns counts as Python, where strict mode wants the tuple itself.
+        return (
+            (value,) if isinstance(value, str) else tuple(value) if type(value) is list else value
+        )
+
+    @field_validator("kv_cache", mode="before")
+    @classmethod
+    def no_cache(cls, value: Any) -> Any:
+        if value is not None:
+            raise PydanticCustomError(
+                "later",
+                "this version does not quantize the cache; remove the key or set it to null",
+                {},
+            )
+        return value
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Recipe":
+        for key, names, known in (
+            ("method", self.method, METHODS),
+            ("transforms", self.transforms, TRANSFORMS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
+        if self.method not in CHAINS:
+            chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
+            found = "[" + ", ".join(self.method) + "]"
+            raise conflict("method", f"{found} is no order that exists; one of {chains}")
+        if (self.rounding == "none") != (self.format == "dense"):
+            raise conflict(
+                "format",
+                f"method {'/'.join(self.method)} does not go with format {self.format}; "
+                "`method: none` is written as `format: dense`, and nothing else is",
+            )
+        if self.weights is None and (self.rounding != "none" or self.transforms):
+            raise conflict("weights", "missing; it says bits, group_size and symmetric")
+        if self.weights is not None and self.rounding != "none":
+            self._check_numbers(self.weights)
+        return self
+
+    def _check_numbers(self, weights: Weights) -> None:
+        """Types of numbers go with some formats and methods."""
+        if self.format == "fp8" and weights.type != "fp8":
+            raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
+        if weights.type != "int":
+            if self.format not in ("compressed-tensors", "fp8"):
+                raise conflict(
+                    "format",
+                    f"{self.format} stores whole numbers; weights of type {weights.type} go with "
+                    "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
+                )
+            if self.method != ("rtn",) or self.rtn.clip or self.transforms:
+                raise conflict(
+                    "method",
+                    f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
+                    "without clip and transforms",
+                )
+            if any(override.weights is not None for override in self.overrides):
+                raise conflict(
+                    "overrides",
+                    f"with weights of type {weights.type} an override can say `dense: true` only",
+                )
+        if self.activations is None:
+            return
+        if self.format != "compressed-tensors":
+            raise conflict(
+                "activations",
+                f"format {self.format} does not say how activations are quantized; "
+                "compressed-tensors does",
+            )
+        wanted = "int" if weights.type == "int" else "float"
+        if self.activations.type != wanted or weights.type not in ("int", "fp8"):
+            raise conflict(
+                "activations",
+                "int ones go with weights of type int, float ones with fp8; not "
+                f"{self.activations.type} with {weights.type}",
+            )
+        if wanted == "int" and not weights.symmetric:
+            raise conflict("activations", "engines quantize them for symmetric weights only")
+
+    @property
+    def rounding(self) -> str:
+        """The method that makes codes: rtn, gptq or none."""
+        if "gptq" in self.method:
+            return "gptq"
+        return "none" if "none" in self.method else "rtn"
+
+    @property
+    def transform_chain(self) -> tuple[str, ...]:
+        """The transforms in order, those that `method` implies included."""
+        implied = tuple(name for name in self.method if name in TRANSFORMS)
+        return self.transforms + tuple(name for name in implied if name not in self.transforms)
+
+    @property
+    def clips(self) -> bool:
+        """Whether rounding to nearest searches a smaller range."""
+        return self.rtn.clip or (self.method == ("awq",) and self.awq.clip)
+
+    @property
+    def reorders_groups(self) -> bool:
+        """Whether the columns of a group need not be neighbours (g_idx, desc_act)."""
+        return self.rounding == "gptq" and self.gptq.act_order and not self.gptq.static_groups
+
+    @property
+    def idle_options(self) -> list[str]:
+        """Keys that were given a value and change nothing with this method and format."""
+        acting = {
+            "rtn": {"*": self.rounding == "rtn"},
+            "gptq": {"*": self.rounding == "gptq", "layout": self.format == "gptq"},
+            "awq": {
+                "*": "awq" in self.transform_chain,
+                "clip": self.method == ("awq",),
+                "layout": self.format == "awq",
+            },
+        }
+        found = []
+        for name, acts in acting.items():
+            table: BaseModel = getattr(self, name)
+            for key in sorted(table.model_fields_set):
+                value = getattr(table, key)
+                # Not to clip is what happens anyway.
+                asked = value if key == "clip" else value != type(table).model_fields[key].default
+                if asked and not acts.get(key, acts["*"]):
+                    found.append(f"{name}.{key}")
+        return found
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a forward pass is needed."""
+        return self.rounding == "gptq" or bool(self.transform_chain) or self.measures_inputs
+
+    @property
+    def measures_inputs(self) -> bool:
+        """Whether the largest input of each layer is stored as a scale."""
+        return self.activations is not None and not self.activations.dynamic
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme of every quantized tensor that no override matches."""
+        if self.weights is None:
+            raise RecipeError(f"recipe {self.name}: it has no weights to quantize")
+        return self.weights.scheme(self.format)
+
+    def effective(self) -> dict[str, Any]:
+        """Every key with its value, ready for JSON: what provenance records."""
+        return self.model_dump(mode="json")
+
+
+def calibration_sets(
+    source: str | None, samples: int | None, length: int | None, seed: int | None
+) -> list[str]:
+    """What --calibration, --samples, --length and --seed mean, as `--set` items."""
+    given = {"samples": samples, "length": length, "seed": seed}
+    sets = [f"calibration.{key}={value}" for key, value in given.items() if value is not None]
+    if source is not None:
+        sets.append(f"calibration.source={json.dumps(source, ensure_ascii=False)}")
+    return sets
+
+
+def common_calibration(
+    recipes: "Sequence[Recipe | GgufRecipe]", sets: Sequence[str]
+) -> Calibration:
+    """How all of `recipes` are calibrated; without any, what `sets` make of the defaults.
+
+    RecipeError where they differ: one measurement cannot serve them all.
+    """
+    if not recipes:
+        return parse("method: none\nformat: dense\n", "calibrate", "none", sets).calibration
+    first = recipes[0].calibration
+    for other in recipes[1:]:
+        for key, value in first.model_dump().items():
+            found = getattr(other.calibration, key)
+            if found != value:
+                raise RecipeError(
+                    f"recipes {recipes[0].name} and {other.name} differ in calibration.{key} "
+                    f"({json.dumps(value)} and {json.dumps(found)}): one measurement cannot serve "
+                    "both; give the value on the command line, or calibrate for each"
+                )
+    return first
+
+
+def load(name_or_path: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
+    """The recipe with `sets` ("weights.bits=3") applied, validated."""
+    path = find(name_or_path)
+    return parse(read(path), str(path), path.stem, sets)
+
+
+def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
+    """A recipe from its text; `origin` is what error messages call the text."""
+    source = document(text, origin, sets)
+    if source.at(("format",)) == "gguf":
+        from qtool.gguf.recipe import GgufRecipe
+
+        return validate(GgufRecipe, source).named(name, sets)
+    return validate(Recipe, source).named(name, sets)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a recipe file, for editors."""
+    from qtool.gguf.recipe import GgufRecipe
+
+    recipe = Recipe.model_json_schema()
+    method = recipe["properties"]["method"]
+    names = {"enum": list(METHODS), "type": "string"}
+    method.clear()
+    method["anyOf"] = [names, {"type": "array", "items": names, "minItems": 1, "maxItems": 2}]
+    recipe["properties"]["transforms"]["items"] = {"enum": list(TRANSFORMS), "type": "string"}
+    gguf = GgufRecipe.model_json_schema()
+    tables = recipe.pop("$defs") | gguf.pop("$defs")
+    return {
+        "title": "qtool recipe",
+        "type": "object",
+        "if": {"properties": {"format": {"const": "gguf"}}, "required": ["format"]},
+        "then": {"$ref": "#/$defs/GgufRecipe"},
+        "else": {"$ref": "#/$defs/Recipe"},
+        "$defs": {**tables, "Recipe": recipe, "GgufRecipe": gguf},
+    }

@@ -1,0 +1,144 @@
+"""The part of a recipe that says how numbers are stored: `weights`, `activations`, `overrides`.
+
+weights:
+  type: fp8            # int (the default), fp8, mxfp8, nvfp4 or mxfp4
+  bits: 8
+  group_size: 128
+  symmetric: true
+  rows: 128            # with fp8: output features that share a scale; -1 is all of them
+"""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from qtool.recipe.file import Table
+from qtool.scheme import Scheme
+
+NumberType = Literal["int", "fp8", "mxfp8", "nvfp4", "mxfp4"]
+# Of the types whose groups are fixed: bits, group_size, and what scales are stored in.
+_FIXED = {"mxfp8": (8, 32, "e8m0"), "nvfp4": (4, 16, "float8_e4m3"), "mxfp4": (4, 32, "e8m0")}
+
+
+def _group_size(value: int | None) -> int | None:
+    if value is not None and value != -1 and (value < 16 or value % 8):
+        raise PydanticCustomError(
+            "group_size",
+            "expected -1 (one group per output channel) or a multiple of 8 from 16 on; "
+            "engines load -1, 32, 64 and 128",
+            {},
+        )
+    return value
+
+
+class Weights(Table):
+    """Bits of a weight, input features that share a scale, and whether zero is in the middle."""
+
+    bits: int = Field(ge=2, le=8)
+    group_size: int = Field(description="input features per scale; -1: one per output channel")
+    symmetric: bool
+    type: NumberType = Field(default="int", description="what codes stand for")
+    rows: int = Field(
+        default=1, ge=-1, description="of fp8: output features per scale; -1: all of them"
+    )
+
+    check_group = field_validator("group_size")(_group_size)
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Weights":
+        if self.type == "int" and self.rows != 1:
+            raise PydanticCustomError("rows", "rows is for type fp8; int has one scale a row", {})
+        if self.rows == 0:
+            raise PydanticCustomError("rows", "rows is 0; expected 1, -1 or a block's height", {})
+        if self.type == "int":
+            return self
+        bits, size, _ = _FIXED.get(self.type, (8, self.group_size, ""))
+        wanted = {"bits": bits, "group_size": size, "symmetric": True}
+        if self.type in _FIXED:
+            wanted["rows"] = 1
+        for key, value in wanted.items():
+            if getattr(self, key) != value:
+                raise PydanticCustomError(
+                    "type", f"type {self.type} has {key} {str(value).lower()}", {}
+                )
+        if self.rows < 0 < self.group_size:
+            raise PydanticCustomError(
+                "rows", "rows -1 is one scale for the matrix and needs group_size -1", {}
+            )
+        return self
+
+    def scheme(self, format_: str) -> Scheme:
+        """The scheme that a format stores it under."""
+        if self.type == "int":
+            return Scheme(self.bits, self.group_size, self.symmetric)
+        if self.type in _FIXED:
+            outer = "divides" if self.type == "nvfp4" else ""
+            book = "e2m1" if self.bits == 4 else "e4m3"
+            return Scheme(self.bits, self.group_size, True, _FIXED[self.type][2], book, 1, outer)
+        # bfloat16 is what transformers gives the scales of most models when it loads them: scales
+        # that are stored in it are the same everywhere.
+        dtype = "float32" if format_ == "fp8" else "bfloat16"
+        return Scheme(8, self.group_size, True, dtype, "e4m3", self.rows)
+
+
+class WeightsPatch(Table):
+    """The part of `weights` that an override changes."""
+
+    bits: int | None = Field(default=None, ge=2, le=8)
+    group_size: int | None = None
+    symmetric: bool | None = None
+
+    check_group = field_validator("group_size")(_group_size)
+
+
+def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
+    """`scheme` with the keys that `patch` gives."""
+    if scheme.is_float:
+        return scheme
+    return Scheme(
+        scheme.bits if patch.bits is None else patch.bits,
+        scheme.group_size if patch.group_size is None else patch.group_size,
+        scheme.symmetric if patch.symmetric is None else patch.symmetric,
+    )
+
+
+class Override(Table):
+    """Another scheme, or none, for the modules whose checkpoint name matches. Later ones win."""
+
+    match: str = Field(min_length=1, description='shell pattern, such as "*.down_proj" or lm_head')
+    weights: WeightsPatch | None = None
+    dense: bool = False
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> "Override":
+        if self.dense == (self.weights is not None):
+            raise PydanticCustomError(
+                "override", "expected either `weights` with keys to change, or `dense: true`", {}
+            )
+        return self
+
+
+class Activations(Table):
+    """Inputs of the quantized layers, which the engine rounds: with scales of its own making, one
+    for each token or group of features, or with one scale for all that is measured beforehand."""
+
+    bits: Literal[8] = Field(description="8")
+    type: Literal["int", "float"] = Field(description="int8, or float8_e4m3")
+    group_size: int = Field(default=-1, description="features per scale; -1: one per token")
+    dynamic: bool = Field(default=True, description="false: one scale a layer, from calibration")
+
+    check_group = field_validator("group_size")(_group_size)
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Activations":
+        if not self.dynamic and self.group_size != -1:
+            raise PydanticCustomError(
+                "dynamic", "one scale for all inputs (dynamic: false) has group_size -1", {}
+            )
+        return self
+
+    @property
+    def reach(self) -> float:
+        """What the largest input becomes."""
+        return 448.0 if self.type == "float" else 127.0

@@ -1,0 +1,162 @@
+"""The README.md of an artifact: what was done to which model, how to load it, how exact it is.
+
+The front matter follows the hub's conventions for quantized models. The text depends on the plan,
+the provenance and the layers' errors only, so that equal runs write equal cards.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from qtool import __version__, hub
+from qtool.artifact import without_layers
+from qtool.checkpoint import Checkpoint
+from qtool.plan.plan import Plan
+from qtool.runs.summary import LayerReport
+
+WORST_SHOWN = 10
+_METHODS = {
+    "rtn": "rounding to nearest",
+    "gptq": "GPTQ rounding",
+    "none": "no quantization",
+    "awq": "AWQ scale search",
+}
+
+
+def render(
+    plan: Plan, checkpoint: Checkpoint, record: dict[str, Any], layers: Sequence[LayerReport]
+) -> str:
+    """The card."""
+    parts = [
+        _front_matter(plan, record),
+        _title(plan, record),
+        _what(plan, checkpoint, record),
+        loading(plan.format, plan.recipe.awq.layout, _symmetric(plan)),
+        _errors(layers),
+        _notes(plan, record),
+        "## Provenance\n\nAlso in `qtool.json`, with the error of each layer.\n\n```json\n"
+        + json.dumps(without_layers(record), indent=2, ensure_ascii=False)
+        + "\n```",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def base_model(record: dict[str, Any]) -> str | None:
+    """The hub id of the source, without its revision; None for models that are not on the hub."""
+    name = record["source"]["name"]
+    if name is None or not hub.is_hub_id(name):
+        return None
+    return str(name).partition("@")[0]
+
+
+def _front_matter(plan: Plan, record: dict[str, Any]) -> str:
+    lines = ["---"]
+    if (base := base_model(record)) is not None:
+        lines.append(f"base_model: {base}")
+        if plan.format != "dense":
+            lines.append("base_model_relation: quantized")
+    lines += [
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "quantized_by: qtool",
+        "tags:",
+        "- qtool",
+    ]
+    if plan.format != "dense":
+        widths = sorted({tensor.scheme.bits for tensor in plan.quantized if tensor.scheme})
+        lines += ["- quantized", f"- {plan.format}", *(f"- {bits}-bit" for bits in widths)]
+    return "\n".join([*lines, "---"])
+
+
+def _title(plan: Plan, record: dict[str, Any]) -> str:
+    return f"# {record['source']['name'] or 'Model'}, {plan.recipe.name}"
+
+
+def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
+    recipe = plan.recipe
+    steps = [_METHODS[name] for name in recipe.transform_chain]
+    steps.append(_METHODS[recipe.rounding] + (" with clipped ranges" if recipe.clips else ""))
+    counts = plan.counts
+    schemes: dict[str, int] = defaultdict(int)
+    for tensor in plan.quantized:
+        schemes[str(tensor.scheme)] += 1
+    stored = ", ".join(f"{count} matrices {scheme}" for scheme, count in schemes.items())
+    changes = "".join(f" `--set {item}`" for item in recipe.changes)
+    rows = [
+        ("made with", f"qtool {__version__}, recipe `{recipe.name}`{changes}"),
+        ("method", ", then ".join(steps)),
+        ("format", plan.format),
+        ("weights", stored or "as they were"),
+        ("tensors", ", ".join(f"{count} {kind}" for kind, count in counts.items())),
+        (
+            "size",
+            f"{plan.size_bytes:,} bytes ({checkpoint.size_bytes:,} before), "
+            f"{plan.bits_per_weight:.3f} bits per weight",
+        ),
+    ]
+    calibration = record["calibration"]
+    if calibration:
+        rows.append(("calibration", ", ".join(f"{k} {v}" for k, v in calibration.items())))
+    table = [f"| {key} | {value} |" for key, value in rows]
+    return "\n".join(["| | |", "|---|---|", *table])
+
+
+def _symmetric(plan: Plan) -> bool:
+    return all(tensor.scheme.symmetric for tensor in plan.quantized if tensor.scheme)
+
+
+def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
+    """How engines load an artifact of a format."""
+    if format_ == "dense":
+        return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
+    lines = ["## Loading", "", "`DIR` is this folder.", ""]
+    engines = symmetric or format_ in ("compressed-tensors", "fp8")
+    if format_ == "awq":
+        engines = awq_layout == "gemm"
+    if engines:
+        lines += ["    vllm serve DIR", ""]
+    lines += [
+        "    from transformers import AutoModelForCausalLM",
+        '    model = AutoModelForCausalLM.from_pretrained("DIR", device_map="auto")',
+    ]
+    if format_ == "awq" and awq_layout != "gemm":
+        lines = [
+            "## Loading",
+            "",
+            f"AWQ layout {awq_layout}: the kernels of that name.",
+        ]
+    return "\n".join(lines)
+
+
+def _errors(layers: Sequence[LayerReport]) -> str:
+    """Relative errors by kind of layer, and the worst layers."""
+    if not layers:
+        return ""
+    kinds: dict[str, list[LayerReport]] = defaultdict(list)
+    for layer in layers:
+        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", layer.name)].append(layer)
+    lines = [
+        "## Relative error",
+        "",
+        "Of each layer's output on the calibration data, or of its weights where none was used.",
+        "",
+        "| layers | count | median | largest |",
+        "|---|---|---|---|",
+    ]
+    for kind, members in kinds.items():
+        errors = sorted(member.relative_error for member in members)
+        middle = errors[len(errors) // 2]
+        lines.append(f"| `{kind}` | {len(errors)} | {middle:.4f} | {errors[-1]:.4f} |")
+    worst = sorted(layers, key=lambda layer: (-layer.relative_error, layer.name))[:WORST_SHOWN]
+    lines += ["", "| largest | scheme | error |", "|---|---|---|"]
+    lines += [f"| `{w.name}` | {w.scheme} | {w.relative_error:.4f} |" for w in worst]
+    return "\n".join(lines)
+
+
+def _notes(plan: Plan, record: dict[str, Any]) -> str:
+    notes = [*plan.warnings, *record["notes"]]
+    if not notes:
+        return ""
+    return "\n".join(["## Notes", "", *(f"- {note.removeprefix('note: ')}" for note in notes)])

@@ -1,0 +1,16 @@
+"""What the work on the tensors leaves behind beside the tensors: what was found out on the way."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from qtool.runs.summary import ExpertReport, LayerReport
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Reports by layer in the order of the work, sentences for the user, and what calibrated it."""
+
+    layers: list[LayerReport]
+    notes: list[str] = field(default_factory=list)
+    calibration: dict[str, Any] | None = None  # digest, samples, length, seed, source kind
+    experts: list[ExpertReport] = field(default_factory=list)

@@ -1,0 +1,177 @@
+"""`qtool quantize`, from a request to a finished artifact.
+
+plan -> stage a folder -> block by block: (collect, transform,) quantize, pack, write
+     -> config, tokenizer, model card, provenance -> read back and compare -> final name
+"""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import methods
+from qtool.calibrating.allocator import give_back
+from qtool.checkpoint import Checkpoint
+from qtool.methods import rtn
+from qtool.plan.plan import Plan, make_plan
+from qtool.plan.planned import Planned
+from qtool.plan.shared_scales import SharedScales
+from qtool.runs import modelcard, provenance, resume
+from qtool.runs.journal import Journal
+from qtool.runs.outcome import Outcome
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+from qtool.runs.sink import Sink, check_values
+from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.verify import verify
+from qtool.runs.workspace import check_free, workspace
+from qtool.scheme import Dropped, GroupQuant, Scheme
+
+
+def run(request: Request, progress: Progress) -> Summary:
+    """Make the artifact; nothing is left under its name unless all of it succeeds."""
+    out = request.artifact
+    check_free(out, is_folder=True)
+    checkpoint = Checkpoint.open(request.source)
+    make = partial(
+        make_plan,
+        request.recipe,
+        checkpoint,
+        request.max_shard_bytes,
+        compare_all=True,
+        threads=request.threads,
+        max_ram=request.max_ram,
+    )
+    plan = make()
+    skeleton = None
+    if request.recipe.calibrates:
+        from qtool.calibrating.blockwise import open_skeleton, quantize_blocks
+
+        with progress.stage("calibrate"):
+            skeleton = open_skeleton(checkpoint, plan)
+        if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
+            plan = make(unknown=skeleton.unknown)
+    warnings = list(plan.warnings)
+    if request.stats is not None and not request.recipe.calibrates:
+        warnings.append(
+            f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
+        )
+    request = replace(request, threads=plan.memory.setting.threads)
+    if request.max_ram is not None:
+        progress.say(plan.memory.line())
+    for warning in warnings:
+        progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
+    size = plan.size_bytes + plan.disk_bytes
+    with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh) as space:
+        resume.agree(space, request, plan, checkpoint)
+        with Sink(plan, checkpoint, space.artifact) as sink:
+            if skeleton is not None:
+                outcome = quantize_blocks(
+                    request, plan, checkpoint, sink, progress, space, skeleton
+                )
+            else:
+                outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
+            progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
+            with progress.stage("export"):
+                record = provenance.record(request.recipe, checkpoint, request.model, outcome)
+                sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
+        give_back()
+        with progress.stage("verify"):
+            verify(space.artifact, plan, sink.writer.checksums)
+    seconds = {**progress.seconds, "total": progress.total()}
+    return Summary(
+        artifact=str(out),
+        format=plan.format,
+        recipe=request.recipe.name,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+        peak_rss_bytes=peak_rss_bytes(),
+        memory=plan.memory.json(),
+        size_bytes=plan.size_bytes,
+        bits_per_weight=plan.bits_per_weight,
+        unquantized_share=plan.unquantized_share,
+        tensors=plan.counts,
+        layers=outcome.layers,
+        experts=outcome.experts,
+        warnings=warnings,
+        notes=outcome.notes,
+        dropped=[
+            {"name": tensor.name, "reason": tensor.action.reason}
+            for tensor in plan.tensors
+            if isinstance(tensor.action, Dropped)
+        ],
+    )
+
+
+def _quantize_each(
+    request: Request,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    sink: Sink,
+    progress: Progress,
+    journal: Journal,
+) -> Outcome:
+    """Without a forward pass every tensor stands alone; one a thread is in memory."""
+    shared = SharedScales(plan, checkpoint)
+
+    def work(planned: Planned) -> LayerReport | None:
+        if isinstance(planned.action, Dropped):
+            return None
+        if not isinstance(planned.action, Scheme):
+            sink.dense(planned)
+            return None
+        options = rtn.Options(request.recipe.clips, shared.largest(planned))
+        weight = checkpoint.float32(planned.name)
+        check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
+        with methods.named(planned.name):
+            quant = rtn.quantize(weight, None, planned.action, options).quant
+        sink.quantized(planned, quant)
+        return LayerReport(planned.name, str(planned.action), frobenius_error(weight, quant))
+
+    units = [*range(plan.blocks.count), None]
+    with progress.stage("quantize"):
+        done = {block: resume.finished(journal, sink, block) for block in units}
+    resume.say(progress, sum(one is not None for one in done.values()), len(done))
+    with _pool(request.threads) as pool, progress.stage("quantize"):
+
+        def start(block: int | None) -> list[Future[LayerReport | None]]:
+            if done[block] is not None:
+                return []
+            return [pool.submit(work, planned) for planned in plan.by_block.get(block, ())]
+
+        def finish(block: int | None, futures: list[Future[LayerReport | None]]) -> None:
+            if done[block] is None:
+                reports = [report for future in futures if (report := future.result()) is not None]
+                outcome = done[block] = Outcome(layers=reports)
+                resume.commit(journal, sink, block, outcome, None)
+
+        outside = start(None)
+        for index in progress.blocks(plan.blocks.count):
+            finish(index, start(index))
+        finish(None, outside)
+    return Outcome(layers=[layer for one in done.values() if one for layer in one.layers])
+
+
+@contextmanager
+def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that, when the body fails, begin nothing more."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
+    """Norm of W - Q over the norm of W; 0 for a zero matrix.
+
+    numpy's own sums: those of BLAS depend on its threads, and the number goes into the card.
+    """
+    size = float((weight * weight).sum(dtype=np.float64))
+    lost = weight - quant.dequantize()
+    lost *= lost
+    return math.sqrt(float(lost.sum(dtype=np.float64)) / size) if size else 0.0

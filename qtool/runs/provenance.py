@@ -1,0 +1,102 @@
+"""Where an artifact comes from, as the `qtool.json` inside it.
+
+Nothing in it depends on the clock, on names of folders or on the number of threads: the same
+inputs give the same record. What a calibrated artifact's bytes do depend on, the kind of CPU and
+the versions of torch and numpy, is recorded for calibrated artifacts only; rounding to nearest
+gives the same bytes everywhere.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from qtool import __version__, hub
+from qtool.artifact import LAYERS
+from qtool.checkpoint import Checkpoint
+from qtool.formats.safetensors_header import read_json
+from qtool.recipe.recipe import Recipe
+from qtool.runs.outcome import Outcome
+
+FILE_NAME = "qtool.json"
+SCHEMA = 1
+_CPU_KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+
+
+def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome) -> dict[str, Any]:
+    """The provenance of a finished run. `model` is what the user typed."""
+    return {
+        "schema": SCHEMA,
+        "qtool_version": __version__,
+        "recipe": {"name": recipe.name, **portable(recipe, outcome.calibration)},
+        "source": {
+            # Not config.json's _name_or_path: that of a fine-tune may be its base model.
+            "name": hub.public_name(model),
+            "digest": f"sha256:{checkpoint.digest()}",
+            **made_from(checkpoint),
+        },
+        "calibration": outcome.calibration,
+        "notes": list(outcome.notes),
+        "environment": environment() if recipe.calibrates else None,
+        LAYERS: [
+            # Four digits: the last ones of a sum depend on the threads that it was made by.
+            {**asdict(layer), "relative_error": float(f"{layer.relative_error:.4g}")}
+            for layer in outcome.layers
+            if isfinite(layer.relative_error)
+        ],
+    }
+
+
+def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where the source was itself made of something else, such as a GGUF file: what that was."""
+    beside = checkpoint.folder / FILE_NAME
+    made = read_json(beside).get("made_from") if beside.is_file() else None
+    return {} if made is None else {"made_from": made}
+
+
+def portable(recipe: Recipe, calibrated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every key of the recipe; the path of a calibration file gives way to the word `file`.
+
+    `calibrated`, what really was, counts where statistics came from a file of other settings.
+    """
+    keys = recipe.effective()
+    if calibrated is not None and calibrated.get("error_aware") is False:
+        known = keys["calibration"]
+        known.update({key: calibrated[key] for key in known if key in calibrated})
+        return keys
+    source = recipe.calibration.source
+    if source is not None and Path(source).exists():
+        keys["calibration"]["source"] = "file"
+    return keys
+
+
+def environment() -> dict[str, str]:
+    """What the bytes of a calibrated artifact depend on beside its inputs."""
+    found = {"cpu": cpu_kind()}
+    for package in ("torch", "numpy", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_kind() -> str:
+    """The machine and the CPU's model, such as "x86_64 GenuineIntel 6 143"."""
+    parts = [platform.machine()]
+    seen = set()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in _CPU_KEYS and key.strip() not in seen:
+            seen.add(key.strip())
+            parts.append(value.strip())
+    if len(parts) == 1 and platform.processor() not in ("", parts[0]):
+        parts.append(platform.processor())
+    return " ".join(parts)

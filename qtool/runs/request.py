@@ -1,0 +1,55 @@
+"""What `qtool quantize` was asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qtool.errors import UnsupportedError
+from qtool.hub import plain_name
+from qtool.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; `model` is as typed, `source` is the folder it was resolved to."""
+
+    model: str
+    source: Path
+    recipe: Recipe
+    out: Path | None
+    stats: Path | None
+    threads: int
+    max_shard_bytes: int
+    fresh: bool = False  # what an earlier run left is thrown away
+    max_ram: int | None = None  # bytes of resident memory
+
+    @property
+    def artifact(self) -> Path:
+        """Where the artifact goes."""
+        return artifact_path(self.model, self.recipe, self.out)
+
+
+def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
+    """OUT, or MODEL-RECIPE in the working folder."""
+    if out is not None:
+        return out
+    return Path(f"{plain_name(model)}-{recipe.name}")
+
+
+def check_device(device: str) -> None:
+    """UnsupportedError where the work cannot be done on `device`."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
+    if device == "cuda":
+        raise UnsupportedError(
+            "--device cuda: this version quantizes on the CPU only; use --device auto"
+        )
+
+
+def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
+    """UnsupportedError where options ask for another calibration than statistics already had."""
+    if stats is not None and given:
+        raise UnsupportedError(
+            f"--stats {stats} was calibrated when it was made; {', '.join(given)} would change "
+            "nothing: leave them out, or give them to `qtool calibrate`"
+        )

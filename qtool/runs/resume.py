@@ -1,0 +1,129 @@
+"""Going on where an earlier run stopped: what makes it the same run, and what it had finished.
+
+A unit is a decoder block, or what is outside of blocks. Its line in the journal has the CRC-32 of
+every tensor written, the reports, and, where blocks feed each other, the checksums of the hidden
+states that follow it. Nothing of it is believed before the bytes on the disk agree.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qtool import __version__
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError
+from qtool.plan.plan import Plan
+from qtool.runs import provenance
+from qtool.runs.journal import Journal
+from qtool.runs.outcome import Outcome
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+from qtool.runs.sink import Sink
+from qtool.runs.summary import ExpertReport, LayerReport
+from qtool.runs.workspace import Workspace
+
+OUTSIDE = "outside of blocks"
+
+
+def unit(block: int | None) -> str:
+    """The name of a unit in the journal."""
+    return OUTSIDE if block is None else f"block {block}"
+
+
+def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint) -> None:
+    """ResumeError where what is in `space` was begun with another recipe, source or version.
+
+    Of the source's files sizes and times are compared: digests would have to read all of them.
+    """
+    headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
+    facts = {
+        "version of qtool": __version__,
+        "recipe": {"name": request.recipe.name, **request.recipe.effective()},
+        "source": source_facts(checkpoint),
+        "layout of its files (--max-shard-size)": headers.hexdigest(),
+    }
+    if request.stats is not None and request.recipe.calibrates:
+        facts["file of statistics"] = file_facts(request.stats)
+    if request.recipe.calibrates:
+        facts["version of torch or kind of CPU"] = provenance.environment()
+    space.agree(facts)
+
+
+def source_facts(checkpoint: Checkpoint) -> Any:
+    """What tells one source from another without reading it."""
+    made_from = provenance.made_from(checkpoint)
+    if made_from:  # a checkpoint that was made for this run only
+        return made_from
+    return [checkpoint.config, *(file_facts(file) for file in checkpoint.files)]
+
+
+def file_facts(path: Path) -> list[Any]:
+    """Name, size and time of a file."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    return [path.name, found.st_size, found.st_mtime_ns]
+
+
+def commit(
+    journal: Journal, sink: Sink, block: int | None, outcome: Outcome, hidden: list[int] | None
+) -> None:
+    """A unit is written; hidden: the checksums of the states that the next block begins with."""
+    journal.commit(
+        unit(block),
+        checksums=sink.checksums(block),
+        layers=[asdict(layer) for layer in outcome.layers],
+        notes=outcome.notes,
+        experts=[asdict(report) for report in outcome.experts],
+        hidden=hidden,
+    )
+
+
+def outcome_of(entry: Mapping[str, Any]) -> Outcome:
+    """What commit() was given."""
+    return Outcome(
+        [LayerReport(**layer) for layer in entry["layers"]],
+        list(entry["notes"]),
+        None,
+        [ExpertReport(**report) for report in entry["experts"]],
+    )
+
+
+def finished(journal: Journal, sink: Sink, block: int | None) -> Outcome | None:
+    """A unit that an earlier run finished, if the files have all of it; it is forgotten else."""
+    entry = journal.done.get(unit(block))
+    if entry is None:
+        return None
+    if not sink.restore(block, entry["checksums"]):
+        journal.forget_from(unit(block))
+        return None
+    return outcome_of(entry)
+
+
+def finished_blocks(
+    journal: Journal, sink: Sink, count: int, take_up: Callable[[int, Any], bool]
+) -> list[Outcome]:
+    """The leading blocks that are finished, of those whose following hidden states are there.
+
+    take_up(index, kept): whether the states before block `index` were found and put in place.
+    """
+    done: list[Outcome] = []
+    while len(done) < count and (outcome := finished(journal, sink, len(done))) is not None:
+        done.append(outcome)
+    while done and len(done) < count:
+        name = unit(len(done) - 1)
+        if take_up(len(done), journal.done[name]["hidden"]):
+            break
+        sink.forget(len(done) - 1)
+        journal.forget_from(name)
+        done.pop()
+    return done
+
+
+def say(progress: Progress, done: int, count: int) -> None:
+    """Tell the user what is taken over."""
+    if done:
+        progress.say(f"going on with an earlier run: {done} of {count} steps are finished")

@@ -1,0 +1,183 @@
+"""Where finished tensors go: packed by the recipe's format and written into the planned place."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import __version__
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError
+from qtool.formats import FORMATS
+from qtool.formats.facts import Facts
+from qtool.formats.safetensors_file import (
+    FLOAT_DTYPES,
+    StreamWriter,
+    from_float32,
+    to_float32,
+)
+from qtool.plan.fit import format_options
+from qtool.plan.plan import Plan
+from qtool.plan.planned import Planned
+from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.structure import FUSED_EXPERTS, fused_layer
+
+_CHECKED_AT_ONCE = 1 << 20  # elements
+
+
+class Sink:
+    """Writes an artifact's tensors; safe to call from several threads for different tensors."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path) -> None:
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.folder = folder
+        _clear(folder, {file.name for file in plan.layout.files})
+        self.writer = StreamWriter(folder, plan.layout)
+        self._format = FORMATS[plan.format]
+        self._options = format_options(plan.recipe)
+        self.pack_seconds: list[float] = []  # of every matrix, whichever thread packed it
+
+    def __enter__(self) -> "Sink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.abandon()  # closes what a failure left open; nothing after close()
+
+    def quantized(
+        self, planned: Planned, quant: GroupQuant, input_scale: float | None = None
+    ) -> None:
+        """Pack and write one matrix, and the scale of its input where the format stores one."""
+        module = planned.name.removesuffix(".weight")
+        began = time.monotonic()
+        for name, array in self._format.pack(module, quant, self._options).items():
+            self.writer.add(name, array)
+        if input_scale is not None:
+            self.writer.add(f"{module}.input_scale", np.array([input_scale], np.float32))
+        self.pack_seconds.append(time.monotonic() - began)
+
+    def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
+        """Write a tensor in its own dtype: as the source has it, or with new values."""
+        if values is None:
+            raw = self.checkpoint.raw(planned.name)
+            check_finite(raw, planned, self.checkpoint.file_of(planned.name))
+        else:
+            raw = from_float32(values, planned.dtype, planned.name)
+        self.writer.add(planned.name, raw)
+
+    def checksums(self, block: int | None) -> dict[str, int]:
+        """The CRC-32 of every tensor written for a block, or for what is outside of blocks."""
+        planned = self.plan.by_block.get(block, ())
+        names = (spec.name for tensor in planned for spec in tensor.outputs)
+        return {name: self.writer.checksums[name] for name in names}
+
+    def restore(self, block: int | None, checksums: Any) -> bool:
+        """Take over a block that an earlier run wrote, if the files have all of it."""
+        planned = self.plan.by_block.get(block, ())
+        names = {spec.name for tensor in planned for spec in tensor.outputs}
+        if not isinstance(checksums, dict) or checksums.keys() != names:
+            return False
+        return self.writer.restore(checksums)
+
+    def forget(self, block: int | None) -> None:
+        """Take back restore(): the block is going to be written again."""
+        for name in self.checksums(block):
+            del self.writer.checksums[name]
+
+    def close(self, provenance: dict[str, Any], card: str) -> None:
+        """Finish the tensor files and write everything beside them."""
+        self.writer.close()
+        config = dict(self.checkpoint.config)
+        facts = artifact_facts(self.plan)
+        if facts is not None:
+            config["quantization_config"] = self._format.config(facts, self._options)
+            for name, content in self._format.side_files(facts, self._options).items():
+                _write_json(self.folder / name, content)
+        if config:
+            _write_json(self.folder / "config.json", config)
+        for relative in self.checkpoint.side_files:
+            target = self.folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((self.checkpoint.folder / relative).read_bytes())
+        _write_json(self.folder / "qtool.json", provenance)
+        (self.folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _clear(folder: Path, files: Set[str]) -> None:
+    """Remove what an earlier run wrote beside the tensors: it is written anew."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def artifact_facts(plan: Plan) -> Facts | None:
+    """What the format's config tells; None where nothing is quantized."""
+    quantized = {
+        t.name.removesuffix(".weight"): t.action
+        for t in plan.tensors
+        if isinstance(t.action, Scheme)
+    }
+    if not quantized:
+        return None
+    recipe = plan.recipe
+    options = recipe.gptq
+    return Facts(
+        quantized=quantized,
+        dense=_dense_linears(plan.tensors),
+        version=__version__,
+        static_groups=options.static_groups,
+        damp_percent=options.damp_percent if recipe.rounding == "gptq" else None,
+        act_order=recipe.reorders_groups,
+        mse=recipe.rounding == "gptq" and options.mse,
+        activations=None if recipe.activations is None else recipe.activations.model_dump(),
+    )
+
+
+def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
+    """Matrices that engines would take for linear layers, and that are not quantized.
+
+    Experts fused in 3-D tensors go by the name of their layer, `...experts`, as engines ask for it.
+    """
+    matrices = [
+        t.name.removesuffix(".weight")
+        for t in tensors
+        if isinstance(t.action, Dense)
+        and t.name.endswith(".weight")
+        and len(t.shape) == 2
+        and not t.action.reason.startswith("embedding")
+    ]
+    stacks = (fused_layer(t.name) for t in tensors if t.reason == FUSED_EXPERTS)
+    return (*matrices, *dict.fromkeys(stacks))
+
+
+def check_finite(raw: NDArray[np.uint8], planned: Planned, where: Path) -> None:
+    """SourceError naming the first NaN or infinity of a float tensor's bytes."""
+    if planned.dtype not in FLOAT_DTYPES or not raw.size:
+        return
+    width = raw.size // max(1, int(np.prod(planned.shape, dtype=np.int64)))
+    step = _CHECKED_AT_ONCE * width
+    for start in range(0, raw.size, step):
+        part = raw[start : start + step]
+        values = to_float32(part, planned.dtype, (part.size // width,))
+        check_values(values, start // width, planned, where)
+
+
+def check_values(values: NDArray[np.float32], start: int, planned: Planned, where: Path) -> None:
+    """The same for values [n], which stand in the tensor from position `start` on."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        index = [int(i) for i in np.unravel_index(start + first, planned.shape)]
+        raise SourceError(
+            f"{where}: tensor {planned.name!r} holds {values[first]} at {index}; "
+            "weights must be finite, so the file is damaged or was saved wrongly"
+        )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,177 @@
+"""The output folder or file appears under its final name only when it is whole.
+
+A file's bytes are on the disk before it gets its name, so that this holds after a power cut too.
+Work goes into a hidden one beside it, which is renamed at the end and removed on any failure.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from qtool.errors import QtoolError, UnsupportedError
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def partial(target: Path) -> Path:
+    """The hidden folder beside an output in which it is made (qtool.runs.workspace)."""
+    return target.parent / f".{target.name}.partial"
+
+
+def check_out(out: Path) -> None:
+    """UnsupportedError where `out` is taken: nothing of the user's is ever overwritten."""
+    if out.is_dir():
+        if any(out.iterdir()):
+            raise UnsupportedError(
+                f"{out}: the output folder exists and is not empty; remove it or choose another -o"
+            )
+        if os.path.ismount(os.path.realpath(out)):
+            raise UnsupportedError(
+                f"{out}: is a mount point, which a finished folder cannot replace; name a folder "
+                "inside it with -o"
+            )
+    elif out.exists() or out.is_symlink():
+        raise UnsupportedError(f"{out}: a file is in the way; choose another -o")
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `out` when the body ends without an exception."""
+    check_out(out)
+    # Through links: a folder cannot be renamed over a link to one.
+    target = Path(os.path.realpath(out))
+    with made_parents(target, out):
+        with explained(out):
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            folder.chmod(0o777 & ~umask())
+            yield folder
+            check_out(out)
+            give_name(folder, target, out)
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, QtoolError) and str(folder) in str(error):
+                # Nobody knows the hidden folder.
+                raise type(error)(str(error).replace(str(folder), str(out))) from error
+            raise
+
+
+def check_out_file(out: Path) -> None:
+    """UnsupportedError where a file `out` cannot be made, or is there already."""
+    if out.is_dir():
+        raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
+    if out.exists() or out.is_symlink():
+        raise UnsupportedError(f"{out}: exists; remove it or choose another -o")
+
+
+def check_space(out: Path, nbytes: int) -> None:
+    """UnsupportedError where the disk of `out` has less than `nbytes` left."""
+    above = (path for path in Path(os.path.realpath(out)).parents if path.exists())
+    with explained(out):
+        free = shutil.disk_usage(next(above)).free
+    if free < nbytes:
+        raise UnsupportedError(
+            f"{out}: needs {nbytes:,} bytes, and its disk has {free:,} left; "
+            "free some space or choose another -o"
+        )
+
+
+# Without the times of the file; not every system has it.
+sync = getattr(os, "fdatasync", os.fsync)
+
+
+@contextmanager
+def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
+    """A file of `nbytes` to fill, by name and by descriptor; becomes `out` when the body ends."""
+    check_out_file(out)
+    target = Path(os.path.realpath(out))
+    check_space(out, nbytes)
+    with made_parents(target, out):
+        with explained(out):
+            descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        path = Path(name)
+        try:
+            try:
+                os.fchmod(descriptor, 0o666 & ~umask())
+                yield path, descriptor
+                with explained(out):
+                    # A name given before its bytes are on the disk may outlive them.
+                    sync(descriptor)
+            finally:
+                os.close(descriptor)
+            check_out_file(out)
+            give_name(path, target, out)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def made_parents(target: Path, out: Path) -> Iterator[None]:
+    """Makes the folders above `target`, and removes them again when the body fails."""
+    made: list[Path] = []
+    try:
+        with explained(out):
+            for parent in reversed(target.parents):
+                if not parent.exists():
+                    parent.mkdir()
+                    made.append(parent)
+        yield
+    except BaseException as error:
+        _remove(made)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = UnsupportedError(
+                f"{out}: the disk is full; free some space or choose another -o"
+            )
+            raise with_notes(full, error) from None
+        raise
+
+
+def with_notes(new: Error, old: BaseException) -> Error:
+    """An exception that takes another's place, with what was added to that one."""
+    for note in getattr(old, "__notes__", ()):
+        new.add_note(note)
+    return new
+
+
+@contextmanager
+def explained(out: Path) -> Iterator[None]:
+    """What the system says against making `out`, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UnsupportedError(
+            f"{out}: cannot be made: {error.strerror}; choose another -o"
+        ) from None
+
+
+def give_name(staged: Path, target: Path, out: Path) -> None:
+    """Rename, over an empty folder of that name, too."""
+    kind = "folder" if staged.is_dir() else "file"
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{out}: the finished {kind} cannot be given this name: {error.strerror}; "
+            "choose another -o"
+        ) from None
+
+
+def _remove(made: list[Path]) -> None:
+    """The parents that were made for the folder, unless somebody else uses them by now."""
+    for parent in reversed(made):
+        try:
+            parent.rmdir()
+        except OSError:
+            break
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
