@@ -200,10 +200,10 @@ class GgufWriter:
         self._put(position, data.reshape(-1).data)
         return position, data.nbytes
 
-    def restored(self, index: int) -> None:
-        """Takes a whole tensor as written: an earlier run did it, and its bytes were looked at."""
-        tensor, start = self.layout.tensors[index], self.layout.starts[index]
-        self._note(start, start + tensor.nbytes)
+    def restored(self, index: int, first: int, last: int) -> None:
+        """Takes rows as written: an earlier run did it, and their bytes were looked at."""
+        start, row_bytes = self.layout.starts[index], self.layout.tensors[index].row_bytes
+        self._note(start + first * row_bytes, start + last * row_bytes)
 
     def text(self, key: str, text: str) -> None:
         """Puts another text of the same length in the place of a single string's value."""

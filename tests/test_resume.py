@@ -12,6 +12,7 @@ from quantizing import build, files, text_file
 
 import qtool
 from qtool.errors import ResumeError, UnsupportedError
+from qtool.gguf import resume as gguf_resume
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
@@ -79,6 +80,8 @@ def test_dying_after_every_step(
     recipe: str, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try gets a step further, so every step is once the last one and once the first."""
+    if recipe == "iq2_xs":  # a large tensor is several steps; of `tiny` only the words are
+        monkeypatch.setattr(gguf_resume, "UNIT_PIECES", 1)
     source = tiny_folder() if recipe in GGUF else model
     quantize(source, recipe, tmp_path / "whole", text)
     out = tmp_path / "out"

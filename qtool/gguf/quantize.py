@@ -208,13 +208,10 @@ class _Work:
 def _encode(work: _Work, importance: Importance | None, threads: int, progress: Progress) -> None:
     """Every piece of every tensor, read, encoded and written."""
     plan, pieces, done, writer = work.plan, work.pieces, work.done, work.writer
-    left = resume.take_up(work.descriptor, pieces, done, writer, work.journal, threads)
-    if len(left) < len(plan.tensors):
-        taken = len(plan.tensors) - len(left)
-        progress.say(
-            f"going on with an earlier run: {taken} of {len(plan.tensors)} tensors are finished"
-        )
-    numbers = [n for tensor in left for n in range(*pieces.of(tensor).indices(len(pieces)))]
+    numbers = resume.take_up(work.descriptor, pieces, done, writer, work.journal, threads)
+    if len(numbers) < len(pieces):
+        taken = len(pieces) - len(numbers)
+        progress.say(f"going on with an earlier run: {taken} of {len(pieces)} pieces are finished")
     commits = resume.Commits(pieces, done, writer, work.journal)
 
     def worker() -> Callable[[int], None]:

@@ -1,16 +1,22 @@
-"""Going on with a GGUF file that an earlier run began: the tensors that are finished, and those
-that are not. What is said to be written is read back and compared before it is believed."""
+"""Going on with a GGUF file that an earlier run began: what of it is finished, and what is not.
+
+A unit of work is a tensor, of a large one a part: a table of words is larger than a decoder block,
+and no more than that is to be done again. What is said to be written is read back and compared
+before it is believed.
+"""
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from qtool import __version__
-from qtool.formats.gguf_writer import GgufWriter
+from qtool.formats.gguf_writer import GgufWriter, Layout
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.plan import GgufPlan
 from qtool.gguf.recipe import GgufRecipe
@@ -19,6 +25,8 @@ from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
 from qtool.runs.journal import Journal
 from qtool.runs.resume import file_facts
+
+UNIT_PIECES = 64  # at most, of 2^18 weights each
 
 _PART = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 
@@ -48,6 +56,29 @@ def header_fact(plan: GgufPlan) -> dict[str, str]:
     return {"header of its file": hashlib.sha256(plan.layout.header).hexdigest()}
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Pieces of one tensor that are committed together."""
+
+    name: str  # in the journal
+    tensor: int
+    pieces: slice
+
+
+def units(pieces: Pieces, layout: Layout) -> list[Unit]:
+    """All units of a file, in its order."""
+    found = []
+    for tensor, spec in enumerate(layout.tensors):
+        whole = pieces.of(tensor)
+        starts = range(whole.start, whole.stop, UNIT_PIECES)
+        for number, start in enumerate(starts):
+            part = slice(start, min(start + UNIT_PIECES, whole.stop))
+            # Tabs come in no tensor's name of a GGUF file that an engine loads.
+            name = spec.name if len(starts) == 1 else f"{spec.name}\t{number}"
+            found.append(Unit(name, tensor, part))
+    return found
+
+
 def take_up(
     descriptor: int,
     pieces: Pieces,
@@ -56,49 +87,58 @@ def take_up(
     journal: Journal,
     threads: int,
 ) -> list[int]:
-    """The tensors that are still to be made; the others' pieces are in `done`."""
-    tensors = writer.layout.tensors
-    said = [
-        number
-        for number, tensor in enumerate(tensors)
-        if (entry := journal.done.get(tensor.name)) is not None
-        and done.put(pieces.of(number), entry["pieces"])
-    ]
-    good = dict.fromkeys(said, True)
-    numbers = [n for tensor in said for n in range(*pieces.of(tensor).indices(len(pieces)))]
+    """The pieces that are still to be made; the others are in `done`, and in the writer."""
+    every = units(pieces, writer.layout)
+    good = {
+        number: True
+        for number, unit in enumerate(every)
+        if (entry := journal.done.get(unit.name)) is not None
+        and done.put(unit.pieces, entry["pieces"])
+    }
+    numbers = [(place, n) for place in good for n in _numbers(every[place])]
 
     def worker() -> Callable[[int], None]:
         reader = Reader(descriptor, writer.layout, pieces, done)
 
         def look(number: int) -> None:
-            if not reader.same(numbers[number]):
-                good[pieces[numbers[number]].tensor] = False
+            place, piece = numbers[number]
+            if not reader.same(piece):
+                good[place] = False
 
         return look
 
     in_order(len(numbers), threads, worker, range)
-    for number, same in good.items():
-        if same:
-            writer.restored(number)
-    return [number for number in range(len(tensors)) if not good.get(number)]
+    left: list[int] = []
+    for place, unit in enumerate(every):
+        if good.get(place):
+            first, last = pieces[unit.pieces.start].first, pieces[unit.pieces.stop - 1].last
+            writer.restored(unit.tensor, first, last)
+        else:
+            left += _numbers(unit)
+    return left
+
+
+def _numbers(unit: Unit) -> range:
+    return range(unit.pieces.start, unit.pieces.stop)
 
 
 class Commits:
-    """Counts the finished pieces of each tensor; a line goes into the journal with its last."""
+    """Counts the finished pieces of each unit; a line goes into the journal with its last."""
 
     def __init__(self, pieces: Pieces, done: Done, writer: GgufWriter, journal: Journal) -> None:
-        self._pieces, self._done, self._journal = pieces, done, journal
-        self._tensors = writer.layout.tensors
+        self._done, self._journal = done, journal
+        self._units = units(pieces, writer.layout)
+        self._starts = [unit.pieces.start for unit in self._units]
         self._left: dict[int, int] = {}
         self._lock = Lock()
 
     def __call__(self, number: int) -> None:
         """A piece is written."""
-        tensor = self._pieces[number].tensor
-        numbers = self._pieces.of(tensor)
+        place = bisect_right(self._starts, number) - 1
+        unit = self._units[place]
         with self._lock:
-            left = self._left.get(tensor, numbers.stop - numbers.start) - 1
-            self._left[tensor] = left
+            left = self._left.get(place, len(_numbers(unit))) - 1
+            self._left[place] = left
         if not left:
-            del self._left[tensor]
-            self._journal.commit(self._tensors[tensor].name, pieces=self._done.of(numbers))
+            del self._left[place]
+            self._journal.commit(unit.name, pieces=self._done.of(unit.pieces))
