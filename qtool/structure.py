@@ -128,7 +128,7 @@ def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozen
     start = blocks.prefix + "."
     block = number_of(name[len(start) :].split(".", 1)[0]) if name.startswith(start) else None
     if block is None:
-        return Role(None, _outside(name))
+        return Role(None, outside_reason(name))
     if block >= blocks.count:
         return Role(
             None,
@@ -138,7 +138,8 @@ def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozen
     return Role(block, _inside(name, info, expert_parents))
 
 
-def _outside(name: str) -> str:
+def outside_reason(name: str) -> str:
+    """What a tensor outside of the blocks is, by its name."""
     module = name.rsplit(".", 1)[0]
     last = module.rsplit(".", 1)[-1]
     if name.endswith(".weight") and is_head(module):

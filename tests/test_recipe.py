@@ -170,7 +170,7 @@ def test_one_calibration_for_several_recipes() -> None:
         ("activations: {bits: 8}", "r.yaml:4: activations.type: missing"),
         ("activations: {bits: 8, type: int}", "r.yaml:4: activations: format awq does not say how"),
         ("kv_cache: fp8", "r.yaml:4: kv_cache: this version does not quantize the cache"),
-        ("transforms: [rotate]", "r.yaml:4: transforms: 'rotate' is unknown; known: awq"),
+        ("transforms: [turn]", "r.yaml:4: transforms: 'turn' is unknown; known: rotate, awq"),
         ("overrides:\n- match: a\n", "r.yaml:5: overrides.0: expected either `weights`"),
         ("overrides:\n- match: a\n  weights: {bots: 3}", "r.yaml:6: overrides.0.weights.bots: unk"),
         ("overrides: 3", "r.yaml:4: overrides: input should be a list, found 3"),

@@ -29,7 +29,9 @@ from qtool.recipe.file import (
     shipped,
     validate,
 )
-from qtool.recipe.weights import Activations, Override, Weights, WeightsPatch, patched
+from qtool.recipe.rotate import RotateOptions
+from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
+from qtool.recipe.weights import Activations, KvCache, Override, Weights, WeightsPatch, patched
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ __all__ = [
 
 METHODS = ("rtn", "gptq", "awq", "none")
 CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
-TRANSFORMS = ("awq",)
+TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
 
 
 class RtnOptions(Table):
@@ -88,13 +90,16 @@ class Recipe(NamedTable):
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()
     activations: Activations | None = None
-    kv_cache: None = None
+    kv_cache: KvCache | None = None
     calibration: Calibration = Calibration()
     overrides: tuple[Override, ...] = ()
     indivisible: Literal["error", "dense", "smaller-group"] = "error"
     rtn: RtnOptions = RtnOptions()
     gptq: GptqOptions = GptqOptions()
     awq: AwqOptions = AwqOptions()
+    rotate: RotateOptions = RotateOptions()
+    smooth: SmoothOptions = SmoothOptions()
+    smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
 
     @field_validator("method", mode="before")
     @classmethod
@@ -103,17 +108,6 @@ class Recipe(NamedTable):
         return (
             (value,) if isinstance(value, str) else tuple(value) if type(value) is list else value
         )
-
-    @field_validator("kv_cache", mode="before")
-    @classmethod
-    def no_cache(cls, value: Any) -> Any:
-        if value is not None:
-            raise PydanticCustomError(
-                "later",
-                "this version does not quantize the cache; remove the key or set it to null",
-                {},
-            )
-        return value
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":
@@ -128,17 +122,42 @@ class Recipe(NamedTable):
             chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
             found = "[" + ", ".join(self.method) + "]"
             raise conflict("method", f"{found} is no order that exists; one of {chains}")
-        if (self.rounding == "none") != (self.format == "dense"):
+        self._check_cache()
+        cache_alone = self.kv_cache is not None and self.format == "compressed-tensors"
+        if (self.rounding == "none") != (self.format == "dense") and not (
+            self.rounding == "none" and cache_alone
+        ):
             raise conflict(
                 "format",
                 f"method {'/'.join(self.method)} does not go with format {self.format}; "
                 "`method: none` is written as `format: dense`, and nothing else is",
             )
-        if self.weights is None and (self.rounding != "none" or self.transforms):
+        # Of transforms, some do not look at how weights are going to be rounded.
+        looked_at = "awq" in self.transforms or self.learns_rotations or self.searches_scales
+        if self.weights is None and (self.rounding != "none" or looked_at):
             raise conflict("weights", "missing; it says bits, group_size and symmetric")
+        if "rotate" in self.transforms[1:]:
+            raise conflict("transforms", "rotate turns the whole network and comes first")
+        if self.rotates and not (self.rotate.r1 or self.rotate.r2):
+            raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
         if self.weights is not None and self.rounding != "none":
             self._check_numbers(self.weights)
         return self
+
+    def _check_cache(self) -> None:
+        """Scales of keys and values go with some formats."""
+        if self.kv_cache is None:
+            return
+        if self.format != "compressed-tensors":
+            raise conflict(
+                "kv_cache",
+                f"format {self.format} does not say how keys and values are kept; "
+                "compressed-tensors does, also with `method: none`",
+            )
+        if self.kv_cache.dynamic:
+            raise conflict(
+                "kv_cache", "engines of compressed-tensors have stored scales: dynamic: false"
+            )
 
     def _check_numbers(self, weights: Weights) -> None:
         """Types of numbers go with some formats and methods."""
@@ -151,11 +170,11 @@ class Recipe(NamedTable):
                     f"{self.format} stores whole numbers; weights of type {weights.type} go with "
                     "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
                 )
-            if self.method != ("rtn",) or self.rtn.clip or self.transforms:
+            if self.method != ("rtn",) or self.rtn.clip or "awq" in self.transforms:
                 raise conflict(
                     "method",
                     f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
-                    "without clip and transforms",
+                    "without clip and awq",
                 )
             if any(override.weights is not None for override in self.overrides):
                 raise conflict(
@@ -214,6 +233,13 @@ class Recipe(NamedTable):
                 "clip": self.method == ("awq",),
                 "layout": self.format == "awq",
             },
+            "smooth": {"*": "smooth" in self.transforms, "grid": self.searches_scales},
+            "smooth_attention": {"*": "smooth-attention" in self.transforms},
+            "rotate": {
+                "*": self.rotates,
+                "steps": self.learns_rotations,
+                "rate": self.learns_rotations,
+            },
         }
         found = []
         for name, acts in acting.items():
@@ -229,12 +255,39 @@ class Recipe(NamedTable):
     @property
     def calibrates(self) -> bool:
         """Whether a forward pass is needed."""
-        return self.rounding == "gptq" or bool(self.transform_chain) or self.measures_inputs
+        looks = set(self.transform_chain) - {"rotate"} or self.learns_rotations
+        measured = self.measures_inputs or self.measures_cache
+        return self.rounding == "gptq" or bool(looks) or measured
+
+    @property
+    def shares_scales(self) -> bool:
+        """Whether a transform needs the statistics of all inputs of a block together."""
+        return "awq" in self.transform_chain or "smooth" in self.transform_chain
+
+    @property
+    def searches_scales(self) -> bool:
+        """Whether the exponent of smoothing is searched."""
+        return "smooth" in self.transforms and self.smooth.alpha == "search"
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the network is rotated before all else."""
+        return "rotate" in self.transforms
+
+    @property
+    def learns_rotations(self) -> bool:
+        """Whether the rotations are found on calibration samples."""
+        return self.rotates and self.rotate.kind == "learned"
 
     @property
     def measures_inputs(self) -> bool:
         """Whether the largest input of each layer is stored as a scale."""
         return self.activations is not None and not self.activations.dynamic
+
+    @property
+    def measures_cache(self) -> bool:
+        """Whether the largest keys and values of each layer are stored as scales."""
+        return self.kv_cache is not None and not self.kv_cache.dynamic
 
     @property
     def scheme(self) -> Scheme:

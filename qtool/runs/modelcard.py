@@ -22,6 +22,7 @@ _METHODS = {
     "gptq": "GPTQ rounding",
     "none": "no quantization",
     "awq": "AWQ scale search",
+    "rotate": "rotation",
 }
 
 
