@@ -1,24 +1,49 @@
-"""A server on loopback that speaks as much of the hub's API as a download needs.
+"""A server on loopback that speaks as much of the hub's API as downloads and uploads need.
 
     GET  /api/models/OWNER/NAME/revision/REV      {"id", "sha", "siblings": [{"rfilename"}]}
+         with ?blobs=true                         ... "size", "blobId", "lfs" of each
     GET  /api/models/OWNER/NAME/tree/REV          [{"type", "path", "size", "oid", "lfs"?}]
     HEAD, GET  /OWNER/NAME/resolve/REV/PATH       the file; ETag, X-Repo-Commit, Range
     and the same of datasets, under /api/datasets/ and /datasets/
 
-What goes wrong is chosen by name: OWNER/gated, and a file that ends early once.
+    GET  /api/whoami-v2                           who a token belongs to
+    POST /api/validate-yaml                       the metadata of a card
+    POST /api/repos/create                        {"name", "organization", "visibility"}
+    POST /api/models/OWNER/NAME/branch/REV
+    POST /api/models/OWNER/NAME/preupload/REV     which files go by LFS
+    POST /OWNER/NAME.git/info/lfs/objects/batch   where they go
+    PUT  /lfs/OID                                 one of them
+    POST /api/models/OWNER/NAME/commit/REV        lines of JSON: header, file, lfsFile
+
+What goes wrong is chosen by name: OWNER/gated refuses its files to those without a token in
+`granted`, private repositories are there for owners of a token only, and files break off, are
+damaged or are refused as often as the test says.
 """
 
+import base64
 import hashlib
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_thisIsNoRealToken"
+
+
+@dataclass
+class Refusal:
+    """An answer given instead of the right one, so many times."""
+
+    status: int
+    times: int = 1
+    retry_after: str | None = None
 
 
 class HubServer(ThreadingHTTPServer):
@@ -30,9 +55,24 @@ class HubServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
         self.commits = commits  # of a repository, where it is not COMMIT
+        self.uploads: Path | None = None  # a folder for what is pushed; without it nothing may be
+        self.owners = {TOKEN: "ann"}
+        self.granted: set[str] = set()  # tokens that may read gated repositories
+        self.private: set[str] = set()
+        self.branches: dict[str, set[str]] = {}
+        self.messages: list[str] = []  # of commits
         self.cut_once: dict[str, int] = {}  # file name to bytes after which it breaks off
+        self.damaged: dict[str, int] = {}  # file name to a byte that arrives wrong
+        self.slow: dict[str, float] = {}  # file name to seconds for each 64 KiB
+        self.refusals: dict[str, Refusal] = {}  # by a part of the path
+        self.without_digests = False
+        self.without_ranges = False
         self.sent: Counter[str] = Counter()
+        self.uploaded: Counter[str] = Counter()  # bytes, by digest
         self.requests: list[str] = []
+        self.ranges: list[str] = []
+        self.heads: list[str] = []  # User-Agent of each request
+        self.lock = threading.Lock()
 
     @property
     def endpoint(self) -> str:
@@ -44,7 +84,7 @@ def serve(
     repositories: dict[str, Path], commits: dict[str, str] | None = None
 ) -> Iterator[HubServer]:
     """A running server, stopped at the end."""
-    server = HubServer(repositories, commits or {})
+    server = HubServer(dict(repositories), dict(commits or {}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
@@ -62,11 +102,14 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _refuse(self, status: int, code: str, retry_after: str | None = None) -> None:
         body = json.dumps({"error": code}).encode()
         self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", code)
+        if code:
+            self.send_header("X-Error-Code", code)
+            self.send_header("X-Error-Message", code)
+        if retry_after is not None:
+            self.send_header("Retry-After", retry_after)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -78,34 +121,69 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    @property
+    def _token(self) -> str:
+        return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
+    def _begun(self) -> str | None:
+        """The path; None where the request has been refused."""
+        path = unquote(urlsplit(self.path).path).strip("/")
+        with self.server.lock:
+            self.server.requests.append(f"{self.command} {path}")
+            self.server.heads.append(self.headers.get("User-Agent", ""))
+            for part, refusal in self.server.refusals.items():
+                if part in path and refusal.times > 0:
+                    refusal.times -= 1
+                    break
+            else:
+                return path
+        self._refuse(refusal.status, "", refusal.retry_after)
+        return None
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path).strip("/")
-        self.server.requests.append(f"{self.command} {path}")
+        path = self._begun()
+        if path is None:
+            return None
+        if path == "api/whoami-v2":
+            if self._token not in self.server.owners:
+                return self._refuse(401, "")
+            return self._json({"type": "user", "name": self.server.owners[self._token], "orgs": []})
         parts = path.split("/")
         api = parts[0] == "api"
         if api or parts[0] == "datasets":
             parts = parts[2 if api else 1 :]
         name, rest = "/".join(parts[:2]), parts[2:]
-        if name.endswith("/gated"):
-            return self._refuse(403, "GatedRepo")
         folder = self.server.repositories.get(name)
-        if folder is None:
+        gated = name.endswith("/gated")
+        if gated and self._token not in self.server.granted and not (api and folder):
+            return self._refuse(403 if self._token else 401, "GatedRepo")
+        hidden = name in self.server.private and self._token not in self.server.owners
+        if folder is None or hidden:
             return self._refuse(404, "RepoNotFound")
         commit = self.server.commits.get(name, COMMIT)
         revision = rest[1] if len(rest) > 1 else "main"
-        if revision not in ("main", commit):
+        if revision not in ("main", commit, *self.server.branches.get(name, ())):
             return self._refuse(404, "RevisionNotFound")
         if not api:
             return self._file(folder, "/".join(rest[2:]), commit)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         if rest and rest[0] == "tree":
             return self._json([_tree_entry(folder, file) for file in files])
-        siblings = [{"rfilename": file.relative_to(folder).as_posix()} for file in files]
+        siblings: list[dict[str, object]] = [
+            {"rfilename": file.relative_to(folder).as_posix()} for file in files
+        ]
+        if "blobs=" in self.path and not self.server.without_digests:
+            for sibling, file in zip(siblings, files, strict=True):
+                entry = _tree_entry(folder, file)
+                sibling |= {"size": entry["size"], "blobId": entry["oid"]}
+                if isinstance(lfs := entry.get("lfs"), dict):
+                    sibling["lfs"] = {**lfs, "sha256": lfs["oid"]}
         return self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
 
     def _file(self, folder: Path, relative: str, commit: str) -> None:
@@ -114,29 +192,147 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound")
         data = path.read_bytes()
         start = 0
-        if (wanted := self.headers.get("Range")) is not None:
-            start = int(wanted.removeprefix("bytes=").split("-")[0])
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        end = len(data) - 1
+        wanted = None if self.server.without_ranges else self.headers.get("Range")
+        if wanted is not None:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or end), end)
+            self.server.ranges.append(wanted)
+        self.send_response(200 if wanted is None else 206)
+        if wanted is not None:
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
         self.send_header("ETag", f'"{_etag(path, data)}"')
         self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(data) - start))
+        body = data[start : end + 1]
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "HEAD":
             return
-        body = data[start:]
+        wrong = self.server.damaged.get(path.name)
+        if wrong is not None and start <= wrong <= end:
+            body = bytearray(body)
+            body[wrong - start] ^= 1
         cut = self.server.cut_once.pop(path.name, None)
         if cut is not None:
             body = body[:cut]
             self.close_connection = True
-        self.server.sent[path.name] += len(body)
-        self.wfile.write(body)
+        step = len(body) if path.name not in self.server.slow else 1 << 16
+        for at in range(0, len(body), step or 1):
+            piece = body[at : at + step]
+            self.wfile.write(piece)
+            self.server.sent[path.name] += len(piece)
+            time.sleep(self.server.slow.get(path.name, 0.0))
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            found = bytearray()
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                found += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return bytes(found)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def do_PUT(self) -> None:
+        data = self._body()
+        path = self._begun()
+        if path is None or self.server.uploads is None:
+            return
+        oid = path.removeprefix("lfs/")
+        self.server.uploaded[oid] += len(data)
+        if hashlib.sha256(data).hexdigest() != oid:
+            return self._refuse(400, "")
+        (self.server.uploads / oid).write_bytes(data)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = self._body()
+        path = self._begun()
+        if path is None:
+            return None
+        if self.server.uploads is None or self._token not in self.server.owners:
+            return self._refuse(401, "")
+        if path == "api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if path == "api/repos/create":
+            return self._create(json.loads(body))
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return self._batch(json.loads(body)["objects"])
+        name, what, revision = "/".join(path.split("/")[2:4]), path.split("/")[4], path[-1]
+        revision = path.split("/", 5)[5]
+        if name not in self.server.repositories:
+            return self._refuse(404, "RepoNotFound")
+        if what == "branch":
+            self.server.branches.setdefault(name, set()).add(revision)
+            return self._json({})
+        if revision not in ("main", *self.server.branches.get(name, ())):
+            return self._refuse(404, "RevisionNotFound")
+        if what == "preupload":
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if _is_lfs(Path(file["path"])) else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            return self._json({"files": modes})
+        return self._commit(name, [json.loads(line) for line in body.splitlines()])
+
+    def _create(self, asked: dict[str, str | None]) -> None:
+        owner = asked.get("organization") or self.server.owners[self._token]
+        name = f"{owner}/{asked['name']}"
+        if owner != self.server.owners[self._token]:
+            return self._refuse(403, "")
+        if name in self.server.repositories:
+            return self._refuse(409, "")
+        assert self.server.uploads is not None
+        folder = self.server.uploads / "repositories" / name
+        folder.mkdir(parents=True)
+        self.server.repositories[name] = folder
+        if asked.get("visibility") == "private" or asked.get("private"):
+            self.server.private.add(name)
+        self._json({"url": f"{self.server.endpoint}/{name}"})
+
+    def _batch(self, objects: list[dict[str, object]]) -> None:
+        assert self.server.uploads is not None
+        found = []
+        for one in objects:
+            answer: dict[str, object] = {"oid": one["oid"], "size": one["size"]}
+            if not (self.server.uploads / str(one["oid"])).is_file():
+                href = f"{self.server.endpoint}/lfs/{one['oid']}"
+                answer["actions"] = {"upload": {"href": href}}
+            found.append(answer)
+        self._json({"transfer": "basic", "objects": found})
+
+    def _commit(self, name: str, lines: list[dict[str, object]]) -> None:
+        folder, uploads = self.server.repositories[name], self.server.uploads
+        assert uploads is not None
+        for line in lines:
+            value = line["value"]
+            assert isinstance(value, dict)
+            if line["key"] == "header":
+                self.server.messages.append(value["summary"])
+                continue
+            path = folder / value["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if line["key"] == "file":
+                path.write_bytes(base64.b64decode(value["content"]))
+            elif line["key"] == "lfsFile":
+                path.write_bytes((uploads / value["oid"]).read_bytes())
+            else:
+                path.unlink()
+        commit = hashlib.sha1(json.dumps(lines).encode()).hexdigest()
+        self.server.commits[name] = commit
+        url = f"{self.server.endpoint}/{name}/commit/{commit}"
+        self._json({"success": True, "commitOid": commit, "commitUrl": url})
 
 
 def _is_lfs(path: Path) -> bool:
-    return path.suffix == ".safetensors"
+    return path.suffix in (".safetensors", ".gguf")
 
 
 def _etag(path: Path, data: bytes) -> str:

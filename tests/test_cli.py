@@ -213,7 +213,7 @@ def test_what_can_be_told_before_a_download_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "mine").write_text("mine")
-    monkeypatch.setattr("qtool.hub.download", lambda _: pytest.fail("downloaded"))
+    monkeypatch.setattr("qtool.hub.download", lambda *_: pytest.fail("downloaded"))
     command, *more = [word.replace("FULL", str(tmp_path)) for word in arguments]
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, command, "some/model", "--recipe", "w8-rtn", *more) == 1

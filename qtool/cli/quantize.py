@@ -124,7 +124,7 @@ def _to_safetensors(recipe: "Recipe", asked: _Asked, progress: "Progress") -> "S
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=True)
     with progress.stage("download"):
-        source = resolve(asked.model)
+        source = resolve(asked.model, progress)
 
     def made_of(folder: Path) -> "Summary":
         request = Request(
@@ -160,7 +160,7 @@ def _to_gguf(recipe: "GgufRecipe", asked: _Asked, progress: "Progress") -> "Summ
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
     check_free(artifact_path(asked.model, recipe, asked.out), is_folder=False)
     with progress.stage("download"):
-        source = resolve(asked.model)
+        source = resolve(asked.model, progress)
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
         asked.fresh, asked.max_ram,

@@ -7,18 +7,22 @@ message, step, failed, end) and what belongs to it.
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.progress import Progress as RichProgress
 
@@ -141,6 +145,48 @@ class Progress:
                 self._show(
                     f"  {title} {done}/{count}, {now - began:.0f} s, about {left:.0f} s left"
                 )
+
+    @contextmanager
+    def transfer(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Inside, a function that is told of bytes as they come, by several threads."""
+        lock = threading.Lock()
+        done = 0
+        began = time.monotonic()
+        self.event("step", kind="transfer", title=title, done=0, of=total)
+        with ExitStack() as stack:
+            show: Callable[[int], object] | None = None
+            if not self._quiet and self._console.is_terminal:
+                columns = (
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    DownloadColumn(),
+                    TransferSpeedColumn(),
+                    TimeRemainingColumn(),
+                )
+                bar = stack.enter_context(
+                    RichProgress(*columns, console=self._console, transient=True)
+                )
+                task = bar.add_task(printable(title), total=total)
+                show = partial(bar.advance, task)
+            elif not self._quiet:
+                self._show(f"  {title}: {total / 1e6:,.1f} MB")
+
+            def count(nbytes: int) -> None:
+                nonlocal done
+                with lock:
+                    done += nbytes
+                    now = time.monotonic()
+                    if show is not None:
+                        show(nbytes)
+                    elif now - self._last_plain >= _PLAIN_EVERY:
+                        self._last_plain = now
+                        rate = done / max(now - began, 1e-9)
+                        self._show(
+                            f"  {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s"
+                        )
+
+            yield count
+        self.event("step", kind="transfer", title=title, done=done, of=total)
 
     def total(self) -> float:
         """Seconds since this run began."""

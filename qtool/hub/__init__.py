@@ -1,18 +1,27 @@
 """From what a person types to a folder on disk: a folder or file, an alias, or a hub id.
 
-Downloads go through huggingface_hub: its cache, its resuming of interrupted files, HF_ENDPOINT,
-HF_TOKEN and offline mode. Only what quantizing needs is fetched: safetensors, JSON, tokenizer,
-model card.
+    FOLDER, FILE           of this machine, as it is
+    tiny                   the model that ships with qtool
+    ALIAS                  a hub id at a fixed commit
+    OWNER/NAME[@REVISION]  a repository of the hub, downloaded into its cache
+    OWNER/NAME:QUANT       the GGUF file of that name in it, such as Q4_K_M (llama.cpp's -hf)
+    ollama:NAME[:TAG]      the GGUF file that Ollama keeps of a model
+
+Only what quantizing needs is fetched: safetensors, JSON, tokenizer, model card.
 """
 
-import errno
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 import qtool
 from qtool.errors import SourceError, UnsupportedError
+
+if TYPE_CHECKING:
+    from qtool.runs.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,11 @@ WANTED = (
 )
 # Whole copies of the weights in other formats that some repositories keep in subfolders.
 UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consolidated*.safetensors")
-_PICKLES = (".bin", ".pt", ".pth")
+PICKLES = (".bin", ".pt", ".pth")
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)
+OLLAMA = "ollama:"
 
 
 def is_hub_id(text: str) -> bool:
@@ -86,8 +97,16 @@ def plain_name(model: str) -> str:
 
     owner/name -> name, a/x.gguf -> x, x-00001-of-00003.gguf -> x
     """
+    if Path(model).exists():
+        from qtool.homes.hub_cache import repository_of
+
+        path = Path(model)
+        cached = repository_of(path)  # whose snapshots are called by their commits
+        if cached is not None and path.is_dir():
+            return cached[0].rpartition("/")[2]
     name = Path(model).name or Path(model).resolve().name
-    return _PART.sub("", name.removesuffix(".safetensors").removesuffix(".gguf"))
+    name = _PART.sub("", name.removesuffix(".safetensors").removesuffix(".gguf"))
+    return name.replace(":", "-")
 
 
 def public_name(model: str) -> str | None:
@@ -95,7 +114,14 @@ def public_name(model: str) -> str | None:
     if model == TINY:
         return TINY
     if model not in ALIASES and Path(model).exists():
-        return None
+        from qtool.homes.hub_cache import repository_of
+
+        cached = repository_of(Path(model))
+        if cached is None:
+            return None
+        return cached[0] if cached[1] is None else f"{cached[0]}@{cached[1]}"
+    if _QUANTIZED.fullmatch(model):
+        return model
     found = parse(model)
     return None if found is None else str(found)
 
@@ -109,7 +135,7 @@ def tiny_folder() -> Path:
     raise SourceError("the shipped model `tiny` is not installed; reinstall qtool")
 
 
-def resolve(model: str) -> Path:
+def resolve(model: str, progress: Progress | None = None) -> Path:
     """The folder or file of a model, downloaded where it is not there yet.
 
     An existing path wins over a hub id of the same spelling; an alias is looked up first.
@@ -118,65 +144,42 @@ def resolve(model: str) -> Path:
         return tiny_folder()
     path = Path(model)
     if model not in ALIASES and path.exists():
-        return path
+        from qtool.homes.hub_cache import newest_snapshot
+
+        return newest_snapshot(path)
+    if model.startswith(OLLAMA):
+        from qtool.homes.ollama import stored_model
+
+        return stored_model(model.removeprefix(OLLAMA))
+    quantized = _QUANTIZED.fullmatch(model)
+    if quantized is not None:
+        return download_gguf(HubModel(quantized[1]), quantized[2], progress)
     found = parse(model)
     if found is None:
         known = ", ".join([TINY, *ALIASES])
         raise SourceError(
             f"{model}: no such file or folder, and no hub id (owner/name) or alias ({known})"
         )
-    return download(found)
+    return download(found, progress)
 
 
-def download(model: HubModel) -> Path:
+def download(model: HubModel, progress: Progress | None = None) -> Path:
     """The folder of a repository in the hub's cache, complete."""
-    # Half a second to import, which only a download is worth.
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub import errors as hub
+    from qtool.hub.snapshot import Selection, fetch
 
-    where = f"{model.repository} on the hub (there is no such folder here)"
-    # OSError, and the error of the HTTP library underneath, which differs between versions.
-    transport = cast("tuple[type[Exception], ...]", hub.HfHubHTTPError.__bases__)
-    try:
-        folder = Path(
-            snapshot_download(
-                model.repository,
-                revision=model.revision,
-                allow_patterns=list(WANTED),
-                ignore_patterns=list(UNWANTED),
-            )
-        )
-        if not any(folder.glob("*.safetensors")):
-            names = HfApi().list_repo_files(model.repository, revision=folder.name)
-            raise unusable(where, names)
-    except hub.GatedRepoError:
-        raise SourceError(
-            f"{where} is gated: accept its terms on its page, then log in with `hf auth login` or "
-            "set HF_TOKEN"
-        ) from None
-    except hub.RevisionNotFoundError:
-        raise SourceError(f"{where} has no revision {model.revision!r}") from None
-    except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise SourceError(
-            f"{where} does not exist, or is private; check the spelling, and log in with "
-            "`hf auth login` or set HF_TOKEN if it is yours"
-        ) from None
-    except hub.LocalEntryNotFoundError:
-        raise SourceError(
-            f"{where} cannot be reached, and the cache has no complete copy; check the network, "
-            "HF_ENDPOINT and HF_HUB_OFFLINE"
-        ) from None
-    except transport as error:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"{where} cannot be downloaded: {said}") from None
-    return folder
+    return fetch(model, Selection(), progress).folder
+
+
+def download_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Path:
+    """A GGUF file of a repository, by the end of its name."""
+    from qtool.hub.snapshot import fetch_gguf
+
+    return fetch_gguf(model, quant, progress)
 
 
 def unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
     """Why a repository without safetensors at its top is no source."""
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return SourceError(
             f"{where} has only Python pickles ({pickles[0]}), which can run any code when loaded "
@@ -186,7 +189,7 @@ def unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
     files = [name for name in names if name.endswith(".gguf")]
     if files:
         return UnsupportedError(
-            f"{where} has only GGUF files, such as {files[0]}; they are not downloaded: fetch the "
-            "one you want with `hf download REPOSITORY FILE`, and name that file"
+            f"{where} has only GGUF files, such as {files[0]}; name the one you want by its "
+            "quantization, such as OWNER/NAME:Q8_0"
         )
     return SourceError(f"{where} has no safetensors files")

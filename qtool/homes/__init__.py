@@ -1,0 +1,1 @@
+"""Where models lie that people already have, and what other programs call them."""

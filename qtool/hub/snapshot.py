@@ -1,0 +1,332 @@
+"""A repository of the hub in huggingface_hub's cache, at one commit and with its digests checked.
+
+    list what there is -> choose -> bring what is missing -> links in snapshots/COMMIT -> check
+
+Every file of the snapshot is compared with the digest that the hub states once, also those that
+another program downloaded; a file that has another is taken out of the cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import SourceError, UnsupportedError
+from qtool.hub import PICKLES, UNWANTED, WANTED, HubModel, unusable
+from qtool.hub.failures import explained, no_room, status_of, transport_errors
+from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask
+from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
+from qtool.runs.progress import Progress
+
+_AT_ONCE = 4  # files
+_SLACK = 64 << 20  # bytes that stay free on the disk
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Names of files: patterns such as *.safetensors."""
+
+    include: tuple[str, ...] = WANTED
+    exclude: tuple[str, ...] = UNWANTED
+    checkpoint: bool = True  # has to be one that can be quantized
+    said: str | None = None  # how a person names them
+
+    def __str__(self) -> str:
+        return self.said or " or ".join(self.include)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A folder of the cache, and what was done for it."""
+
+    model: HubModel
+    commit: str
+    folder: Path
+    files: tuple[HubFile, ...]
+    received: dict[str, int] = field(default_factory=dict)  # bytes over the network, by file
+    checked: int = 0  # files compared with their digests now
+
+    def json(self) -> dict[str, Any]:
+        """For --json, without seconds."""
+        return {
+            "repository": self.model.repository,
+            "revision": self.model.revision,
+            "commit": self.commit,
+            "folder": str(self.folder),
+            "files": [
+                {
+                    "name": file.name,
+                    "size_bytes": file.size,
+                    "digest": file.digest,
+                    "fetched_bytes": self.received.get(file.name, 0),
+                }
+                for file in self.files
+            ],
+            "size_bytes": sum(file.size or 0 for file in self.files),
+            "fetched_bytes": sum(self.received.values()),
+            "checked_files": self.checked,
+        }
+
+
+def including(patterns: Sequence[str]) -> Selection:
+    """The files that were asked for by name; UnsupportedError where these are Python pickles."""
+    for pattern in patterns:
+        if pattern.endswith(PICKLES):
+            raise UnsupportedError(
+                f"--include {pattern}: Python pickles can run any code when loaded and are refused"
+            )
+    kept = tuple(f"*{ending}" for ending in PICKLES)
+    return Selection(tuple(patterns), kept, checkpoint=False)
+
+
+def fetch(model: HubModel, selection: Selection, progress: Progress | None = None) -> Snapshot:
+    """The snapshot of a revision, with every chosen file in it."""
+    where = f"{model.repository} on the hub (there is no such folder here)"
+    progress = progress or Progress(quiet=True)
+    with explained(model, where):
+        listing = _listing(model, progress)
+        if listing is None:
+            return _from_cache(model, selection, where, progress)
+        names = [file.name for file in listing.files]
+        chosen = listing.chosen(selection.include, selection.exclude)
+        if selection.checkpoint and not _is_checkpoint(chosen):
+            raise unusable(where, names)
+        if not chosen:
+            raise SourceError(
+                f"{where} has no file like {selection}; it has "
+                + ", ".join(names[:8])
+                + (" ..." if len(names) > 8 else "")
+            )
+        return _Fetching(model, listing, chosen, where, progress).run()
+
+
+def _is_checkpoint(files: Sequence[HubFile]) -> bool:
+    return any(f.name.endswith(".safetensors") and "/" not in f.name for f in files)
+
+
+def _listing(model: HubModel, progress: Progress) -> Listing | None:
+    """What the revision is; None where the hub does not answer and the cache may do."""
+    from huggingface_hub import constants
+    from huggingface_hub import errors as hub
+
+    if COMMIT.fullmatch(model.revision):
+        known = Memory.open(model.repository, model.revision).listing
+        if known is not None:
+            return known
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        return ask(model, _pauses(progress, threading.Event()))
+    except (hub.GatedRepoError, hub.RepositoryNotFoundError, hub.RevisionNotFoundError):
+        raise
+    except transport_errors():
+        return None  # what huggingface_hub says of the cache then names the cause
+
+
+def _pauses(progress: Progress, stop: threading.Event) -> Callable[[float, BaseException], None]:
+    def pause(seconds: float, error: BaseException) -> None:
+        status = status_of(error)
+        said = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
+        if status is not None:
+            said = f"the hub answers with status {status}"
+        progress.say(f"note: {said}; once more in {seconds:.0f} s")
+        stop.wait(seconds)
+
+    return pause
+
+
+def _from_cache(model: HubModel, selection: Selection, where: str, progress: Progress) -> Snapshot:
+    """What the cache has, without the hub; its own sentence where that is not enough."""
+    from huggingface_hub import constants, snapshot_download
+
+    folder = Path(
+        snapshot_download(
+            model.repository,
+            revision=model.revision,
+            allow_patterns=list(selection.include),
+            ignore_patterns=list(selection.exclude),
+        )
+    )
+    if not constants.HF_HUB_OFFLINE:
+        progress.say(f"note: the hub does not answer; the cache has {model} at {folder.name}")
+    files = []
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        etag = path.resolve().name
+        name = path.relative_to(folder).as_posix()
+        sha256 = etag if len(etag) == 64 else None
+        sha1 = etag if COMMIT.fullmatch(etag) else None
+        files.append(HubFile(name, path.stat().st_size, sha256, sha1))
+    chosen = Listing(model.repository, folder.name, tuple(files)).chosen(
+        selection.include, selection.exclude
+    )
+    if selection.checkpoint and not _is_checkpoint(chosen):
+        raise unusable(where, [file.name for file in files])
+    memory = Memory.open(model.repository, folder.name)
+    checked = _check(folder, chosen, memory, where)
+    memory.keep(None)
+    return Snapshot(model, folder.name, folder, tuple(chosen), {}, checked)
+
+
+@dataclass
+class _Fetching:
+    """One snapshot on its way."""
+
+    model: HubModel
+    listing: Listing
+    chosen: list[HubFile]
+    where: str
+    progress: Progress
+
+    def run(self) -> Snapshot:
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        cache = Path(constants.HF_HUB_CACHE)
+        name = repo_folder_name(repo_id=self.model.repository, repo_type="model")
+        self.storage = cache / name
+        self.locks = cache / ".locks" / name
+        folder = self.storage / "snapshots" / self.listing.commit
+        memory = Memory.open(self.model.repository, self.listing.commit)
+        missing = [file for file in self.chosen if not self._is_there(folder, file)]
+        received: dict[str, int] = {}
+        if missing:
+            received = self._bring([f for f in missing if f.etag and f.size is not None])
+            for file in missing:
+                blob = self.storage / "blobs" / (file.etag or "")
+                if file.name in received and blob.is_file():
+                    memory.remember(blob)
+        if missing or not self._ref_is_right():
+            self._link(folder)
+        checked = _check(folder, self.chosen, memory, self.where)
+        memory.keep(self.listing)
+        return Snapshot(
+            self.model, self.listing.commit, folder, tuple(self.chosen), received, checked
+        )
+
+    def _is_there(self, folder: Path, file: HubFile) -> bool:
+        path = folder / file.name
+        return path.is_file() and file.size in (None, path.stat().st_size)
+
+    def _ref_is_right(self) -> bool:
+        """Whether the cache knows, for when there is no network, what the revision means."""
+        if self.model.revision == self.listing.commit:
+            return True
+        ref = self.storage / "refs" / self.model.revision
+        return ref.is_file() and ref.read_text(encoding="utf-8").strip() == self.listing.commit
+
+    def _bring(self, files: Sequence[HubFile]) -> dict[str, int]:
+        """Files into blobs/, several at once; bytes received by name. The first failure ends it."""
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        blobs = self.storage / "blobs"
+        files = [file for file in files if not (blobs / (file.etag or "")).is_file()]
+        if not files or constants.HF_HUB_OFFLINE:
+            return {}
+        self._check_room(blobs, files)
+
+        def url_of(name: str) -> str:
+            return hf_hub_url(self.model.repository, name, revision=self.listing.commit)
+
+        place = Place(blobs, self.locks, url_of, build_hf_headers(library_name="qtool"))
+        stop = threading.Event()
+        pauses = _pauses(self.progress, stop)
+        total = sum(file.size or 0 for file in files)
+        pool = ThreadPoolExecutor(_AT_ONCE)
+        with self.progress.transfer(f"{self.model.repository}, {len(files)} files", total) as count:
+
+            def bring(file: HubFile) -> int:
+                try:
+                    return transfer(place, file, count, pauses, stop)
+                except StoppedError:
+                    return 0
+                except BaseException:
+                    stop.set()
+                    raise
+
+            futures = {file.name: pool.submit(bring, file) for file in files}
+            try:
+                return {name: future.result() for name, future in futures.items()}
+            finally:  # Ctrl-C too: nothing is written after this
+                stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _check_room(self, blobs: Path, files: Sequence[HubFile]) -> None:
+        blobs.mkdir(parents=True, exist_ok=True)
+        parts = (blobs / f"{file.etag}.incomplete" for file in files)
+        have = sum(part.stat().st_size for part in parts if part.is_file())
+        needed = sum(file.size or 0 for file in files) - have
+        free = shutil.disk_usage(blobs).free
+        if needed + _SLACK > free:
+            raise SourceError(no_room(self.where, needed, free))
+
+    def _link(self, folder: Path) -> None:
+        """huggingface_hub's own links and references, to blobs that are there already."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import (
+            are_progress_bars_disabled,
+            disable_progress_bars,
+            enable_progress_bars,
+        )
+
+        were = are_progress_bars_disabled()
+        disable_progress_bars()
+        try:
+            made = snapshot_download(
+                self.model.repository,
+                revision=self.model.revision,
+                allow_patterns=[_literal(file.name) for file in self.chosen],
+            )
+        finally:
+            if not were:
+                enable_progress_bars()
+        if Path(made).name != folder.name:
+            raise SourceError(
+                f"{self.where}: {self.model.revision} was {folder.name} and now is "
+                f"{Path(made).name}: it changed meanwhile, run this again"
+            )
+
+
+def _literal(name: str) -> str:
+    """A pattern that one name matches."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _check(folder: Path, files: Sequence[HubFile], memory: Memory, where: str) -> int:
+    """Compare files with their digests, once; how many. A bad one is taken out of the cache."""
+    count = 0
+    for file in files:
+        path = folder / file.name
+        blob = path.resolve()
+        if file.etag is None or not path.is_file() or memory.knows(blob):
+            continue
+        if not is_as_stated(path, file):
+            path.unlink()
+            blob.unlink(missing_ok=True)
+            raise SourceError(
+                f"{where}: {file.name} in the cache is not what the hub states (expected "
+                f"{file.digest}); it is removed, run this again to download it anew"
+            )
+        memory.remember(blob)
+        count += 1
+    return count
+
+
+def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Path:
+    """The GGUF file of a repository whose name ends with `quant`; the first part of a split one."""
+    from qtool.formats.gguf_file import first_parts
+
+    either = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in quant)
+    endings = [f"*{mark}{either}{part}.gguf" for mark in "-._" for part in ("", "-*-of-*")]
+    selection = Selection(tuple(endings), ("*mmproj*",), checkpoint=False, said=f"*{quant}.gguf")
+    found = fetch(model, selection, progress)
+    models = first_parts(Path(file.name) for file in found.files)
+    if len(models) > 1:
+        names = ", ".join(map(str, models))
+        raise SourceError(f"{model}:{quant} means {len(models)} models ({names}); name more of it")
+    return found.folder / models[0]
