@@ -21,6 +21,7 @@ from qtool.recipe import recipe
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme
 from qtool.transforms import awq
+from qtool.transforms.proved import map_stats
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -126,11 +127,11 @@ def test_statistics_of_the_scaled_input() -> None:
     def of(x: NDArray[np.float32]) -> SiteStats:
         return SiteStats(32, x.T @ x, np.abs(x).mean(0), np.abs(x).max(0), (x * x).sum(0))
 
-    mapped, expected = awq.map_stats(of(inputs), scale), of(inputs / scale)
+    mapped, expected = map_stats(of(inputs), scale), of(inputs / scale)
     assert mapped.count == 32
     for name in ("gram", "mean_abs", "max_abs", "square"):
         assert np.allclose(getattr(mapped, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
-    assert awq.map_stats(SiteStats(3), scale) == SiteStats(3)
+    assert map_stats(SiteStats(3), scale) == SiteStats(3)
 
 
 def opened(

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods
-from qtool.calibrating import measure
+from qtool.calibrating import cache, measure
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.hidden import OnDisk, keep, take_up
@@ -27,7 +27,7 @@ from qtool.calibrating.sites import BlockSites, Site, Tracer
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rare
 from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.methods import gptq, rtn
 from qtool.plan.estimate import gram_sum_bytes
 from qtool.plan.plan import Plan
@@ -42,9 +42,16 @@ from qtool.runs.sink import Sink
 from qtool.runs.summary import ExpertReport, LayerReport
 from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped, Scheme
-from qtool.transforms import awq
+from qtool.transforms import awq, smooth, smooth_attention
+from qtool.transforms.proved import takes_part
 
 _REPORTED_ROWS = 256  # of each matrix, for its relative error
+# Those that are done block by block; a rotation is a view of the source.
+_TRANSFORMS = {
+    "smooth": smooth.apply,
+    "smooth-attention": smooth_attention.apply,
+    "awq": awq.apply,
+}
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 
 
@@ -146,7 +153,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     with progress.stage("calibrate"):
         block = run.skeleton.block(index)
         found = run.tracer.sites(block, stream)
-        wanted = [s for s in found.sites if any(plan.target(name) is not None for name in s.names)]
+        wanted = [s for s in found.sites if any(takes_part(plan, name) for name in s.names)]
         if run.saved is not None:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
@@ -159,11 +166,15 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
         counts |= {site.id: stats[site.id].count for site in group}
-        if "awq" in run.recipe.transform_chain:
+        if group is groups[0]:
             with progress.stage("transform"):
-                applied = awq.apply(block, found, stats, plan, run.recipe, stream, run.workers)
-                stats, changed = applied.stats, applied.changed
-                notes += applied.notes
+                for name in run.recipe.transform_chain:
+                    transform = _TRANSFORMS.get(name)
+                    if transform is None:
+                        continue
+                    applied = transform(block, found, stats, plan, run.recipe, stream, run.workers)
+                    stats, changed = applied.stats, changed | applied.changed
+                    notes += applied.notes
         with progress.stage("quantize"):
             give_back()
             jobs = _jobs(plan, index, found, group, rest=group is groups[-1])
@@ -175,11 +186,21 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         if run.saved is not None:
             for number, output in enumerate(after):
                 stream.hidden[number] = output
+        elif index in plan.cache:
+            _write_cache_scales(run, block, advance=index + 1 < run.skeleton.count)
         elif index + 1 < run.skeleton.count:
             run.skeleton.advance(block, stream, run.workers)
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
     return Outcome(layers, notes, None, _experts(block, wanted, counts))
+
+
+def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None:
+    """Scales of what the block's attention keeps, now that its matrices are quantized."""
+    kept, table = run.plan.cache[block.index], run.recipe.kv_cache
+    assert table is not None
+    found = cache.advance_and_measure(block, run.stream, kept, run.workers, advance=advance)
+    run.sink.plain(cache.scales(found, kept, cache.REACH[table.type, table.bits]))
 
 
 def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[str, SiteStats]:
@@ -194,9 +215,10 @@ def _groups(sites: Sequence[Site], recipe: Recipe, gram_bytes: int) -> list[list
     """The sites that are measured and quantized together, the last ones of the block first.
 
     No input that is still to be measured then depends on a matrix that is already quantized: the
-    statistics are the same for any grouping. AWQ's scales are shared by sites, so all are one.
+    statistics are the same for any grouping. Scales of AWQ and of smoothing are shared by sites,
+    so all are one.
     """
-    if "awq" in recipe.transform_chain:
+    if recipe.shares_scales:
         return [list(sites)]
     groups: list[list[Site]] = []
     room = 0
@@ -226,6 +248,8 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
     needs = frozenset[str]()
     if "awq" in recipe.transform_chain:
         needs |= awq.NEEDS
+    if "smooth" in recipe.transform_chain:
+        needs |= smooth.needs(recipe)
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
     if recipe.measures_inputs:
@@ -237,6 +261,11 @@ def _given(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> _Given
     if stats is None:
         calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
         return _Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
+    if recipe.measures_cache:
+        raise UnsupportedError(
+            f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
+            f"{recipe.name} stores scales; run without --stats"
+        )
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)
     return _Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
@@ -367,7 +396,7 @@ def _quantize_site(
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
             else:
-                plain = rtn.Options(recipe.clips, run.shared.largest(planned))
+                plain = rtn.Options(recipe.clips, run.shared.largest(planned, block.weights))
                 quant = rtn.quantize(weight, seen, scheme, plain).quant
         run.sink.quantized(planned, quant, input_scale)
         dequantized = quant.dequantize()
@@ -390,10 +419,7 @@ def _input_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | N
             f"the input of {name} was never seen in calibration, so its scale cannot be told; "
             "calibrate with more samples, or choose --set activations.dynamic=true"
         )
-    scale = np.float32(float(seen.max_abs.max()) / recipe.activations.reach)
-    word = np.array([scale], np.float32).view(np.uint32) + np.uint32(0xFFFF)
-    rounded = float((word & np.uint32(0xFFFF0000)).view(np.float32)[0])
-    return rounded if rounded > 0 else 1.0
+    return cache.rounded_up(float(seen.max_abs.max()) / recipe.activations.reach)
 
 
 def output_error(

@@ -52,6 +52,8 @@ GRAM_SHARE = 0.55
 # AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
 # compares so many finalists exactly.
 AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
+# Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
+SMOOTH_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         numbers = [tensor.parameters for tensor in group]
         blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered)))
     settings = recipe.calibration
-    chained = "awq" in recipe.transform_chain
+    grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
         calibrates=recipe.calibrates,
         tokens=settings.samples * settings.length,
@@ -183,8 +185,8 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         largest=largest,
         quantized=quantized,
         blocks=tuple(blocks),
-        grams=chained or recipe.rounding == "gptq",
-        chained=chained,
+        grams=grams,
+        chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
     )
 
@@ -234,9 +236,10 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     """What a block needs while it is read, measured, quantized and run."""
     together = _together(shapes, block, setting)
     threads = setting.threads
-    sums = sum(gram_sum_bytes(one.width) for one in together)
-    widest = max((one.width for one in together), default=0)
-    matrices = sum(4 * one.width**2 for one in together)
+    measured = together if shapes.grams else []
+    sums = sum(gram_sum_bytes(one.width) for one in measured)
+    widest = max((one.width for one in measured), default=0)
+    matrices = sum(4 * one.width**2 for one in measured)
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     jobs = sum(_job(shapes, one) for one in together[:threads])
@@ -307,8 +310,11 @@ def seconds(
         site = structure.input_site(tensor.module)
         if site not in grams[tensor.block]:
             grams[tensor.block].add(site)
-            flops += GRAM_SHARE * 2.0 * seen * width * width
-            if recipe.transform_chain:
+            if shapes.grams:
+                flops += GRAM_SHARE * 2.0 * seen * width * width
+            if recipe.searches_scales:
+                flops += recipe.smooth.grid * 2.0 * SMOOTH_ROWS * width * width
+            if "awq" in recipe.transform_chain:
                 flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
                 searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
                 seconds += searched / (ROUNDED_PER_CORE * cores)

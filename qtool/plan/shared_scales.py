@@ -5,8 +5,12 @@ whole matrix where the format has such a scale: FP8 per tensor, the outer scale 
 give each part its own are loaded with the largest of them, and other weights than were written.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
+from collections.abc import Mapping
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +19,9 @@ from qtool.formats.safetensors_file import to_float32
 from qtool.layer_names import FUSED
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
+
+if TYPE_CHECKING:
+    import torch
 
 _AT_ONCE = 1 << 24  # bytes of a matrix that are read together
 
@@ -41,17 +48,22 @@ class SharedScales:
         self._locks = {key: Lock() for key in self._parts}
         self._found: dict[str, float] = {}
 
-    def largest(self, planned: Planned) -> float | None:
-        """None where a matrix shares its scale with no other."""
+    def largest(
+        self, planned: Planned, block: Mapping[str, torch.Tensor] | None = None
+    ) -> float | None:
+        """None where a matrix shares its scale with no other. block: weights by name, where they
+        are no longer those of the checkpoint; the first of its parts to be rounded asks first."""
         key = shard_key(planned.module)
         if len(self._parts.get(key, ())) < 2:
             return None
         with self._locks[key]:
             if key not in self._found:
-                self._found[key] = max(self._top(part) for part in self._parts[key])
+                self._found[key] = max(self._top(part, block) for part in self._parts[key])
             return self._found[key]
 
-    def _top(self, planned: Planned) -> float:
+    def _top(self, planned: Planned, block: Mapping[str, torch.Tensor] | None) -> float:
+        if block is not None and planned.name in block:
+            return float(block[planned.name].abs().max())
         rows, columns = planned.shape
         step = max(1, _AT_ONCE // (4 * columns))
         top = 0.0

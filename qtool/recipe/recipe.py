@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from qtool.errors import RecipeError
 from qtool.recipe.file import (

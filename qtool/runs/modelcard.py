@@ -23,6 +23,8 @@ _METHODS = {
     "none": "no quantization",
     "awq": "AWQ scale search",
     "rotate": "rotation",
+    "smooth": "SmoothQuant scales",
+    "smooth-attention": "SmoothAttention scales",
 }
 
 

@@ -30,9 +30,9 @@ clipping of the paper included: `qtool.methods.rtn` with clip, or GPTQ.
 Source: Lin et al., AWQ, 2023, section 3.2.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -45,16 +45,21 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import gptq, named
 from qtool.plan.plan import Plan
 from qtool.scheme import Scheme
-from qtool.transforms import fold
+from qtool.transforms.proved import (
+    Applied,
+    Floats,
+    Workers,
+    apply_fold,
+    dense_parts,
+    listed,
+    powers_of_two,
+    proved_folds,
+)
 
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
-
-Floats = NDArray[np.float32]
-T = TypeVar("T")
-R = TypeVar("R")
 
 # Rows of a fold group that the search looks at: two exponents for all of them show on a part.
 _ROWS = 256
@@ -66,12 +71,6 @@ _LEAST = 1e-4  # of the largest channel, for channels that are nearly silent
 _LARGEST_SCALE = 128.0
 
 
-class Workers(Protocol):
-    """Runs things side by side; results come in order."""
-
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
-
-
 @dataclass(frozen=True)
 class Measured:
     """Some rows of a matrix that will be quantized, and what its errors cost."""
@@ -81,15 +80,6 @@ class Measured:
     importance: Floats  # [in], of a squared error in a column
     gram: NDArray[np.floating] | None  # [in, in]; None where importance says all
     share: float = 1.0  # of the matrix' rows that these are
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What apply() did to a block."""
-
-    stats: dict[str, SiteStats]  # of the new inputs, by site id
-    changed: frozenset[str]  # dense tensors with new values
-    notes: tuple[str, ...] = ()
 
 
 def candidates(mean_abs: Floats, mean_weight: Floats, count: int) -> list[Floats]:
@@ -165,21 +155,6 @@ def search(readers: Sequence[Measured], scales: Sequence[Floats], workers: Worke
     return finalists[int(np.argmin(workers.map(compare, finalists)))]
 
 
-def map_stats(stats: SiteStats, scale: Floats) -> SiteStats:
-    """The statistics of x / scale from those of x. Overwrites the Gram matrix."""
-    gram = stats.gram
-    if gram is not None:
-        gram /= scale
-        gram /= scale[:, None]
-    return replace(
-        stats,
-        gram=gram,
-        mean_abs=None if stats.mean_abs is None else stats.mean_abs / scale,
-        max_abs=None if stats.max_abs is None else stats.max_abs / scale,
-        square=None if stats.square is None else stats.square / scale / scale,
-    )
-
-
 def apply(
     block: LoadedBlock,
     found: BlockSites,
@@ -198,82 +173,27 @@ def apply(
     changed: set[str] = set()
     notes: list[str] = []
     rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
-    for sites, chosen in _proved_folds(block, found, stats, stream):
+    for sites, chosen in proved_folds(block, found, stats, stream):
         measured = _measured(block, sites, stats, plan, rounding)
         if not measured:
             continue
-        names = [name for site in sites for name in site.names]
         if chosen is None:
-            listed = _listed([name.removeprefix(block.prefix) for name in names])
-            notes.append(f"no AWQ scales for the input of {listed}: nothing before it takes them")
+            names = [name for site in sites for name in site.names]
+            said = listed([name.removeprefix(block.prefix) for name in names])
+            notes.append(f"no AWQ scales for the input of {said}: nothing before it takes them")
             continue
-        dense = [name for name in names if plan.by_name[name].scheme is None]
-        if chosen.rows is not None and plan.by_name[chosen.producer].scheme is None:
-            dense.append(chosen.producer)
         scales = candidates(
             chosen.tied(_mean_abs(sites, stats)),
             chosen.tied(_mean_weight(measured)),
             recipe.awq.grid,
         )
-        if dense:
-            scales = [np.exp2(np.rint(np.log2(scale))).astype(np.float32) for scale in scales]
+        if dense_parts(chosen, sites, plan):
+            scales = [powers_of_two(scale) for scale in scales]
         best = search(measured, scales, workers)
         if (scales[best] == 1).all():
             continue
-        exact = fold.apply(block, chosen, scales[best], lambda name: plan.by_name[name].dtype)
-        changed.update(dense)
-        if chosen.rows is None:
-            changed.add(chosen.producer)
-        if chosen.bias is not None:
-            changed.add(chosen.bias)
-        for site in sites:
-            if site.id in result:
-                result[site.id] = map_stats(result[site.id], exact)
+        changed |= apply_fold(block, chosen, sites, scales[best], plan, result)
     return Applied(result, frozenset(changed), tuple(notes))
-
-
-def _proved_folds(
-    block: LoadedBlock, found: BlockSites, stats: Mapping[str, SiteStats], stream: Stream
-) -> list[tuple[tuple[Site, ...], fold.Fold | None]]:
-    """Every group of sites that share scales, with the first producer proved to take them.
-
-    All is proved before anything is changed. Experts are alike: one that the probe reaches
-    stands for the others of its parameter.
-    """
-    hidden, call = stream.probe(block.index)
-    expected = block.run(hidden, call)
-
-    def first_proved(options: Sequence[Sequence[fold.Fold]]) -> int | None:
-        """options: by site, then number. The number that the first site with an answer proves."""
-        for number in range(len(options[0])):
-            answers = (fold.proved(block, of[number], hidden, call, expected) for of in options)
-            if next((answer for answer in answers if answer is not None), False):
-                return number
-        return None
-
-    groups: list[tuple[tuple[Site, ...], fold.Fold | None]] = []
-    for norm, sites in found.fold_groups().items():
-        if any(site.id in stats for site in sites):
-            norms = fold.norm_folds(norm, sites)
-            number = first_proved([norms])
-            groups.append((sites, None if number is None else norms[number]))
-    alike: dict[object, list[Site]] = {}
-    for site in found.sites:
-        if site.producer is None and site.id in stats:
-            key = site.id if site.expert is None else site.matrix.parameter
-            alike.setdefault(key, []).append(site)
-    for family in alike.values():
-        options = [list(fold.projection_folds(block, found, site)) for site in family]
-        number = first_proved(options)
-        groups += [
-            ((site,), None if number is None else of[number])
-            for site, of in zip(family, options, strict=True)
-        ]
-    return groups
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _mean_abs(sites: Sequence[Site], stats: Mapping[str, SiteStats]) -> Floats:

@@ -56,6 +56,14 @@ class Fold:
         total = np.bincount(self.rows, weights=values)
         return (total[self.rows] / count[self.rows]).astype(np.float32)
 
+    def largest(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The largest of all channels that come from the same row, [in]."""
+        if self.rows is None:
+            return values
+        most = np.zeros(int(self.rows.max()) + 1, np.float32)
+        np.maximum.at(most, self.rows, values)
+        return most[self.rows]
+
 
 def norm_folds(norm: str, sites: Sequence[Site]) -> list[Fold]:
     """How a norm may take the scales of all sites that read its output."""
@@ -124,7 +132,7 @@ def proved(
     channels = block.weights[fold.readers[0]].shape[1]
     random = np.random.default_rng(0)
     scale = fold.tied(np.exp2(random.uniform(-1, 1, channels)).astype(np.float32))
-    with _restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
+    with restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
         exact = _divide_producer(block, fold, scale, None)
         unpaired = block.run(hidden, call)
         _multiply_readers(block, fold, exact)
@@ -186,7 +194,7 @@ def _multiply_readers(block: LoadedBlock, fold: Fold, scale: Scales) -> None:
 
 
 @contextmanager
-def _restored(block: LoadedBlock, names: Sequence[str]) -> Iterator[None]:
+def restored(block: LoadedBlock, names: Sequence[str]) -> Iterator[None]:
     saved: Mapping[str, torch.Tensor] = {name: block.weights[name].clone() for name in names}
     try:
         yield

@@ -1,0 +1,283 @@
+"""SmoothAttention: channels of keys that are large get smaller, those of the queries larger.
+
+    s_i = max|k_i|^a                  over all tokens, of each channel i of each head of keys
+    q k' = (q s) (k / s)'             s goes into the rows of the query and key matrices
+
+A cache of 4 bits then has a scale that suits all channels. Rotary embedding turns pairs of channels
+into each other, so that both of a pair get the larger s and the turning commutes with it: pairs
+are (i, i + d/2), or neighbours, of the first d channels of a head, where d may be less than all.
+Queries that share a head of keys share its scales. Scales are powers of two where a bias or a
+matrix is written in 16 bits.
+
+Nothing is known of the model's code. Keys are seen where attention is computed, in one call of
+scaled_dot_product_attention. Which rows of which matrix make them is found by doubling those of
+a head: then its keys are twice as large. Which channels have to share is proposed and
+proved as folds are (`qtool.transforms.fold`): random scales must change nothing, and
+must change the output where only keys have them. Norms of queries and keys undo any scale of the
+matrix before, and have weights that all heads share: such blocks are left out, and a note says so.
+
+Source: Lin et al., QServe, 2024, section 4.2.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+
+from qtool.calibrating.sites import BlockSites
+from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stream import Call, LoadedBlock, Stream
+from qtool.plan.plan import Plan
+from qtool.transforms.fold import restored
+from qtool.transforms.proved import Applied, Floats, Workers, powers_of_two
+
+if TYPE_CHECKING:
+    from qtool.recipe.recipe import Recipe
+
+_LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
+_TOLERANCE = 1e-3  # of the change that unpaired scales make
+_NOISE = 1e-6  # of the largest output: what float32 sums lose
+_16_BITS = ("F16", "BF16")
+_NORMS = "keys are not linear in one matrix (norms of queries and keys undo any scale)"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a matrix that make one side of attention, head by head, and their biases."""
+
+    name: str  # checkpoint name of the matrix
+    bias: str | None
+    index: NDArray[np.int64]  # [heads * channels], rows of the matrix
+    bias_offset: int  # of the matrix' first row in the bias
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Queries and keys of one attention, and the channels that have to share a scale."""
+
+    queries: Rows
+    keys: Rows
+    heads: int  # of keys
+    head_dim: int
+    shared: NDArray[np.int64]  # [head_dim], one number for channels that share
+
+
+class _ReachedError(Exception):
+    """Ends a forward pass of which nothing more is needed."""
+
+
+class _Watch(TorchFunctionMode):
+    """Hears of queries and keys, each [samples, heads, tokens, channels], where they meet."""
+
+    def __init__(self, *, ends: bool = False) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._ends = ends
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention and len(args) >= 2:
+            self.seen.append((args[0], args[1]))
+            if self._ends:
+                raise _ReachedError
+        return func(*args, **(kwargs or {}))
+
+
+def apply(
+    block: LoadedBlock,
+    found: BlockSites,
+    stats: Mapping[str, SiteStats],
+    plan: Plan,
+    recipe: "Recipe",
+    stream: Stream,
+    workers: Workers,
+) -> Applied:
+    """Scale the keys of a block, in place. No input of a matrix changes, hence no statistics."""
+    pair = find_pair(block, found, stream)
+    if isinstance(pair, str):
+        return Applied(dict(stats), frozenset(), (f"keys not scaled: {pair}",))
+    largest = largest_keys(block, stream, pair, workers)
+    scale = scales(largest, pair.shared, recipe.smooth_attention.alpha)
+    sides = (pair.queries, pair.keys)
+    matrices = [side.name for side in sides if plan.by_name[side.name].scheme is None]
+    biases = [side.bias for side in sides if side.bias is not None]
+    dense = {*matrices, *biases}
+    if any(plan.by_name[name].dtype in _16_BITS for name in dense):
+        scale = powers_of_two(scale)
+    fold(block, pair, scale)
+    return Applied(dict(stats), frozenset(dense if (scale != 1).any() else ()))
+
+
+def scales(largest: Floats, shared: NDArray[np.int64], alpha: float) -> Floats:
+    """max|k|^a, [heads, channels], the larger of those that share; silent channels keep 1."""
+    tops = np.zeros((len(largest), int(shared.max()) + 1), np.float32)
+    for channel, number in enumerate(shared):
+        np.maximum(tops[:, number], largest[:, channel], out=tops[:, number])
+    level = tops[:, shared]
+    floor = np.maximum(level, _LEAST * level.max(1, keepdims=True))
+    return np.where(level > 0, np.maximum(floor, 1e-30) ** alpha, 1).astype(np.float32)
+
+
+def fold(block: LoadedBlock, pair: Pair, scale: Floats) -> None:
+    """Multiply queries by scale [heads of keys, channels], and divide keys by it."""
+    keys = torch.from_numpy(scale.reshape(-1))
+    repeats = len(pair.queries.index) // len(pair.keys.index)
+    queries = torch.from_numpy(np.repeat(scale, repeats, axis=0).reshape(-1))
+    for side, factor in ((pair.queries, queries), (pair.keys, 1 / keys)):
+        _multiply(block, side, factor)
+
+
+def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | str:
+    """The matrices that make queries and keys; or why no scales can be put into them."""
+    hidden, call = stream.probe(block.index)
+    with _Watch() as watch:
+        expected = block.run(hidden, call)
+    if len(watch.seen) != 1:
+        return f"attention of this model is {len(watch.seen)} calls of torch's function, not one"
+    queries, keys = watch.seen[0]
+    head_dim = keys.shape[-1]
+    if queries.shape[-1] != head_dim:
+        return "queries and keys are not equally wide"
+    sides: list[tuple[Rows, int]] = []
+    for place, heads in ((1, keys.shape[1]), (0, queries.shape[1])):
+        before = watch.seen[0][place]
+        side = next(
+            (
+                (rows, count)
+                for rows, count in _proposals(block, found, heads, head_dim)
+                if _makes(block, rows, place, before, count, hidden, call)
+            ),
+            None,
+        )
+        if side is None:
+            return _NORMS
+        sides.append(side)
+    (key_rows, heads), (query_rows, query_heads) = sides
+    if query_heads % heads:
+        return f"{query_heads} heads of queries do not share {heads} of keys evenly"
+    for shared in sharings(head_dim):
+        pair = Pair(query_rows, key_rows, heads, head_dim, shared)
+        if _proved(block, pair, hidden, call, expected):
+            return pair
+    return "no pairs of channels were found that rotary embedding turns into each other"
+
+
+def sharings(head_dim: int) -> Iterator[NDArray[np.int64]]:
+    """Which channels of a head may have to share: none, or pairs of those that are turned."""
+    channel = np.arange(head_dim)
+    yield channel
+    parts = (n for n in range(2, head_dim + 1, 2) if head_dim % n == 0 or 8 * n % head_dim == 0)
+    for count in sorted(parts, reverse=True):
+        for pair in (channel % (count // 2), channel // 2):
+            yield np.unique(np.where(channel < count, pair, channel), return_inverse=True)[1]
+
+
+def largest_keys(block: LoadedBlock, stream: Stream, pair: Pair, workers: Workers) -> Floats:
+    """max|k| over all tokens of the stream, [heads, channels]; as attention sees them."""
+
+    def measure(number: int) -> Floats:
+        with _Watch(ends=True) as watch, suppress(_ReachedError), torch.no_grad():
+            block.run(stream.hidden[number], stream.calls[block.index][number])
+        keys = watch.seen[0][1]
+        step = keys.shape[1] // pair.heads  # where the model repeats them for all queries
+        return np.asarray(keys[:, ::step].abs().amax((0, 2)).numpy())
+
+    return np.maximum.reduce(workers.map(measure, range(len(stream.hidden))))
+
+
+def _proposals(
+    block: LoadedBlock, found: BlockSites, heads: int, head_dim: int
+) -> Iterator[tuple[Rows, int]]:
+    """Rows that may make `heads` heads, or fewer that are repeated, with their number of heads."""
+    for linear in found.linears:
+        for reader in linear.readers:
+            rows, rest = divmod(reader.rows[1] - reader.rows[0], head_dim)
+            if rest or linear.matrix.expert is not None:
+                continue
+            for index in _places(rows, heads):
+                channels = index[:, None] * head_dim + np.arange(head_dim)
+                side = Rows(reader.name, linear.bias, channels.reshape(-1), reader.rows[0])
+                yield side, len(index)
+
+
+def _places(rows: int, heads: int) -> Iterator[NDArray[np.int64]]:
+    """Where heads may stand in a matrix of `rows` heads: alone, or with others in one matrix.
+
+    Keys may be fewer than `heads`, and repeated.
+    """
+    for count in (n for n in range(heads, 0, -1) if heads % n == 0):
+        each = np.arange(count)
+        if rows == count:
+            yield each
+        more, rest = divmod(rows - 2 * count, count)
+        if more > 0 and not rest:  # queries, keys, values; then the same head by head
+            yield count * more + each
+            yield each * (more + 2) + more
+    others, odd = divmod(rows - heads, 2)
+    if others > 0 and not odd and heads % others == 0:
+        more = heads // others
+        yield np.arange(heads)
+        yield (np.arange(others)[:, None] * (more + 2) + np.arange(more)).reshape(-1)
+
+
+def _makes(
+    block: LoadedBlock,
+    rows: Rows,
+    place: int,
+    before: torch.Tensor,
+    heads: int,
+    hidden: torch.Tensor,
+    call: Call,
+) -> bool:
+    """Whether each head of these rows makes the head of its number, and no other."""
+    factor = torch.linspace(1.5, 2.5, heads)
+    with restored(block, _tensors(rows)):
+        _multiply(block, rows, factor.repeat_interleave(len(rows.index) // heads))
+        with _Watch(ends=True) as watch, suppress(_ReachedError):
+            block.run(hidden, call)
+    after = watch.seen[0][place]
+    wanted = before * factor.repeat_interleave(before.shape[1] // heads)[:, None, None]
+    off = float((after - wanted).abs().max())
+    return off <= 1e-4 * float(wanted.abs().max())
+
+
+def _proved(
+    block: LoadedBlock, pair: Pair, hidden: torch.Tensor, call: Call, expected: torch.Tensor
+) -> bool:
+    """Whether the block computes the same with random scales folded in. Undone after."""
+    random = np.random.default_rng(0)
+    drawn = np.exp2(random.uniform(-1, 1, (pair.heads, pair.head_dim)))
+    scale = drawn[:, pair.shared].astype(np.float32)
+    with restored(block, _tensors(pair.keys, pair.queries)):
+        fold(block, pair, scale)
+        paired = block.run(hidden, call)
+    with restored(block, _tensors(pair.keys)):
+        _multiply(block, pair.keys, torch.from_numpy(1 / scale.reshape(-1)))
+        unpaired = block.run(hidden, call)
+    change = float((unpaired - expected).abs().max())
+    difference = float((paired - expected).abs().max())
+    noise = _NOISE * float(expected.abs().max())
+    return change > 10 * noise and difference <= _TOLERANCE * change + noise
+
+
+def _multiply(block: LoadedBlock, side: Rows, factor: torch.Tensor) -> None:
+    rows = torch.from_numpy(side.index)
+    block.weights[side.name][rows] *= factor[:, None]
+    if side.bias is not None:
+        block.weights[side.bias][rows + side.bias_offset] *= factor
+
+
+def _tensors(*sides: Rows) -> list[str]:
+    names = [name for side in sides for name in (side.name, side.bias) if name is not None]
+    return list(dict.fromkeys(names))

@@ -1,0 +1,183 @@
+"""Smoothing: the formula by hand, what a search looks at, and models that stay what they were."""
+
+from pathlib import Path
+
+import arch_models
+import numpy as np
+import pytest
+import torch
+from quantizing import build, quantize, text_file
+
+from qtool.calibrating.sites import Tracer
+from qtool.calibrating.stats import collect
+from qtool.calibrating.stream import Skeleton, Workers
+from qtool.checkpoint import Checkpoint
+from qtool.plan.plan import make_plan
+from qtool.recipe import recipe
+from qtool.transforms import smooth, smooth_attention
+
+NORMS_OF_KEYS = ("qwen3", "gemma3", "qwen3_moe")  # and of queries
+OPTIONS = ["weights.group_size=-1", "indivisible=dense"]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.75, 1.0])
+def test_scales_are_the_formula(alpha: float) -> None:
+    x, w = np.array([1, 4, 16], np.float32), np.array([2, 0.5, 1], np.float32)
+    assert np.allclose(smooth.scales(x, w, alpha), x**alpha / w ** (1 - alpha), rtol=1e-6)
+
+
+def test_channels_that_say_nothing_keep_their_scale() -> None:
+    x, w = np.array([0, 4, 1e-9], np.float32), np.array([2, 0, 1], np.float32)
+    found = smooth.scales(x, w, 0.5)
+    assert found[0] == found[1] == 1
+    assert found[2] == pytest.approx(np.sqrt(4e-4))  # as 1 / 10 000 of the largest
+    assert (smooth.scales(np.zeros(2, np.float32), w[:2], 0.5) == 1).all()
+
+
+def logits(folder: Path, tokens: np.ndarray) -> torch.Tensor:
+    with Workers(1) as workers:
+        return Skeleton.open(Checkpoint.open(folder)).logits(tokens, workers)
+
+
+@pytest.mark.parametrize("name", arch_models.ARCHITECTURES)
+def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
+    """Bar of exactness: logits within 1e-4 of their range, with both transforms in one run."""
+    model = build(name, tmp_path / "m")
+    text = text_file(tmp_path / "text.txt", 6000)
+    sets = [f"calibration.source={text}", "calibration.samples=4", "calibration.length=32",
+            "transforms=[smooth, smooth-attention]", "smooth.sites=all"]  # fmt: skip
+    (tmp_path / "dense.yaml").write_text("method: none\nformat: dense\n", encoding="utf-8")
+    made = quantize(model, str(tmp_path / "dense.yaml"), tmp_path / "out", *sets)
+    tokens = np.random.default_rng(3).integers(0, arch_models.VOCABULARY, (2, 48))
+    before, after = logits(model, tokens), logits(made.out, tokens)
+    span = float(before.max() - before.min())
+    assert float((after - before).abs().max()) < 1e-4 * span
+    weights = {path: Checkpoint.open(path) for path in (model, made.out)}
+    changed = {
+        key for key in weights[model].tensors
+        if not np.array_equal(weights[model].float32(key), weights[made.out].float32(key))
+    }  # fmt: skip
+    assert any("norm" in key for key in changed)
+    left_out = [note for note in made.summary.notes if "keys not scaled" in note]
+    assert bool(left_out) == (name in NORMS_OF_KEYS)
+    queries = [key for key in changed if "q_proj" in key or "qkv" in key or "query_key" in key]
+    assert queries
+
+
+def opened(name: str, folder: Path, *sets: str):
+    """The last block of a model with a few loud channels."""
+    checkpoint = Checkpoint.open(arch_models.build(name, folder / name))
+    wanted = recipe.load("w8a8-dynamic", [*OPTIONS, "transforms=[smooth]", *sets])
+    skeleton = Skeleton.open(checkpoint)
+    tokens = np.random.default_rng(0).integers(0, arch_models.VOCABULARY, (8, 32))
+    stream = skeleton.embed(tokens)
+    block = skeleton.block(skeleton.count - 1)
+    found = Tracer().sites(block, stream)
+    for norm, sites in found.fold_groups().items():
+        block.weights[norm][::11] *= 30
+        for site in sites:
+            for reader in site.names:
+                block.weights[reader][:, ::11] /= 30
+    return wanted, make_plan(wanted, checkpoint), block, found, stream
+
+
+@pytest.mark.parametrize(("name", "which"), [("llama", "norms"), ("mixtral", "all")])
+def test_statistics_of_smoothed_inputs(name: str, which: str, tmp_path: Path) -> None:
+    wanted, plan, block, found, stream = opened(name, tmp_path, f"smooth.sites={which}")
+    needs = {"gram", "max_abs"}
+    with Workers(2) as workers:
+        stats = collect(block, stream, found.sites, needs, workers)
+        before = {key: one.max_abs for key, one in stats.items()}
+        result = smooth.apply(block, found, stats, plan, wanted, stream, workers)
+        again = collect(block, stream, found.sites, needs, workers)
+    for key, mapped in result.stats.items():
+        assert (mapped.max_abs is None) == (again[key].max_abs is None)
+        if mapped.max_abs is not None:
+            assert np.allclose(mapped.max_abs, again[key].max_abs, rtol=1e-3, atol=1e-5)
+            level = np.sqrt(np.diagonal(mapped.gram))
+            off = np.abs(mapped.gram - again[key].gram) / (np.outer(level, level) + 1e-6)
+            assert off.max() < 1e-3
+    norm = next(site for site in found.sites if site.producer is not None)
+    largest = result.stats[norm.id].max_abs
+    assert np.ptp(np.log(before[norm.id])) > 2 * np.ptp(np.log(largest))
+    if which == "norms":  # half and half: channels of the input are as large as those of weights
+        top = np.maximum.reduce([block.weights[key].abs().amax(0).numpy() for key in norm.names])
+        assert np.allclose(largest, top, rtol=0.01)
+
+
+def lost(block, readers, wanted, x: np.ndarray, scale: np.ndarray) -> float:
+    """Squared error of the outputs with weights and inputs rounded as W8A8 has it, in float64."""
+    total = 0.0
+    for name in readers:
+        weight = block.weights[name].numpy().astype(np.float64)
+        scaled, inputs = weight * scale, x / scale
+        by_row = np.abs(scaled).max(1, keepdims=True) / 127
+        by_token = np.abs(inputs).max(1, keepdims=True) / 127
+        rounded = np.rint(inputs / by_token) * by_token
+        total += float(np.square(rounded @ (np.rint(scaled / by_row) * by_row).T
+                                 - x @ weight.T).sum())  # fmt: skip
+    return total
+
+
+def test_the_search_looks_at_both_roundings(tmp_path: Path) -> None:
+    """Against the error that inputs and weights together make on tokens it saw."""
+    wanted, plan, block, found, stream = opened("llama", tmp_path, "smooth.alpha=search")
+    with Workers(1) as workers:
+        stats = collect(block, stream, found.sites, smooth.needs(wanted), workers)
+        group = next(iter(found.fold_groups().values()))
+        names = [name for site in group for name in site.names]
+        inputs = smooth.sampled_inputs(block, stream, found.sites)
+        largest = smooth._max_abs(group, stats)
+        top = smooth._max_weight(block, names)
+        # Every row of the matrices, so that nothing is left to chance.
+        measured = [
+            smooth.Measured(block.weights[name].numpy(), plan.target(name), 1.0,
+                            stats[group[0].id].gram, stats[group[0].id].count, inputs[group[0].id])
+            for name in names
+        ]  # fmt: skip
+        x = inputs[group[0].id].astype(np.float64)
+        alphas = [0.0, 0.3, 0.5, 0.7, 1.0]
+        scales = [np.ones_like(largest), *(smooth.scales(largest, top, a) for a in alphas)]
+        given = [smooth.cost(measured, wanted, largest, scale) for scale in scales]
+        exact = [lost(block, names, wanted, x, scale) * 256 / len(x) for scale in scales]
+        result = smooth.apply(block, found, stats, plan, wanted, stream, workers)
+    assert np.allclose(given, exact, rtol=0.2)
+    assert given[0] > 5 * min(given)
+    assert np.argmin(given) == np.argmin(exact)
+    assert result.changed == set(found.fold_groups())
+
+
+def test_pairs_of_rotary_embedding() -> None:
+    shared = [list(one) for one in smooth_attention.sharings(8)]
+    assert shared[:3] == [list(range(8)), [0, 1, 2, 3] * 2, [0, 0, 1, 1, 2, 2, 3, 3]]
+    assert [0, 1, 0, 1, 2, 3, 4, 5] in shared  # half of the channels are turned
+    keys = np.array([[1, 2, 0, 8, 4, 0, 0, 2]], np.float32)
+    found = smooth_attention.scales(keys, np.array([0, 1, 2, 3] * 2), 0.5)
+    assert np.allclose(found, np.sqrt([[4, 2, 1, 8] * 2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "heads"),
+    [("llama", "halves", 2), ("phi3", "halves", 2), ("opt", "none", 4), ("mixtral", "halves", 2),
+     ("stablelm", "part", 4), ("gpt_neox", "part", 4)],
+)  # fmt: skip
+def test_keys_that_are_found(name: str, pairs: str, heads: int, tmp_path: Path) -> None:
+    skeleton = Skeleton.open(Checkpoint.open(arch_models.build(name, tmp_path / name)))
+    tokens = np.random.default_rng(0).integers(0, arch_models.VOCABULARY, (4, 32))
+    stream = skeleton.embed(tokens)
+    block = skeleton.block(0)
+    found = Tracer().sites(block, stream)
+    pair = smooth_attention.find_pair(block, found, stream)
+    assert not isinstance(pair, str), pair
+    width = pair.head_dim
+    different = len(set(pair.shared))
+    assert {"halves": width // 2, "none": width}.get(pairs, different) == different
+    assert (pairs == "part") == (width // 2 < different < width)
+    with Workers(2) as workers:
+        before = smooth_attention.largest_keys(block, stream, pair, workers)
+        scale = smooth_attention.scales(before, pair.shared, 1.0)
+        smooth_attention.fold(block, pair, scale)
+        after = smooth_attention.largest_keys(block, stream, pair, workers)
+    assert before.shape == (pair.heads, width) and pair.heads == heads
+    assert np.allclose(after, before / scale, rtol=1e-4)
+    assert after.max() == pytest.approx(1, rel=1e-4)
