@@ -180,7 +180,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     modules: dict[tuple[Scheme, str], list[str]] = {}
     for name, scheme in facts.quantized.items():
         modules.setdefault((scheme, layouts[name]), []).append(name)
-    most = max(modules, key=lambda key: len(modules[key]))
+    most = max(modules, key=lambda key: len(modules[key]), default=None)
     everything = [*facts.quantized, *facts.dense]
     groups: dict[str, Any] = {}
     for number, key in enumerate(sorted(modules, key=lambda key: key != most)):
@@ -197,11 +197,11 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     used = sorted({layout for _, layout in modules})
     return {
         "quant_method": NAME,
-        "format": used[0] if len(used) == 1 else "mixed-precision",
+        "format": used[0] if len(used) == 1 else "mixed-precision" if used else "dense",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": left_out(facts),
-        "kv_cache_scheme": None,
+        "ignore": left_out(facts) if groups else [],
+        "kv_cache_scheme": _cache(facts.kv_cache),
         "global_compression_ratio": None,
     }
 
@@ -242,3 +242,16 @@ def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
     if table["group_size"] != -1:
         found |= {"strategy": "group", "group_size": table["group_size"]}
     return found
+
+
+def _cache(table: Mapping[str, object] | None) -> dict[str, Any] | None:
+    """The recipe's `kv_cache` as QuantizationArgs."""
+    if table is None:
+        return None
+    return {
+        "num_bits": table["bits"],
+        "type": table["type"],
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "attn_head" if table["scale"] == "head" else "tensor",
+    }

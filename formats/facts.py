@@ -51,6 +51,7 @@ class Facts:
     static_groups: bool = True
     damp_percent: float | None = None  # None: the method was not GPTQ
     activations: Mapping[str, object] | None = None  # the recipe's table
+    kv_cache: Mapping[str, object] | None = None  # likewise
     act_order: bool = False  # g_idx is not k // group_size
     mse: bool = False
 

@@ -19,8 +19,13 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     """One sentence for each combination that some engine refuses or serves slowly."""
     quantized = [tensor for tensor in tensors if tensor.scheme is not None]
     if not quantized:
-        return []
-    found = [*_format(recipe, quantized), *_groups(quantized), *_fused(recipe, tensors)]
+        return _cache(recipe)
+    found = [
+        *_cache(recipe),
+        *_format(recipe, quantized),
+        *_groups(quantized),
+        *_fused(recipe, tensors),
+    ]
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
@@ -30,6 +35,16 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
             "they may be most of the model"
         )
     return found
+
+
+def _cache(recipe: Recipe) -> list[str]:
+    kept = recipe.kv_cache
+    if kept is None or kept.dynamic or kept.type == "float":
+        return []
+    return [
+        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}; transformers with "
+        "compressed-tensors, and `qtool eval`, round them so"
+    ]
 
 
 def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:

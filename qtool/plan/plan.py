@@ -8,7 +8,7 @@ refuse. A plan does not change while a run goes on.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
 from qtool.plan import budget, engines, estimate
 from qtool.plan.budget import Memory
+from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
@@ -45,6 +46,7 @@ class Plan:
     warnings: tuple[str, ...]
     memory: Memory
     seconds: float
+    cache: Mapping[int, Kept] = field(default_factory=dict)  # of blocks whose keys get scales
 
     @property
     def peak_rss_bytes(self) -> int:
@@ -157,11 +159,14 @@ def make_plan(
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for.
     """
+    notes: list[str] = []
+    if recipe.rotates:
+        checkpoint, notes = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [*_idle(recipe), *_missing_files(checkpoint)]
+    warnings = [*_idle(recipe), *_missing_files(checkpoint), *notes]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(
@@ -186,13 +191,19 @@ def make_plan(
             f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized ({common})"
         )
     options = format_options(recipe)
+    cache: dict[str, Kept] = {}
+    if recipe.kv_cache is not None and recipe.measures_cache:
+        cache = planned_scales(roles, checkpoint.config, recipe.kv_cache.scale == "head")
     planned = tuple(
         Planned(
             name,
             info.shape,
             info.dtype,
             actions[name],
-            _outputs(recipe, options, name, info, actions[name]),
+            (
+                *_outputs(recipe, options, name, info, actions[name]),
+                *(cache[name].specs() if name in cache else ()),
+            ),
             roles[name].block,
         )
         for name, info in tensors.items()
@@ -209,7 +220,30 @@ def make_plan(
     seconds = estimate.seconds(recipe, planned, shapes, active, memory.setting)
     warnings += engines.warnings(recipe, planned)
     warnings += _much_dense(planned)
-    return Plan(recipe, planned, blocks, layout, tuple(warnings), memory, seconds)
+    of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
+    return Plan(
+        recipe, planned, blocks, layout, tuple(warnings), memory, seconds,
+        {block: kept for block, kept in of_block.items() if block is not None},
+    )  # fmt: skip
+
+
+def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint with the head that a rotation unties, and sentences on it."""
+    from qtool.transforms.rotated import Rotated, untied
+
+    view = checkpoint
+    if not isinstance(view, Rotated):
+        view = untied(checkpoint, stream=recipe.rotate.r1)
+    notes = []
+    if view.head is not None:
+        head, embedding = view.head
+        notes.append(
+            f"note: rotating unties the head from {embedding}, as it reads the last norm's gain: "
+            f"{head} takes {view.tensors[head].nbytes:,} bytes more"
+        )
+    if view.refused is not None:
+        notes.append(f"note: rotate: the residual stream is not rotated: {view.refused}")
+    return view, notes
 
 
 def _idle(recipe: Recipe) -> list[str]:

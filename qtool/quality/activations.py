@@ -10,18 +10,21 @@
     nvfp4       t = e4m3(m / 6 * g) / g, m of 16, g stored; e2m1(clamp(x / t, -6, 6)) * t
     mxfp8       s = 2^(floor(log2(m * 8 / 7)) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
     mxfp4       s = 2^(floor(log2(m * 8 / 7)) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
+    kept        of keys and values as they come: s = float16((high - low) / 15) of a token and head,
+                z = float16(-15 * low / (high - low)); (clamp(rint(x / s + z), 0, 15) - z) * s
 
 rint is to even; 127, 128 and 255 are those of 8 bits. All in float32, as engines do it; products of
 codes are exact there, so that only the rounding shows.
 
 q8 is what llama.cpp does on a CPU: blocks of 256 for matrices of super-blocks, of 32 for those of
 the older types (ggml-quants.c and ggml-cpu/arch/x86/quants.c of llama.cpp 0c1e57098; signs, and
-the choice of -127 or 127, leave the numbers alone). The others are those of compressed-tensors 0.19
+the choice of -127 or 127, leave the numbers alone). kept is QServe's cache, with 255 for 15 where
+it has 8 bits (its kernels' applyBiasRopeUpdateKVCache.h). The others are those of compressed-tensors 0.19
 with the scales of vLLM 0.32, whose int8 divides by 127 where compressed-tensors' own emulation
 divides by 127.5.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,6 +141,40 @@ def microscaling(bits: int) -> Rounding:
         return (number(runs / scale) * scale).view(x.shape)
 
     return Rounding(f"mxfp{bits}", rounded)
+
+
+def kept_of_heads(bits: int, kind: str, scales: Sequence[float]) -> Rounding:
+    """Keys or values [..., heads, length, width] with stored scales: of each head, or one for all.
+
+    Heads that were repeated for grouped queries share one.
+    """
+    most = (1 << bits - 1) - 1
+    stored = torch.tensor(scales)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        scale = stored
+        if len(scales) > 1:
+            scale = stored.repeat_interleave(x.shape[-3] // len(scales), 0).view(-1, 1, 1)
+        if kind == "float":
+            return e4m3(x / scale) * scale
+        return _on_grid(x, scale, torch.tensor(0.0), most)
+
+    return Rounding("fp8" if kind == "float" else f"int{bits}", rounded)
+
+
+def kept_as_it_comes(bits: int) -> Rounding:
+    """Keys or values with a scale and a zero for each token and head, as QServe keeps them."""
+    levels = float((1 << bits) - 1)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        span = high - low
+        scale = half(span / levels).clamp_min(2.0**-24)
+        zero = half(torch.where(span > 0, -levels * low / span, 0.0))
+        codes = (x / scale + zero).round_().clamp_(0, levels)
+        return torch.where(span > 0, (codes - zero) * scale, x)
+
+    return Rounding(f"int{bits}", rounded)
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:

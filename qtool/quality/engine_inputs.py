@@ -156,21 +156,36 @@ def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> 
 
 
 def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
-    """Keys and values with a stored scale for each block; 1 where there is none."""
-    float8 = scheme.get("num_bits") == 8 and scheme.get("type") == "float"
-    if not float8 or scheme.get("dynamic") or scheme.get("strategy", "tensor") != "tensor":
+    """Keys and values with stored scales for each block, or each of its heads; 1 where there is
+    none, as engines have it."""
+    bits, kind = scheme.get("num_bits"), str(scheme.get("type") or "int")
+    strategy = scheme.get("strategy", "tensor")
+    if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)) or scheme.get("dynamic"):
         return None
-    scales: dict[tuple[int, str], float] = {}
+    if strategy not in ("tensor", "attn_head") or scheme.get("symmetric", True) is False:
+        return None
+    each = strategy == "attn_head"
+    scales: dict[tuple[int, str], list[float]] = {}
     for name in artifact.checkpoint.tensors:
         match = _SCALES.search(name)
         if match is not None:
-            scales[int(match[1]), match[2] or match[3]] = _stored(artifact, name)
+            found = _stored_scales(artifact, name) if each else [_stored(artifact, name)]
+            scales[int(match[1]), match[2] or match[3]] = found
 
     def of_block(index: int) -> tuple[Rounding, Rounding]:
-        key, value = (scales.get((index, which), 1.0) for which in "kv")
-        return known.stored_fp8(key), known.stored_fp8(value)
+        key, value = (scales.get((index, which), [1.0]) for which in "kv")
+        return known.kept_of_heads(bits, kind, key), known.kept_of_heads(bits, kind, value)
 
-    return Kept("fp8", of_block)
+    name = "fp8" if kind == "float" else f"int{bits}"
+    return Kept(f"{name} per head" if each else name, of_block)
+
+
+def _stored_scales(artifact: Artifact, name: str) -> list[float]:
+    """Positive numbers that are stored, one for each head."""
+    values = artifact.checkpoint.float32(name).reshape(-1)
+    if not values.size or not (np.isfinite(values) & (values > 0)).all():
+        raise FormatError(f"{name}: it holds {values.tolist()!r:.60}; expected positive numbers")
+    return [float(value) for value in values]
 
 
 def _stored(artifact: Artifact, name: str) -> float:

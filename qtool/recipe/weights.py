@@ -1,4 +1,5 @@
-"""The part of a recipe that says how numbers are stored: `weights`, `activations`, `overrides`.
+"""The part of a recipe that says how numbers are stored: `weights`, `activations`, `kv_cache`,
+`overrides`.
 
 weights:
   type: fp8            # int (the default), fp8, mxfp8, nvfp4 or mxfp4
@@ -142,3 +143,27 @@ class Activations(Table):
     def reach(self) -> float:
         """What the largest input becomes."""
         return 448.0 if self.type == "float" else 127.0
+
+
+class KvCache(Table):
+    """Keys and values that the engine keeps: with scales from calibration, one for all of a layer
+    or one a head, or, in format qserve, of the engine's own making."""
+
+    bits: Literal[4, 8] = Field(description="4 or 8")
+    type: Literal["int", "float"] = Field(description="whole numbers, or (8 bits) float8_e4m3")
+    scale: Literal["tensor", "head"] = Field(
+        default="tensor", description="one scale a layer, or one for each of its heads"
+    )
+    dynamic: bool = Field(
+        default=False, description="true: a scale and a zero for each token and head, as they come"
+    )
+
+    @model_validator(mode="after")
+    def consistent(self) -> "KvCache":
+        if self.type == "float" and (self.bits != 8 or self.dynamic):
+            raise PydanticCustomError(
+                "type", "type float has bits 8 and scales from calibration (dynamic: false)", {}
+            )
+        if self.dynamic and self.scale != "head":
+            raise PydanticCustomError("dynamic", "dynamic: true goes with scale head", {})
+        return self

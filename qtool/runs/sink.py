@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,11 @@ class Sink:
             raw = from_float32(values, planned.dtype, planned.name)
         self.writer.add(planned.name, raw)
 
+    def plain(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Write planned tensors as they are: those that no tensor of the source becomes."""
+        for name, array in tensors.items():
+            self.writer.add(name, array)
+
     def checksums(self, block: int | None) -> dict[str, int]:
         """The CRC-32 of every tensor written for a block, or for what is outside of blocks."""
         planned = self.plan.by_block.get(block, ())
@@ -122,9 +127,9 @@ def artifact_facts(plan: Plan) -> Facts | None:
         for t in plan.tensors
         if isinstance(t.action, Scheme)
     }
-    if not quantized:
-        return None
     recipe = plan.recipe
+    if not quantized and recipe.kv_cache is None:
+        return None
     options = recipe.gptq
     return Facts(
         quantized=quantized,
@@ -135,6 +140,7 @@ def artifact_facts(plan: Plan) -> Facts | None:
         act_order=recipe.reorders_groups,
         mse=recipe.rounding == "gptq" and options.mse,
         activations=None if recipe.activations is None else recipe.activations.model_dump(),
+        kv_cache=None if recipe.kv_cache is None else recipe.kv_cache.model_dump(),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qtool.artifact import quantization_config
+from qtool.plan.cache import key_heads
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -50,10 +51,33 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
             )  # fmt: skip
     for name, info in tensors.items():
         if _SCALE.fullmatch(name) and info.dtype in ("F32", "F16", "BF16"):
-            values = subject.artifact.checkpoint.float32(name)
-            if not (np.isfinite(values).all() and (values > 0).all()):
+            values = subject.artifact.checkpoint.float32(name).reshape(-1)
+            good = np.isfinite(values) & (values > 0)
+            if not good.all():
                 yield Finding(
                     "error", CHECK, name,
-                    f"{name} is {float(values.reshape(-1)[0])}; a scale must be finite and "
+                    f"{name} is {float(values[np.argmin(good)])}; a scale must be finite and "
                     "positive: calibrate the cache anew",
                 )  # fmt: skip
+    if isinstance(scheme, dict):
+        yield from _number_of_scales(subject, scheme)
+
+
+def _number_of_scales(subject: Subject, scheme: dict[str, object]) -> Iterator[Finding]:
+    """One scale a layer, or one a head, as the config says."""
+    each = scheme.get("strategy") == "attn_head"
+    checkpoint = subject.artifact.checkpoint
+    wanted = key_heads(checkpoint.config) if each else 1
+    wrong = [
+        (name, info.size)
+        for name, info in checkpoint.tensors.items()
+        if _SCALE.fullmatch(name) and wanted is not None and info.size != wanted
+    ]
+    if wrong:
+        name, found = wrong[0]
+        yield Finding(
+            "error", CHECK, name,
+            f"{name} has {counted(found, 'number')}, where kv_cache_scheme's strategy "
+            f"{scheme.get('strategy') or 'tensor'} asks for {wanted} "
+            f"({counted(len(wrong), 'such tensor')}); calibrate the cache anew",
+        )  # fmt: skip

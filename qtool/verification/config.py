@@ -195,6 +195,9 @@ def check_share(subject: Subject) -> Iterator[Finding]:
             kind = _kind(entry)
             kinds[kind] += entry.parameters
             names.setdefault(kind, name)
+    kept = quantization_config(subject.artifact.checkpoint).get("kv_cache_scheme")
+    if total and dense == total and kept:
+        return  # the cache alone
     if total and not any(entry.scheme for entry in subject.entries.values()):
         yield Finding(
             "error", "unquantized", "",

@@ -101,6 +101,8 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from skip_findings(view, engine, who)
     yield from _head(view, who)
     yield from _kv_cache(view, who)
+    if engine == "vllm":
+        yield from _kinds_of_cache(view, who)
 
 
 def _fused(view: EngineView, who: str) -> Iterator[Finding]:
@@ -139,6 +141,21 @@ def _head(view: EngineView, who: str) -> Iterator[Finding]:
             f"{who} will refuse {name}: it is quantized, and targets of config_groups mean it by "
             "its class Linear alone, which a head is not there; name it in targets, or leave it "
             "dense",
+        )  # fmt: skip
+
+
+def _kinds_of_cache(view: EngineView, who: str) -> Iterator[Finding]:
+    """compressed-tensors' scheme of the cache: float8, symmetric, one scale a layer or head."""
+    scheme = view.quantization.get("kv_cache_scheme")
+    if view.format != "compressed-tensors" or not isinstance(scheme, Mapping):
+        return
+    kind = f"{scheme.get('num_bits')}-bit {scheme.get('type')}"
+    if kind != "8-bit float" or scheme.get("strategy") not in ("tensor", "attn_head"):
+        yield Finding(
+            "error", "engine-kv-cache", "",
+            f"{who} keeps keys and values in 8-bit float with stored scales only, and will refuse "
+            f"kv_cache_scheme's {kind} per {scheme.get('strategy')}; make the artifact with "
+            "kv_cache: {bits: 8, type: float}, or without",
         )  # fmt: skip
 
 
