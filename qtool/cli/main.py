@@ -22,9 +22,12 @@ from qtool.cli.calibrate import calibrate
 from qtool.cli.compare import compare
 from qtool.cli.convert import convert
 from qtool.cli.diff import diff
+from qtool.cli.doctor import doctor
+from qtool.cli.download import download
 from qtool.cli.eval import evaluate
 from qtool.cli.inspect import inspect
 from qtool.cli.plan import plan
+from qtool.cli.push import push
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
 from qtool.cli.report import report
@@ -66,6 +69,8 @@ app.command()(compare)
 app.command()(schema)
 app.command()(verify)
 app.command()(report)
+for _command in (download, push, doctor):
+    app.command()(_command)
 
 
 def _sentence(error: QtoolError | OSError | MemoryError) -> str:

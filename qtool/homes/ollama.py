@@ -10,6 +10,7 @@ Source: Ollama's docs (modelfile.md, import.md).
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,22 @@ from qtool.formats.safetensors_header import read_json
 _MODEL = "application/vnd.ollama.image.model"
 _LIBRARY = ("registry.ollama.ai", "library")
 _SERVICE = Path("/usr/share/ollama/.ollama/models")
+# Key under general.sampling. -> Ollama's parameter.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty",
+}
+# Ollama knows many chat templates by their text, tools included; one that it does not, it drops.
+_CHATML = "<|im_start|>"
+_CHATML_TEMPLATE = (
+    "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
+    "<|im_start|>assistant\n"
+)
+# Ends of turns of common chat templates: a model that is not told stops at them.
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 _PART = re.compile(r"[\w][\w.-]*", re.ASCII)
 _DIGEST = re.compile(r"sha256[:-][0-9a-f]{64}", re.ASCII)
 
@@ -66,3 +83,43 @@ def _blob(store: Path, manifest: Path, name: str) -> Path:
     if not blob.is_file():
         raise SourceError(f"ollama:{name}: {blob} is missing; `ollama pull {name}` brings it back")
     return blob
+
+
+def create_line(modelfile: Path, artifact: Path) -> str:
+    """The command that takes a GGUF file into the store."""
+    name = re.sub(r"[^a-z0-9._-]", "-", artifact.name.removesuffix(".gguf").lower())
+    return f"ollama create {name} -f {shlex.quote(str(modelfile))}"
+
+
+def modelfile_text(artifact: Path) -> str:
+    """A Modelfile for a GGUF file that lies beside it.
+
+    Sampling defaults and the ends of turns stand as PARAMETER, and ChatML without tools as
+    TEMPLATE; other chat templates are left to Ollama, which looks into the file.
+    """
+    from qtool.formats.gguf_file import GgufFile
+
+    with GgufFile.open(artifact) as file:
+        metadata = file.metadata
+        lines = [f"FROM ./{artifact.name}"]
+        for key, parameter in _SAMPLING.items():
+            value = metadata.get(f"general.sampling.{key}")
+            if value is not None and isinstance(value.value, int | float):
+                lines.append(f"PARAMETER {parameter} {value.value:g}")
+        template = metadata.get("tokenizer.chat_template")
+        text = template.value if template is not None else None
+        if isinstance(text, str):
+            if _CHATML in text and "tool" not in text:
+                lines.append(f'TEMPLATE """{_CHATML_TEMPLATE}"""')
+            lines += [f'PARAMETER stop "{end}"' for end in _ENDS if end in text]
+    return "\n".join(lines) + "\n"
+
+
+def write_modelfile(artifact: Path) -> Path:
+    """FILE.Modelfile beside FILE.gguf; SourceError where something else lies there."""
+    path = artifact.with_suffix(".Modelfile")
+    text = modelfile_text(artifact)
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
+        raise SourceError(f"{path}: exists and says something else; remove it, or rename it")
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -73,7 +73,7 @@ UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consoli
 PICKLES = (".bin", ".pt", ".pth")
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)
+QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)
 OLLAMA = "ollama:"
 
 
@@ -120,7 +120,7 @@ def public_name(model: str) -> str | None:
         if cached is None:
             return None
         return cached[0] if cached[1] is None else f"{cached[0]}@{cached[1]}"
-    if _QUANTIZED.fullmatch(model):
+    if QUANTIZED.fullmatch(model):
         return model
     found = parse(model)
     return None if found is None else str(found)
@@ -151,7 +151,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         from qtool.homes.ollama import stored_model
 
         return stored_model(model.removeprefix(OLLAMA))
-    quantized = _QUANTIZED.fullmatch(model)
+    quantized = QUANTIZED.fullmatch(model)
     if quantized is not None:
         return download_gguf(HubModel(quantized[1]), quantized[2], progress)
     found = parse(model)
@@ -174,7 +174,8 @@ def download_gguf(model: HubModel, quant: str, progress: Progress | None = None)
     """A GGUF file of a repository, by the end of its name."""
     from qtool.hub.snapshot import fetch_gguf
 
-    return fetch_gguf(model, quant, progress)
+    found = fetch_gguf(model, quant, progress)
+    return found.named or found.folder
 
 
 def unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:

@@ -12,12 +12,21 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.hub import PICKLES, UNWANTED, WANTED, HubModel, unusable
+from qtool.hub import (
+    ALIASES,
+    PICKLES,
+    QUANTIZED,
+    UNWANTED,
+    WANTED,
+    HubModel,
+    parse,
+    unusable,
+)
 from qtool.hub.failures import explained, no_room, status_of, transport_errors
 from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask
 from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
@@ -50,6 +59,7 @@ class Snapshot:
     files: tuple[HubFile, ...]
     received: dict[str, int] = field(default_factory=dict)  # bytes over the network, by file
     checked: int = 0  # files compared with their digests now
+    named: Path | None = None  # the one file that was asked for
 
     def json(self) -> dict[str, Any]:
         """For --json, without seconds."""
@@ -58,6 +68,7 @@ class Snapshot:
             "revision": self.model.revision,
             "commit": self.commit,
             "folder": str(self.folder),
+            "file": None if self.named is None else str(self.named),
             "files": [
                 {
                     "name": file.name,
@@ -233,7 +244,7 @@ class _Fetching:
         def url_of(name: str) -> str:
             return hf_hub_url(self.model.repository, name, revision=self.listing.commit)
 
-        place = Place(blobs, self.locks, url_of, build_hf_headers(library_name="qtool"))
+        place = Place(self.where, blobs, self.locks, url_of, build_hf_headers(library_name="qtool"))
         stop = threading.Event()
         pauses = _pauses(self.progress, stop)
         total = sum(file.size or 0 for file in files)
@@ -317,7 +328,21 @@ def _check(folder: Path, files: Sequence[HubFile], memory: Memory, where: str) -
     return count
 
 
-def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Path:
+def asked(model: str, include: Sequence[str], progress: Progress) -> Snapshot:
+    """What `qtool download` means by its arguments; SourceError where that is nothing of a hub."""
+    quantized = QUANTIZED.fullmatch(model)
+    if quantized is not None and not include:
+        return fetch_gguf(HubModel(quantized[1]), quantized[2], progress)
+    found = parse(model)
+    if found is None:
+        raise SourceError(
+            f"{model}: no hub id (OWNER/NAME, with @REVISION or :QUANT) and no alias "
+            f"({', '.join(ALIASES)})"
+        )
+    return fetch(found, including(include) if include else Selection(), progress)
+
+
+def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Snapshot:
     """The GGUF file of a repository whose name ends with `quant`; the first part of a split one."""
     from qtool.formats.gguf_file import first_parts
 
@@ -329,4 +354,4 @@ def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) ->
     if len(models) > 1:
         names = ", ".join(map(str, models))
         raise SourceError(f"{model}:{quant} means {len(models)} models ({names}); name more of it")
-    return found.folder / models[0]
+    return replace(found, named=found.folder / models[0])

@@ -36,6 +36,7 @@ class StoppedError(Exception):
 class Place:
     """Where the files of a repository go, and where they come from."""
 
+    where: str
     blobs: Path
     locks: Path
     url_of: Callable[[str], str]
@@ -94,8 +95,8 @@ def transfer(
             found = coming.digest.hexdigest()
             partial.unlink(missing_ok=True)
             raise SourceError(
-                f"{file.name}: what came has the digest {found}, and the hub states {etag}: it was "
-                "damaged on its way or on the disk, and is removed; run this again"
+                f"{place.where}: {file.name} came with the digest {found}, and the hub states "
+                f"{etag}: it was damaged on its way or on the disk, and is removed; run this again"
             )
         partial.replace(blob)
     return coming.received
@@ -185,7 +186,8 @@ class _Coming:
                 self._check_stop()
                 if self.have + len(piece) > self.size:
                     raise SourceError(
-                        f"{self.file.name}: longer than the {self.size} bytes that the hub states"
+                        f"{self.place.where}: {self.file.name} is longer than the {self.size} "
+                        "bytes that the hub states"
                     )
                 self.out.write(piece)
                 self.out.flush()

@@ -13,6 +13,7 @@ from typing import Any
 from qtool import __version__, hub
 from qtool.artifact import without_layers
 from qtool.checkpoint import Checkpoint
+from qtool.hub import card
 from qtool.plan.plan import Plan
 from qtool.runs.summary import LayerReport
 
@@ -33,7 +34,7 @@ def render(
 ) -> str:
     """The card."""
     parts = [
-        _front_matter(plan, record),
+        _front_matter(plan, checkpoint, record),
         _title(plan, record),
         _what(plan, checkpoint, record),
         loading(plan.format, plan.recipe.awq.layout, _symmetric(plan)),
@@ -54,12 +55,13 @@ def base_model(record: dict[str, Any]) -> str | None:
     return str(name).partition("@")[0]
 
 
-def _front_matter(plan: Plan, record: dict[str, Any]) -> str:
+def _front_matter(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     lines = ["---"]
     if (base := base_model(record)) is not None:
         lines.append(f"base_model: {base}")
         if plan.format != "dense":
             lines.append("base_model_relation: quantized")
+    lines += card.license_lines(checkpoint.folder)
     lines += [
         "library_name: transformers",
         "pipeline_tag: text-generation",

@@ -1,0 +1,28 @@
+"""`qtool doctor`: what is installed here, what is used of the machine, and what to do about it."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from qtool.printable import printable
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Say what is installed, which instructions, GPU and engines there are, and what is missing."""
+    from qtool.doctor import examined
+
+    found = examined()
+    if json_:
+        typer.echo(json.dumps(found.json()))
+        return
+    rows = found.rows()
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        typer.echo(printable(f"{label:<{width}}  {value}"))
+    for line in found.advice:
+        typer.echo(printable(f"advice: {line}"))
+    if not found.advice:
+        typer.echo("nothing to advise")

@@ -1,0 +1,45 @@
+"""`qtool download`: a model from the hub into its cache, resumed and compared with its digests."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from qtool.printable import printable
+
+
+def download(
+    model: Annotated[
+        str, typer.Argument(help="OWNER/NAME[@REVISION], OWNER/NAME:QUANT for GGUF, or an alias")
+    ],
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="these files instead of those that quantizing needs, such as '*.gguf'"),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Download what quantizing MODEL needs, and say where it lies.
+
+    It goes into huggingface_hub's cache (HF_HOME), from HF_ENDPOINT, with the token of `hf auth
+    login` or HF_TOKEN. What was interrupted goes on where it ended; every file is compared with
+    the digest that the hub states.
+    """
+    from qtool.hub.snapshot import asked
+    from qtool.runs.progress import Progress
+
+    progress = Progress(quiet=json_)
+    found = asked(model, include or (), progress)
+    seconds = round(progress.total(), 3)
+    if json_:
+        typer.echo(json.dumps({"model": model, **found.json(), "seconds": seconds}))
+        return
+    size = sum(file.size or 0 for file in found.files)
+    received = sum(found.received.values())
+    typer.echo(
+        printable(
+            f"{found.model.repository} at {found.commit}: {len(found.files)} files, "
+            f"{size / 1e6:,.1f} MB; {received / 1e6:,.1f} MB fetched, "
+            f"{found.checked} files compared with their digests"
+        )
+    )
+    typer.echo(printable(str(found.named or found.folder)))

@@ -1,0 +1,58 @@
+"""`qtool push`: an artifact into a repository of the hub, with its card."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qtool.printable import printable
+
+
+def push(
+    artifact: Annotated[Path, typer.Argument(help="a folder, or a .gguf file")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME; made where it is not there yet")],
+    private: Annotated[
+        bool, typer.Option("--private", help="make it so that only its owner sees it")
+    ] = False,
+    revision: Annotated[str, typer.Option(help="a branch; made where it is not there")] = "main",
+    message: Annotated[str | None, typer.Option(help="of the commit")] = None,
+    eval_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--eval",
+            help="what `qtool eval --json` printed, for the card's table; by default eval.json in "
+            "ARTIFACT or ARTIFACT.eval.json",
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Check ARTIFACT as `qtool verify` does, and send it to REPOSITORY as one commit."""
+    from qtool.hub.push import push as run
+    from qtool.runs.progress import Progress
+
+    progress = Progress(quiet=json_)
+    made = run(
+        artifact,
+        repository,
+        private=private,
+        revision=revision,
+        message=message,
+        evaluations=eval_ or (),
+        threads=threads,
+        progress=progress,
+    )
+    if json_:
+        typer.echo(json.dumps({**made.json(), "seconds": round(progress.total(), 3)}))
+        return
+    size = sum(nbytes for _, nbytes in made.files)
+    typer.echo(
+        printable(
+            f"{made.url}: {len(made.files)} files, {size / 1e6:,.1f} MB, commit {made.commit}"
+        )
+    )
+    from qtool.homes.serve import of_pushed
+
+    for line in of_pushed(artifact, repository):
+        typer.echo(printable(line))

@@ -1,0 +1,67 @@
+"""The command that serves an artifact, of an engine that loads its format; and what comes next."""
+
+import shlex
+from pathlib import Path
+
+from qtool.errors import QtoolError
+from qtool.gguf.inspect import gguf_models
+
+_COMMANDS = {
+    "vllm": "vllm serve {}",
+    "sglang": "python -m sglang.launch_server --model-path {}",
+    "llama.cpp": "llama-server -m {}",
+    "transformers": "transformers serve {}",
+}
+
+
+def loads(artifact: Path) -> str | None:
+    """The first engine whose rules refuse nothing of an artifact; None where there is none."""
+    from qtool.artifact import Artifact
+    from qtool.gguf.open import open_source
+    from qtool.verification.engine_rules import engine_findings
+
+    models = gguf_models(artifact)
+    found = open_source(models[0]) if models else Artifact.open(artifact)
+    for engine in ("llama.cpp",) if models else ("vllm", "sglang", "transformers"):
+        findings = engine_findings(found, engine, 1)
+        if not any(finding.severity == "error" for finding in findings):
+            return engine
+    return None
+
+
+def command(artifact: Path) -> str | None:
+    """What serves an artifact that lies here; None where no engine is known to load it."""
+    try:
+        engine = loads(artifact)
+    except QtoolError:
+        return None
+    return None if engine is None else _COMMANDS[engine].format(shlex.quote(str(artifact)))
+
+
+def next_lines(artifact: Path, modelfile: Path | None = None) -> list[str]:
+    """At most two lines for the end of a run."""
+    lines = []
+    if (said := command(artifact)) is not None:
+        lines.append(f"next: {said}")
+    if modelfile is not None:
+        from qtool.homes.ollama import create_line
+
+        lines.append(f"next: {create_line(modelfile, artifact)}")
+    else:
+        lines.append(f"next: qtool eval {shlex.quote(str(artifact))} --against MODEL --text FILE")
+    return lines[:2]
+
+
+def of_pushed(artifact: Path, repository: str) -> list[str]:
+    """The same of a repository in which the artifact lies now."""
+    models = gguf_models(artifact)
+    if models:
+        from qtool.homes.llama_cpp import quant_of
+
+        quant = quant_of(models[0])
+        asked = repository if quant is None else f"{repository}:{quant}"
+        return [f"next: llama-server -hf {asked}", f"next: ollama run hf.co/{asked}"]
+    engine = loads(artifact)
+    if engine is None:
+        return []
+    return [f"next: {_COMMANDS[engine].format(repository)}"]
