@@ -46,6 +46,8 @@ def meta_model(checkpoint: Weights) -> Any:
         raise unknown
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
+            config.tie_word_embeddings = False
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise unknown
         model_class = AutoModelForCausalLM._model_mapping[type(config)]

@@ -122,7 +122,9 @@ def _characters(field: tuple[int, int]) -> NDArray[np.int8]:
         rr = next(a for a in range(2, prime) if a not in residues)
         elements = list(product(range(prime), repeat=2))
         squares = {
-            ((a * a + b * b * rr) % prime, 2 * a * b % prime) for a, b in elements if (a, b) != (0, 0)
+            ((a * a + b * b * rr) % prime, 2 * a * b % prime)
+            for a, b in elements
+            if (a, b) != (0, 0)
         }
 
     def character(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -13,13 +13,13 @@ only scales, or takes the mean out, with which R then commutes, as it fixes the 
 A head that is tied to the embedding reads the gain of the last norm and so becomes a tensor of its
 own: `untied` adds it, from headers alone.
 
-Numbers are computed in float64, a part of a tensor at a time, and rounded to the tensor's own dtype.
-A part that is read alone has the bytes that it has in the whole.
+Numbers are computed in float64, a part of a tensor at a time, and rounded to the tensor's own
+dtype. A part that is read alone has the bytes that it has in the whole.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -36,6 +36,9 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float3
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.rotation import Rotation
 
+_AFTER = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_self_attn_layernorm")
+_OF_EMBEDDING = ("word_embeddings_layernorm", "embed_layer_norm", "emb_norm")
+_POSITIONS = ("position", "wpe", "token_type")
 _ROWS = 64  # made at a time; parts begin at multiples of it, so that their bytes do not vary
 _PART_NUMBERS = 1 << 20  # made at a time of a matrix whose rows are mixed
 
@@ -84,6 +87,7 @@ class Rotated(Checkpoint):
     source: Checkpoint | None = None
     changes: dict[str, Change] = field(default_factory=dict, repr=False)
     head: tuple[str, str] | None = None  # the tensor that untying adds, and the embedding
+    refused: str | None = None  # why, by its names alone, the stream cannot be rotated
     _gains: dict[str, Reals] = field(default_factory=dict, repr=False)
     _mixed: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
@@ -97,6 +101,11 @@ class Rotated(Checkpoint):
     def digest(self) -> str:
         """That of the source: the rotation is part of the recipe."""
         return self.original.digest()
+
+    @property
+    def file_digests(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Those of the source."""
+        return self.original.file_digests
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 [nbytes]."""
@@ -205,6 +214,10 @@ class Rotated(Checkpoint):
             values = np.ascontiguousarray(turned).reshape(values.shape)
         return values
 
+    def unchanged_rows(self, name: str, first: int, last: int) -> NDArray[np.float32]:
+        """Rows of the source, under this view's names."""
+        return self._values(name, first, last)
+
     def _values(self, name: str, first: int, last: int) -> NDArray[np.float32]:
         """Rows of the source, unchanged."""
         name = self._origin(name)
@@ -219,6 +232,10 @@ class Rotated(Checkpoint):
             self._gains[norm.weight] = weight + 1.0 if norm.plus_one else weight
         return self._gains[norm.weight]
 
+    def forget(self) -> None:
+        """Drop what was made under other changes."""
+        self._mixed.clear()
+
     def as_float32(self) -> "Rotated":
         """The same view with every float tensor in float32; the changes are shared."""
         tensors = {
@@ -230,8 +247,23 @@ class Rotated(Checkpoint):
         return replace(self, tensors=tensors, _mixed={}, _lock=Lock())
 
 
-def untied(checkpoint: Checkpoint) -> Rotated:
-    """The view of a checkpoint before anything is rotated: only a tied head is a tensor already.
+def change_all(view: Rotated, changes: Iterable[Mapping[str, Change]]) -> None:
+    """Add changes to a view; a tensor may be changed from both sides."""
+    for some in changes:
+        for name, change in some.items():
+            known = view.changes.get(name)
+            view.changes[name] = change if known is None else _both(known, change)
+    view.forget()
+
+
+def _both(one: Change, other: Change) -> Change:
+    given = {f.name: v for f in fields(Change) if (v := getattr(other, f.name)) is not None}
+    return replace(one, **given)
+
+
+def untied(checkpoint: Checkpoint, *, stream: bool = True) -> Rotated:
+    """The view of a checkpoint before anything is rotated: only a tied head is a tensor already,
+    if the residual `stream` is going to be rotated, and names do not tell that it cannot be.
 
     Reads headers only. SourceError where there is no embedding to take the head from.
     """
@@ -239,14 +271,18 @@ def untied(checkpoint: Checkpoint) -> Rotated:
     file_of: dict[str, Path] = {name: checkpoint.file_of(name) for name in tensors}
     config: Mapping[str, Any] = checkpoint.config
     head = None
-    if not any(structure.outside_reason(name) == "output head" for name in tensors):
+    refused = _refused(checkpoint.tensors) if stream else None
+    if not stream or refused is not None:
+        pass
+    elif not any(structure.outside_reason(name) == "output head" for name in tensors):
         embedding = _embedding(checkpoint)
         name = head_name(embedding)
         info = tensors[embedding]
         tensors[name] = TensorInfo(name, info.dtype, info.shape, 0, info.nbytes)
         file_of[name] = file_of[embedding]
         head = name, embedding
-    if head is not None or config.get("tie_word_embeddings") is not False:
+    unties = stream and refused is None
+    if unties and (head is not None or config.get("tie_word_embeddings") is not False):
         config = json.loads(json.dumps(dict(config)))
         assert isinstance(config, dict)
         config["tie_word_embeddings"] = False
@@ -263,7 +299,19 @@ def untied(checkpoint: Checkpoint) -> Rotated:
         checkpoint.readable,
         source=checkpoint,
         head=head,
+        refused=refused,
     )
+
+
+def _refused(tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Why the residual stream of this model cannot be rotated, where names tell."""
+    for name in tensors:
+        parts = name.split(".")
+        if any(part in _AFTER for part in parts):
+            return f"{name} is the gain of a norm between a projection and the stream"
+        if any(part in _OF_EMBEDDING for part in parts):
+            return f"{name} is the gain of a norm between the embedding and the stream"
+    return None
 
 
 def head_name(embedding: str) -> str:
@@ -275,11 +323,13 @@ def head_name(embedding: str) -> str:
 
 
 def _embedding(checkpoint: Checkpoint) -> str:
-    """The table of words: of the embeddings outside of the blocks, the one with most rows."""
+    """The table of words: of those outside of the blocks that are not of positions, the largest."""
     found = {
         name: info.shape[0]
         for name, info in checkpoint.tensors.items()
-        if len(info.shape) == 2 and structure.outside_reason(name) == "embedding"
+        if len(info.shape) == 2
+        and structure.outside_reason(name) == "embedding"
+        and not any(part in name for part in _POSITIONS)
     }
     if not found:
         raise SourceError(

@@ -1,0 +1,338 @@
+"""Rotations that the weights absorb: R1 of the residual stream, R2 of the heads' values.
+
+    R1    every x of the stream becomes x R: no channel of it stands out, and columns of the
+          matrices that read it are alike; gains of the norms go into their readers first
+    R2    every head's values v become v S, which the matrix after attention undoes
+
+Both are told by structure (`qtool.transforms.residual`) and proved by numbers: a few tokens pass
+through the network, each block once as it was and once as the view has it in float32, given x and
+x R. What the block adds to the stream must be the same, rotated. What cannot be proved is left out
+for the whole network, and the reason is told.
+
+Source: Ashkboos et al., QuaRot, 2024, sections 3 and 4; Liu et al., SpinQuant, 2024, section 3.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
+from qtool.errors import UnsupportedError
+from qtool.recipe.rotate import RotateOptions
+from qtool.transforms import rotation as rotations
+from qtool.transforms.residual import (
+    BlockRoles,
+    NotRotatableError,
+    OuterRoles,
+    Values,
+    block_roles,
+    outer_roles,
+    value_candidates,
+)
+from qtool.transforms.rotated import Change, Rotated, change_all
+from qtool.transforms.rotation import Rotation
+
+PROBE = (2, 32)  # samples and tokens
+_TOLERANCE = 1e-3  # of the largest number that a block adds to the stream
+_NOISE = 4e-6  # of the largest number in the stream: what float32 sums lose
+_HEAD_ROWS = 256  # of the head, that are compared
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """What was proved, and what it is made of."""
+
+    r1: Rotation | None
+    r2: Mapping[int, Rotation]  # by block
+    blocks: Mapping[int, BlockRoles]
+    outer: OuterRoles | None
+    left_out: tuple[str, ...] = ()
+
+    def record(self, options: RotateOptions) -> dict[str, Any]:
+        """For provenance."""
+        kinds = {rotation.describe() for rotation in self.r2.values()}
+        return {
+            "kind": options.kind,
+            "seed": options.seed,
+            "r1": None if self.r1 is None else self.r1.describe(),
+            "r2": ", ".join(sorted(kinds)) or None,
+            "r2_blocks": len(self.r2),
+            "fixes_ones": self.r1 is not None and self.r1.reflected is not None,
+            "left_out": list(self.left_out),
+        }
+
+    def notes(self) -> list[str]:
+        """Sentences for the summary."""
+        said = []
+        if self.r1 is not None:
+            said.append(f"rotate: the residual stream is rotated ({self.r1.describe()})")
+        if self.r2:
+            kinds = sorted({rotation.describe() for rotation in self.r2.values()})
+            said.append(
+                f"rotate: the values of {len(self.r2)} blocks are rotated ({', '.join(kinds)})"
+            )
+        return said + [f"rotate: {reason}" for reason in self.left_out]
+
+    def apply(self, view: Rotated) -> None:
+        """Let the view show the network with these rotations."""
+        view.changes.clear()
+        change_all(view, changes_of(self))
+
+
+@dataclass
+class _Search:
+    """One try to rotate the network."""
+
+    view: Rotated
+    exact: Rotated  # the view in float32
+    options: RotateOptions
+    tracer: Tracer = field(default_factory=Tracer)
+    chosen: dict[tuple[tuple[str, tuple[int, ...]], ...], int | None] = field(default_factory=dict)
+
+
+def changes_of(found: Rotations) -> list[Mapping[str, Change]]:
+    """Every change that rotations are made of."""
+    changes: list[Mapping[str, Change]] = []
+    for index, roles in found.blocks.items():
+        if found.r1 is not None:
+            changes.append(roles.changes(found.r1))
+        if index in found.r2 and roles.values is not None:
+            changes.append(roles.values.changes(found.r2[index]))
+    if found.r1 is not None and found.outer is not None:
+        changes.append(found.outer.changes(found.r1))
+    return changes
+
+
+def prepare(view: Rotated, options: RotateOptions, say: Callable[[str], None]) -> Rotations:
+    """Rotate the view by what the recipe asks for and the proof allows."""
+    torch.set_num_threads(1)  # as Workers does: sums that decide must not depend on it
+    left_out: list[str] = []
+    r1 = options.r1
+    if r1 and view.refused is not None:
+        left_out.append(f"the residual stream is not rotated: {view.refused}")
+        r1 = False
+    original = Skeleton.open(view.original)
+    if r1:
+        try:
+            return _rotate(view, options, original, True, options.r2, left_out)
+        except NotRotatableError as why:
+            left_out.append(
+                f"the residual stream is not rotated: {why}"
+                + ("; the head stays untied" if view.head is not None else "")
+            )
+            say(f"note: {left_out[-1]}")
+    if options.r2:
+        try:
+            return _rotate(view, options, original, False, True, left_out)
+        except NotRotatableError as why:
+            left_out.append(f"the values of attention are not rotated: {why}")
+    view.changes.clear()
+    return Rotations(None, {}, {}, None, tuple(left_out))
+
+
+def _rotate(
+    view: Rotated,
+    options: RotateOptions,
+    original: Skeleton,
+    r1: bool,
+    r2: bool,
+    left_out: list[str],
+) -> Rotations:
+    """Rotate and prove block by block; NotRotatableError where the proof fails."""
+    view.changes.clear()
+    search = _Search(view, view.as_float32(), options)
+    rows = np.random.default_rng(0)
+    vocabulary = int(original.model.get_input_embeddings().num_embeddings)
+    tokens = rows.integers(0, vocabulary, PROBE, dtype=np.int64)
+    stream = original.embed(tokens)
+    width = stream.hidden[0].shape[-1]
+    outer, turned = None, None
+    if r1:
+        if original.unknown:
+            raise NotRotatableError(
+                f"{original.unknown[0]} is unknown to the model class, and may read the stream"
+            )
+        head = _head(view)
+        shape = view.tensors[head].shape if head is not None else ()
+        outer = outer_roles(original, width, head, shape)
+        turned = rotations.make(_start(options), width, (options.seed, 0))
+    blocks: dict[int, BlockRoles] = {}
+    r2s: dict[int, Rotation] = {}
+    skeleton = Skeleton.open(search.exact)
+    for index in range(original.count):
+        block = original.block(index)
+        found = search.tracer.sites(block, stream)
+        roles = block_roles(block, found, width) if turned is not None else BlockRoles({}, (), ())
+        if index == 0 and turned is not None and any(norm.centers for norm in roles.norms):
+            turned = rotations.fixing_ones(turned)
+        values = _values(search, block, found, stream, skeleton) if r2 else None
+        roles = BlockRoles(roles.readers, roles.norms, roles.writers, values)
+        if values is not None:
+            seed = (options.seed, 1, index)
+            r2s[index] = rotations.make(_start(options), values.size, seed)
+        blocks[index] = roles
+        partial = Rotations(turned, r2s, {index: roles}, None)
+        change_all(view, changes_of(partial))
+        _prove(block, stream, turned, skeleton)
+    if not r2s and r2:
+        left_out.append(
+            "the values of attention are not rotated: no matrix was found to make them head by head"
+        )
+        if turned is None:
+            raise NotRotatableError("nothing was found to make them head by head")
+    elif len(r2s) < len(blocks) and r2:
+        left_out.append(f"in {len(blocks) - len(r2s)} blocks no values were found to rotate")
+    result = Rotations(turned, r2s, blocks, outer, tuple(left_out))
+    if outer is not None and turned is not None:
+        change_all(view, [outer.changes(turned)])
+        _prove_outer(view, search.exact, outer, turned, original, skeleton, tokens, stream)
+    return result
+
+
+def _start(options: RotateOptions) -> str:
+    return "random" if options.kind == "random" else "hadamard"
+
+
+def _head(view: Rotated) -> str | None:
+    """The tensor that is the output head."""
+    from qtool.structure import outside_reason
+
+    names = [name for name in view.tensors if outside_reason(name) == "output head"]
+    return names[0] if len(names) == 1 else None
+
+
+def _values(
+    search: _Search, block: LoadedBlock, found: BlockSites, stream: Stream, skeleton: Skeleton
+) -> Values | None:
+    """What makes a block's values: of its structure's candidates the first that is proved."""
+    key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
+    candidates = value_candidates(block, found)
+    if key in search.chosen:
+        wanted = search.chosen[key]
+        return next((v for n, v in enumerate(candidates) if n == wanted), None)
+    hidden, call = stream.hidden[0], stream.calls[block.index][0]
+    expected = block.run(hidden, call)
+    for number, values in enumerate(candidates):
+        before = dict(search.view.changes)
+        trial = rotations.make(_start(search.options), values.size, (search.options.seed, 1))
+        change_all(search.view, [values.changes(trial)])
+        output = skeleton.block(block.index).run(hidden, call)
+        search.view.changes.clear()
+        search.view.changes.update(before)
+        if _off(output, expected, expected - hidden) <= 1:
+            search.chosen[key] = number
+            return values
+    search.chosen[key] = None
+    return None
+
+
+def _prove(block: LoadedBlock, stream: Stream, turned: Rotation | None, skeleton: Skeleton) -> None:
+    """The block of the view, given x R, must give R times what the block itself gives."""
+    changed = skeleton.block(block.index)
+    for number, hidden in enumerate(stream.hidden):
+        call = stream.calls[block.index][number]
+        expected = block.run(hidden, call)
+        output = changed.run(turn(hidden, turned), call)
+        off = _off(output, turn(expected, turned), expected - hidden)
+        if not off <= 1:
+            raise NotRotatableError(
+                f"{block.prefix[:-1]} gives other outputs once rotated (off by {off:.0f} times "
+                "what rounding allows); something in it, such as a norm after a projection, does "
+                "not commute with a rotation"
+            )
+        stream.hidden[number] = expected
+
+
+def _prove_outer(
+    view: Rotated,
+    exact: Rotated,
+    outer: OuterRoles,
+    turned: Rotation,
+    original: Skeleton,
+    skeleton: Skeleton,
+    tokens: Any,
+    stream: Stream,
+) -> None:
+    """Embedding, last norm and some rows of the head, in the same way."""
+    before, after = original.embed(tokens).hidden[0], skeleton.embed(tokens).hidden[0]
+    if not _off(after, turn(before, turned), before) <= 1:
+        raise NotRotatableError("what enters the blocks is not the rotated embedding")
+    rows = min(_HEAD_ROWS, view.tensors[outer.head].shape[0])
+    role = outer.norm
+    gain = view.gain(role.norm)
+    if role.bias is not None and not (gain != 0).all():
+        raise NotRotatableError(
+            f"{role.norm.weight} has gains of zero, by which its bias cannot be divided"
+        )
+
+    def logits(weights: Any, hidden: torch.Tensor) -> torch.Tensor:
+        module = outer.module
+        kept = dict(module._parameters)
+        try:
+            for attribute, name in (("weight", role.norm.weight), ("bias", role.bias)):
+                if name is not None:
+                    value = torch.from_numpy(weights.float32(name))
+                    module._parameters[attribute] = torch.nn.Parameter(value, requires_grad=False)
+            with torch.no_grad():
+                normal = module(hidden)
+        finally:
+            module._parameters.update(kept)
+        return F.linear(normal, torch.from_numpy(_rows(weights, outer.head, rows)))
+
+    last = stream.hidden[0]
+    unchanged = _Unchanged(view)
+    expected = logits(unchanged, last)
+    if not _off(logits(exact, turn(last, turned)), expected, expected) <= 1:
+        raise NotRotatableError("the head gives other logits once rotated")
+
+
+@dataclass(frozen=True)
+class _Unchanged:
+    """The source's numbers under the view's names."""
+
+    view: Rotated
+
+    def float32(self, name: str) -> Any:
+        """See Checkpoint."""
+        return self.view.original.float32(name)
+
+    def rows(self, name: str, count: int) -> Any:
+        """The first rows of a matrix."""
+        return self.view.unchanged_rows(name, 0, count)
+
+
+def _rows(weights: Any, name: str, count: int) -> Any:
+    if isinstance(weights, _Unchanged):
+        return weights.rows(name, count)
+    info = weights.tensors[name]
+    return weights.part(name, 0, count).view(np.float32).reshape(count, *info.shape[1:])
+
+
+def turn(hidden: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+    """x R of hidden states [..., width] in float32."""
+    if rotation is None:
+        return hidden
+    flat = hidden.reshape(-1, hidden.shape[-1]).double().numpy()
+    turned = rotation.turn(np.ascontiguousarray(flat.T)).T
+    return torch.from_numpy(np.ascontiguousarray(turned)).float().reshape(hidden.shape)
+
+
+def _off(output: torch.Tensor, expected: torch.Tensor, change: torch.Tensor) -> float:
+    """How far off, in units of what rounding allows."""
+    allowed = _TOLERANCE * float(change.abs().max()) + _NOISE * float(expected.abs().max())
+    difference = float((output - expected).abs().max())
+    return difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+def check_stats(given: object) -> None:
+    """UnsupportedError where statistics of the unrotated model are given."""
+    if given is not None:
+        raise UnsupportedError(
+            f"--stats {given}: statistics of the model as it was, and this recipe rotates it; "
+            "leave --stats out, so that the rotated one is measured"
+        )
