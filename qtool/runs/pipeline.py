@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,12 @@ from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.verify import verify
-from qtool.runs.workspace import check_free, workspace
+from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    from qtool.transforms.rotate import Rotations
+    from qtool.transforms.rotated import Rotated
 
 
 def run(request: Request, progress: Progress) -> Summary:
@@ -38,6 +43,8 @@ def run(request: Request, progress: Progress) -> Summary:
     out = request.artifact
     check_free(out, is_folder=True)
     checkpoint = Checkpoint.open(request.source)
+    view = _view(request, checkpoint)
+    checkpoint = view or checkpoint
     make = partial(
         make_plan,
         request.recipe,
@@ -69,6 +76,7 @@ def run(request: Request, progress: Progress) -> Summary:
     size = plan.size_bytes + plan.disk_bytes
     with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh) as space:
         resume.agree(space, request, plan, checkpoint)
+        rotations = None if view is None else _rotate(request, view, space, progress)
         with Sink(plan, checkpoint, space.artifact) as sink:
             if skeleton is not None:
                 outcome = quantize_blocks(
@@ -76,9 +84,13 @@ def run(request: Request, progress: Progress) -> Summary:
                 )
             else:
                 outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
+            if rotations is not None:
+                outcome = replace(outcome, notes=[*rotations.notes(), *outcome.notes])
             progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
             with progress.stage("export"):
                 record = provenance.record(request.recipe, checkpoint, request.model, outcome)
+                if rotations is not None:
+                    record["rotation"] = rotations.record(request.recipe.rotate)
                 sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
         give_back()
         with progress.stage("verify"):
@@ -105,6 +117,25 @@ def run(request: Request, progress: Progress) -> Summary:
             if isinstance(tensor.action, Dropped)
         ],
     )
+
+
+def _view(request: Request, checkpoint: Checkpoint) -> "Rotated | None":
+    """The source as its rotated self, where the recipe rotates."""
+    if not request.recipe.rotates:
+        return None
+    from qtool.transforms import rotate
+    from qtool.transforms.rotated import untied
+
+    rotate.check_stats(request.stats)
+    return untied(checkpoint, stream=request.recipe.rotate.r1)
+
+
+def _rotate(request: Request, view: "Rotated", space: Workspace, progress: Progress) -> "Rotations":
+    """Find the rotations, prove them, and let the view show what they make of the network."""
+    from qtool.transforms import rotate
+
+    with progress.stage("transform"):
+        return rotate.prepare(view, request.recipe.rotate, progress.say)
 
 
 def _quantize_each(
