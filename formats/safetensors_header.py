@@ -15,6 +15,7 @@ Source: the format section of the safetensors documentation (huggingface.co/docs
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -35,8 +36,12 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
 _LONGEST_POINTER = 1024  # bytes, of Git LFS
 MAX_JSON_DEPTH = 100  # objects and lists within each other
+# What Python makes of JSON may be so many times as large as the text, and so much larger.
+MAX_JSON_GROWTH, _JSON_MARGIN = 10, 1 << 26
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
+
+_HALF_PAIR = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 
 Read = Callable[[int, int], bytes]  # (offset, count) -> exactly `count` bytes of a file
 
@@ -55,7 +60,7 @@ class TensorSpec:
         return byte_size(self.dtype, self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A tensor in a file; start and end are byte positions in that file."""
 
@@ -88,8 +93,22 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _json_bytes(data: bytes) -> int:
+    """At most so many bytes of Python objects are made of a JSON text; empty lists alone would take
+    twenty times its own."""
+    count = data.count
+    objects = 184 * count(b"{") - 120 * count(b"{}") + 110 * count(b":")
+    lists = 88 * count(b"[") - 32 * count(b"[]") + 8 * count(b",")
+    return objects + lists + 26 * count(b'"') + len(data) * (1 if data.isascii() else 4)
+
+
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
     """A JSON object from bytes; FormatError names `where` for anything else."""
+    if len(data) * MAX_JSON_GROWTH + _JSON_MARGIN < (needed := _json_bytes(data)):
+        raise FormatError(
+            f"{where}: {len(data)} bytes of JSON so dense that they would take {needed} bytes of "
+            "memory; no model's file is like this"
+        )
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except RecursionError:
@@ -98,6 +117,13 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise FormatError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(found, dict):
         raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
+    if _HALF_PAIR.search(data):  # such an escape may be half of a character; nothing can store it
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            raise FormatError(
+                f"{where}: holds half of a surrogate pair, which is no text; fetch the file again"
+            ) from None
     # Whatever walks through it later calls itself once for each level.
     level: list[Any] = [found]
     depth = 0

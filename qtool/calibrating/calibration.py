@@ -148,13 +148,19 @@ def _records(path: Path, text: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise SourceError(
                 f"{path}:{number}: not JSON; expected JSONL, one object a line with a `text` field"
             ) from None
         found = record.get("text") if isinstance(record, dict) else None
         if not isinstance(found, str):
             raise SourceError(f"{path}:{number}: expected an object whose `text` is a string")
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            raise SourceError(
+                f"{path}:{number}: its text has half of a surrogate pair, which is no character"
+            ) from None
         yield found
 
 

@@ -355,9 +355,18 @@ class StatsFile:
         for site, names in readers.items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise FormatError(f"{path}: the readers of {site!r} are not a list of names")
+            if twice := next((name for name in names if name in site_of), None):
+                raise FormatError(
+                    f"{path}: {twice!r} reads the input of {site_of[twice]!r} and of {site!r}"
+                )
             site_of |= dict.fromkeys(names, site)
         kept = {key: value for key, value in metadata.items() if key != _MAGIC_KEY}
         return cls(path, kept, entries, site_of)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """What was measured: any of NEEDS."""
+        return NEEDS.intersection(key.rpartition(".")[2] for key in self._entries)
 
     def read(self, name: str, needs: Iterable[str], width: int | None = None) -> SiteStats:
         """The statistics of the site that the checkpoint tensor `name` reads.
@@ -389,6 +398,11 @@ class StatsFile:
             value = self._array(key, "F32", (width, width) if need == "gram" else (width,))
             if not np.isfinite(value).all():
                 raise FormatError(f"{self.path}: {key!r} has values that are not finite")
+            if ((np.diagonal(value) if need == "gram" else value) < 0).any():
+                raise FormatError(
+                    f"{self.path}: {key!r} has sums of squares or of sizes below zero; write the "
+                    "file again with `qtool calibrate`"
+                )
             found[need] = value
         return SiteStats(count, **found)
 

@@ -4,7 +4,8 @@
 another; the journal has the sites and the checksum, and those of the hidden states that follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,21 +42,37 @@ def take_up(space: Workspace, count: int) -> list[list[Squares]]:
     found: list[list[Squares]] = []
     while len(found) < count and (entry := space.journal.done.get(_unit(len(found)))) is not None:
         path = space.folder / f"importance-{len(found)}"
-        widths = [site[4] for site in entry["sites"]]
+        sites = _sites(entry)
+        widths = [site[4] for site in sites or ()]
         sums = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
-        if sums.size != sum(widths) or checksum(sums.view(np.uint8)) != entry["sums"]:
+        right = sums.size == sum(widths) and checksum(sums.view(np.uint8)) == entry.get("sums")
+        if sites is None or not right:
             space.journal.forget_from(_unit(len(found)))
             break
         parts = np.split(sums, np.cumsum(widths)[:-1]) if widths else []
         found.append(
             [
                 Squares(name, tuple(names), expert, part, tokens)
-                for (name, names, expert, tokens, _), part in zip(
-                    entry["sites"], parts, strict=True
-                )
+                for (name, names, expert, tokens, _), part in zip(sites, parts, strict=True)
             ]
         )
     return found
+
+
+def _sites(entry: Mapping[str, Any]) -> list[Any] | None:
+    """The sites of a line as keep() wrote it; None of a line that it never wrote."""
+    sites = entry.get("sites")
+    good = isinstance(sites, list) and all(
+        isinstance(site, list)
+        and len(site) == 5
+        and isinstance(site[0], str)
+        and isinstance(site[1], list)
+        and all(isinstance(name, str) for name in site[1])
+        and (site[2] is None or type(site[2]) is int)
+        and all(type(number) is int and number >= 0 for number in site[3:])
+        for site in sites
+    )
+    return sites if isinstance(sites, list) and good else None
 
 
 def take_up_hidden(
@@ -65,7 +82,7 @@ def take_up_hidden(
     while kept:
         name = _unit(len(kept) - 1)
         if take_up_states(
-            space.folder, len(kept), space.journal.done[name]["hidden"], stream, workers
+            space.folder, len(kept), space.journal.done[name].get("hidden"), stream, workers
         ):
             return
         space.journal.forget_from(name)

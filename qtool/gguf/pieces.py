@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +100,13 @@ class Done:
         rows = (self.read, self.written, self.size, self.lost)
         return b64encode(b"".join(row[numbers].tobytes() for row in rows)).decode()
 
-    def put(self, numbers: slice, text: str) -> bool:
-        """The inverse of of(); False where `text` is of another number of pieces."""
+    def put(self, numbers: slice, text: Any) -> bool:
+        """The inverse of of(); False where `text` is of another number of pieces, or no such."""
         rows = (self.read, self.written, self.size, self.lost)
-        raw = b64decode(text)
+        try:
+            raw = b64decode(text, validate=True)
+        except (TypeError, ValueError):
+            return False
         count = numbers.stop - numbers.start
         if len(raw) != 8 * len(rows) * count:
             return False

@@ -93,7 +93,7 @@ def take_up(
         number: True
         for number, unit in enumerate(every)
         if (entry := journal.done.get(unit.name)) is not None
-        and done.put(unit.pieces, entry["pieces"])
+        and done.put(unit.pieces, entry.get("pieces"))
     }
     numbers = [(place, n) for place in good for n in _numbers(every[place])]
 

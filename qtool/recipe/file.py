@@ -141,6 +141,9 @@ def _apply(source: Document, item: str) -> None:
     steps = key.strip().split(".")
     if not equals or not all(steps):
         raise RecipeError(f"--set {item}: expected key=value, such as calibration.samples=64")
+    if len(steps) > yaml_source.MAX_DEPTH:
+        most = yaml_source.MAX_DEPTH
+        raise RecipeError(f"--set {item[:80]}: nested more than {most} levels deep")
     origin = f"--set {item}"
     given = yaml_source.parse(text, origin, lines=False)
     path: yaml_source.Path = ()

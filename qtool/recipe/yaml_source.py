@@ -124,6 +124,8 @@ def parse(text: str, origin: str, *, lines: bool = True) -> Document:
     except yaml.MarkedYAMLError as error:
         line = place(error.problem_mark or error.context_mark)
         raise RecipeError(f"{line}: not YAML: {error.problem or error.context}") from None
+    except (ValueError, OverflowError):  # of PyYAML's own, from an escape such as "\\UFFFFFFFF"
+        raise RecipeError(f"{origin}: not YAML: an escape in quotes names no character") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{origin}: not YAML: {' '.join(str(error).split())}") from None
     return document

@@ -44,7 +44,7 @@ class Journal:
 
     def _read(self) -> None:
         self._file.seek(0)
-        content = self._file.read(_LONGEST)
+        content = self._file.read(min(_LONGEST, os.fstat(self._file.fileno()).st_size))
         good = 0
         for line in content.splitlines(keepends=True):
             entry = _entry(line)
