@@ -1,49 +1,80 @@
 """SIGKILL at random moments: every run that goes on ends with the bytes of one never killed.
 
-    python tests/bars/kill.py MODEL --recipe w4g128-awq --recipe q4_k_m [--kills 100] [--seed 0]
-        [--option=--samples=8 --option=--length=128]
+    python tests/bars/kill.py [--model tiny] [--model deep] [--recipe w4g128-awq]... [--kills 20]
+        [--seconds 240] [--figures FILE] [--seed 0] [--option=--samples=8]...
+    python tests/bars/kill.py --sum FILE
 
-Each recipe runs undisturbed first. Then one run after the other is killed, one time in six at a
-moment drawn evenly from all the time that one took, else from its end of starting up (Python, the
-model's headers, until the journal is there) on; and the same command is given again, until the
-output is there; after five kills it is left alone. A difference in any byte, or anything left
-beside the output, fails (exit status 1).
+`deep` is the shipped model with its four blocks over and over, 24 in all, made here. Each recipe
+runs undisturbed first. Then one run after the other is killed and its command given again, which is
+killed in its turn, until the output is there; after five kills it is left alone. One kill in six
+comes at a moment drawn evenly from all the time of the undisturbed run, one in three after its last
+step (export, verify, the new name), the others behind a random step of those that are left. A
+difference in any byte, more than a block done again, or anything left beside the output, fails
+(exit status 1). With --figures each output's figures are added to a file, so that the bar can be
+run in parts; --sum adds them up.
 
-    kills      SIGKILLs; `before` of them came before the first step was finished
-    resumed    commands that went on with steps that an earlier one had finished
-    redone     time from the last finished step to the kill, by the time of the whole run less its
-               starting up: the work that had to be done again; mean and largest, over kills after
-               the first step
-    step       the longest that a step took in the undisturbed run, by the same
+    kills      SIGKILLs, and what was going on then: `start` before the first block of that command,
+               `blocks`, `end` after the last one, `named` when the output had its name already
+    resumed    commands that went on with what earlier ones had finished
+    again      work that was begun and had to be done again after a kill, as a share of all of it:
+               blocks by the log, that under way counted as a whole one; largest in blocks
 """
 
 import argparse
+import contextlib
 import hashlib
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+import memory
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from qtool.checkpoint import Checkpoint
+from qtool.gguf.resume import UNIT_PIECES
 
 MOST_KILLS = 5  # of one output
+DEEP = 24
+LOOK_EVERY = 0.004  # seconds
+Event = dict[str, Any]
 
 
-@dataclass
-class Tally:
-    """What happened with one recipe."""
+def deep(folder: Path) -> Path:
+    """The shipped model with its blocks repeated; what they add to the stream is made smaller."""
+    config = json.loads((memory.TINY / "config.json").read_text(encoding="utf-8"))
+    count = config["num_hidden_layers"]
+    source = _float32(memory.TINY)  # numpy has no bfloat16
+    found = {name: value for name, value in source.items() if ".layers." not in name}
+    for layer in range(DEEP):
+        prefix = f"model.layers.{layer % count}."
+        for name in (name for name in source if name.startswith(prefix)):
+            value = source[name]
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                value = value * np.float32(count / DEEP)
+            found[f"model.layers.{layer}.{name.removeprefix(prefix)}"] = value
+    folder.mkdir(parents=True)
+    save_file(found, folder / "model.safetensors")
+    return memory.add_files(
+        folder, config | {"num_hidden_layers": DEEP, "dtype": "float32", "torch_dtype": "float32"}
+    )
 
-    runs: int = 0
-    kills: int = 0
-    before: int = 0
-    resumed: int = 0
-    mismatches: int = 0
-    redone: list[float] = field(default_factory=list)
+
+def _float32(folder: Path) -> dict[str, NDArray[np.float32]]:
+    checkpoint = Checkpoint.open(folder)
+    return {name: checkpoint.float32(name) for name in checkpoint.tensors}
 
 
 def digest(out: Path) -> dict[str, str]:
@@ -57,124 +88,279 @@ def digest(out: Path) -> dict[str, str]:
     }
 
 
-def steps_of(journal: Path) -> tuple[int, float]:
-    """Finished steps, and when the last of them was written."""
-    try:
-        return journal.read_bytes().count(b' {"done":'), journal.stat().st_mtime
-    except OSError:
-        return 0, 0.0
+def events(log: Path) -> list[Event]:
+    """What one command has logged so far; half a line of a killed one is none."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+    return []
+
+
+@dataclass
+class Work:
+    """How far one command has come by its log, each kind of work in parts of the whole."""
+
+    began: dict[str, float] = field(default_factory=dict)  # what it took over, where it told
+    done: dict[str, float] = field(default_factory=dict)
+    last: str = "start"  # what its last event was about
+    parts: dict[str, int] = field(default_factory=dict)  # of the whole
+
+    @classmethod
+    def of(cls, log: list[Event]) -> "Work":
+        found = cls()
+        taken, count = 0, 0  # pieces of a GGUF file
+        for event in log:
+            if event["event"] == "stage":
+                found.last = event["name"]
+            if event["event"] == "message":
+                told = re.search(r"(\d+) of (\d+) pieces are finished", event["text"])
+                if told:
+                    taken, count = int(told[1]), int(told[2])
+            if event["event"] != "step":
+                continue
+            kind = found.last = event["kind"]
+            done, whole = event["done"], event["of"]
+            if kind == "block":
+                found.began.setdefault(kind, (done - 1) / whole)
+                found.done[kind] = done / whole
+                found.parts[kind] = whole
+            else:
+                share = taken / count if count else 0.0
+                found.began.setdefault(kind, share)
+                found.done[kind] = share + (1 - share) * done / whole
+                found.parts[kind] = max(whole, count)
+        return found
+
+    def ended(self, kinds: set[str]) -> bool:
+        """Whether all blocks are made."""
+        return all(self.done.get(kind, 0.0) >= 1 for kind in kinds)
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of an undisturbed run."""
+class Whole:
+    """An undisturbed run."""
 
-    whole: float
-    ready: float  # until the journal is there
-    step: float  # the longest
+    digest: dict[str, str]
+    kinds: set[str]  # of work: blocks, pieces of a GGUF file
+    seconds: float
+    steps: int  # in the journal
+    working: float  # seconds from its first block to its last
+    end: float  # seconds from there on
 
 
-def watched(command: list[str], journal: Path) -> Times:
-    """Run a command and look on."""
+@dataclass
+class Figures:
+    """What happened with one output."""
+
+    model: str
+    recipe: str
+    kills: int = 0
+    when: dict[str, int] = field(default_factory=dict)
+    resumed: int = 0
+    mismatches: int = 0
+    again: list[float] = field(default_factory=list)  # share of the whole, by kill
+    blocks: list[float] = field(default_factory=list)  # the same in blocks
+
+
+def steps_of(journal: Path) -> int:
+    """Finished steps by the journal."""
+    with contextlib.suppress(OSError):
+        return journal.read_bytes().count(b' {"done":')
+    return 0
+
+
+def undisturbed(command: list[str], out: Path, log: Path) -> Whole:
+    """Run a command as it is."""
     began = time.time()
-    ready = 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    times: dict[int, float] = {}
+    most = 0
     while process.poll() is None:
-        count, at = steps_of(journal)
-        if not ready and journal.exists():
-            ready = time.time() - began
-        if count:
-            times.setdefault(count, at)
-        time.sleep(0.005)
-    whole = time.time() - began
+        most = max(most, steps_of(journal_of(out)))
+        time.sleep(LOOK_EVERY)
     if process.returncode:
         assert process.stderr is not None
         sys.exit(f"{' '.join(command)}: {process.stderr.read().decode()}")
-    moments = [*times.values()]
-    gaps = [later - at for at, later in pairwise(moments)]
-    return Times(whole, ready, max(gaps, default=whole))
+    seconds = time.time() - began
+    steps = [event for event in events(log) if event["event"] == "step"]
+    first, last = steps[0]["time"] - began, steps[-1]["time"] - began
+    kinds = {step["kind"] for step in steps}
+    return Whole(digest(out), kinds, seconds, max(1, most), last - first, seconds - last)
 
 
-def one_output(
-    command: list[str], out: Path, times: Times, expected: dict[str, str], left: int, tally: Tally
-) -> None:
-    """Kill, begin again, and compare at the end. left: how many kills are still wanted."""
-    journal = out.with_name(f".{out.name}.partial") / "journal"
-    tally.runs += 1
-    for kills in range(MOST_KILLS + 1):
-        finished, _ = steps_of(journal)
-        tally.resumed += finished > 0
-        began = time.time()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        stop = kills < MOST_KILLS and left > 0
-        try:
-            first = 0.0 if random.random() < 1 / 6 else times.ready
-            moment = random.uniform(first, times.whole)
-            _, said = process.communicate(timeout=moment if stop else None)
-        except subprocess.TimeoutExpired:
-            moment = time.time()
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            tally.kills += 1
-            left -= 1
-            count, at = steps_of(journal)
-            if count:
-                # Starting up comes again with every command, and is no work of this one.
-                lost = moment - max(at, began + times.ready)
-                tally.redone.append(max(0.0, lost) / (times.whole - times.ready))
-            else:
-                tally.before += 1
-            if not out.exists():
-                continue
+def journal_of(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial") / "journal"
+
+
+def kill(command: list[str], whole: Whole, out: Path, log: Path) -> bool:
+    """Start a command and kill it at random; False where it came to its end before."""
+    have = steps_of(journal_of(out))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    where = random.random()
+    if where < 1 / 6:
+        more = random.uniform(0, whole.seconds)
+    elif where < 1 / 2:
+        while process.poll() is None and not Work.of(events(log)).ended(whole.kinds):
+            time.sleep(LOOK_EVERY)
+        more = random.uniform(0, whole.end)
+    else:
+        wanted = random.randint(min(have + 1, whole.steps), whole.steps)
+        while process.poll() is None and steps_of(journal_of(out)) < wanted:
+            time.sleep(LOOK_EVERY)
+        more = random.uniform(0, whole.working / whole.steps)
+    try:
+        _, said = process.communicate(timeout=more)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return True
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: {said.decode()}")
+    return False
+
+
+def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) -> None:
+    """Kill, begin again, and compare at the end."""
+    known: dict[str, float] = {}  # what the logs say is finished
+    lost: list[Work] = []  # of commands that were killed, until another tells what it took over
+    for tries in range(MOST_KILLS + 1):
+        log = out.with_name(f"log-{tries}")
+        killed = False
+        words = [*command, "--log-file", str(log)]
+        if tries < MOST_KILLS:
+            killed = kill(words, whole, out, log)
         else:
-            if process.returncode:
-                sys.exit(f"{' '.join(command)}: {said.decode()}")
-        break
-    if digest(out) != expected:
-        tally.mismatches += 1
+            subprocess.run(words, capture_output=True, check=True)
+        work = Work.of(events(log))
+        took = any("going on with an earlier run" in e.get("text", "") for e in events(log))
+        figures.resumed += took
+        if work.began or not killed:
+            for one in lost:
+                _done_again(one, work, known, whole, figures)
+            lost = []
+        for kind, done in work.done.items():
+            known[kind] = max(known.get(kind, 0.0), done)
+        if not killed:
+            break
+        figures.kills += 1
+        lost.append(work)
+        if out.exists():
+            _count(figures, "named")
+            break
+        stage = "end" if work.ended(whole.kinds) or work.last in ("export", "verify") else "blocks"
+        if known and all(known.get(kind, 0.0) >= 1 for kind in whole.kinds) and not work.done:
+            stage = "end"
+        if not work.done and stage == "blocks" and not events(log):
+            stage = "start"
+        _count(figures, stage)
+    figures.mismatches += digest(out) != whole.digest
     # Killed behind its last step a run leaves an empty folder, which the next command removes.
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    beside = [path.name for path in out.parent.iterdir() if path != out and path.name != "whole"]
+    subprocess.run(command, capture_output=True, check=False)
+    beside = [
+        path.name
+        for path in out.parent.iterdir()
+        if path != out and not path.name.startswith(("whole", "log-"))
+    ]
     if beside:
-        print(f"left beside {out}: {beside}")
-        tally.mismatches += 1
+        print(f"left beside {out}: {beside}", flush=True)
+        figures.mismatches += 1
     shutil.rmtree(out) if out.is_dir() else out.unlink()
+    for log in out.parent.glob("log-*"):
+        log.unlink()
+
+
+def _done_again(
+    lost: Work, work: Work, known: dict[str, float], whole: Whole, figures: Figures
+) -> None:
+    """What one killed command had begun, and the next one did not take over."""
+    again, blocks = 0.0, 0.0
+    for kind in whole.kinds:
+        parts = lost.parts.get(kind) or work.parts.get(kind, 1)
+        # A command that finds a kind finished tells nothing of it.
+        gone = max(0.0, known.get(kind, 0.0) - work.began.get(kind, 1.0))
+        under_way = 1 / parts if known.get(kind, 0.0) < 1 and kind in work.began else 0.0
+        again += (gone + under_way) / len(whole.kinds)
+        blocks += (gone + under_way) * parts / (1 if kind == "block" else UNIT_PIECES)
+    figures.again.append(again)
+    figures.blocks.append(blocks)
+
+
+def _count(figures: Figures, stage: str) -> None:
+    figures.when[stage] = figures.when.get(stage, 0) + 1
+
+
+def told(lines: list[Event]) -> int:
+    """Print the sums; how many outputs were not as they should be."""
+    print(f"{'model':>6} {'recipe':>18} {'runs':>5} {'kills':>6} {'start':>6} {'blocks':>7} "
+          f"{'end':>5} {'named':>6} {'resumed':>8} {'mismatches':>11} {'again: mean':>12} "
+          f"{'most':>7} {'blocks':>7}")  # fmt: skip
+    groups: dict[tuple[str, str], list[Event]] = {}
+    for line in lines:
+        groups.setdefault((line["model"], line["recipe"]), []).append(line)
+    everything: list[Event] = []
+    for (model, recipe), group in [*sorted(groups.items()), (("all", ""), everything)]:
+        if group is not everything:
+            everything += group
+        when = sum((Counter(one["when"]) for one in group), Counter[str]())
+        again = [share for one in group for share in one["again"]]
+        blocks = [share for one in group for share in one["blocks"]]
+        print(
+            f"{model:>6} {recipe:>18} {len(group):5} {sum(one['kills'] for one in group):6} "
+            f"{when['start']:6} {when['blocks']:7} {when['end']:5} {when['named']:6} "
+            f"{sum(one['resumed'] for one in group):8} "
+            f"{sum(one['mismatches'] for one in group):11} "
+            f"{sum(again) / max(1, len(again)):12.2%} {max(again, default=0):7.2%} "
+            f"{max(blocks, default=0):7.2f}"
+        )
+    return sum(one["mismatches"] + any(b > 1.001 for b in one["blocks"]) for one in lines)
 
 
 def main() -> None:
+    """Run the bar, or a part of it."""
     parser = argparse.ArgumentParser(description="SIGKILL at random moments")
-    parser.add_argument("model")
-    parser.add_argument("--recipe", action="append", required=True)
-    parser.add_argument("--kills", type=int, default=100, help="of each recipe")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--option", action="append", default=[], help="such as --option=--samples=8"
-    )
+    parser.add_argument("--model", action="append", help="tiny, deep or a folder; default: both")
+    parser.add_argument("--recipe", action="append", help="with =importance: measure importance")
+    parser.add_argument("--kills", type=int, default=20, help="of each recipe on each model")
+    parser.add_argument("--seconds", type=float, help="begin no output after this time")
+    parser.add_argument("--figures", type=Path, help="to add a line for each output to")
+    parser.add_argument("--sum", type=Path, help="add up such a file, and do nothing else")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--option", action="append", help="such as --option=--samples=8")
     given = parser.parse_args()
+    if given.sum is not None:
+        sys.exit(told([json.loads(line) for line in given.sum.read_text().splitlines()]) > 0)
     random.seed(given.seed)
-    bad = 0
-    print(f"{'recipe':>16} {'runs':>5} {'kills':>6} {'before':>7} {'resumed':>8} {'mismatches':>11}"
-          f" {'redone':>15} {'step':>7} {'seconds':>8}")  # fmt: skip
-    for recipe in given.recipe:
-        with tempfile.TemporaryDirectory() as folder:
-            base = [sys.executable, "-m", "qtool", "quantize", given.model, "--recipe", recipe]
-            base += [word for option in given.option for word in option.split("=")]
-            whole_out, out = Path(folder) / "whole", Path(folder) / "out"
-            journal = whole_out.with_name(".whole.partial") / "journal"
-            times = watched([*base, "-o", str(whole_out)], journal)
-            expected, tally = digest(whole_out), Tally()
-            while tally.kills < given.kills:
-                left = given.kills - tally.kills
-                one_output([*base, "-o", str(out)], out, times, expected, left, tally)
-            mean = sum(tally.redone) / max(1, len(tally.redone))
-            most = max(tally.redone, default=0.0)
-            work = times.whole - times.ready
-            print(f"{recipe:>16} {tally.runs:5} {tally.kills:6} {tally.before:7} "
-                  f"{tally.resumed:8} {tally.mismatches:11} {mean:7.2%} {most:7.2%} "
-                  f"{times.step / work:7.2%} {times.whole:8.2f}", flush=True)  # fmt: skip
-            bad += tally.mismatches
-    sys.exit(bad > 0)
+    recipes = given.recipe or ["w4g128-awq", "w4g128-gptq", "q4_k_m", "q4_k_m=importance"]
+    options = given.option or ["--samples=8", "--length=128"]
+    until = time.monotonic() + (given.seconds or 1e9)
+    lines: list[Event] = []
+    for name in given.model or ["tiny", "deep"]:
+        for recipe in recipes:
+            with tempfile.TemporaryDirectory() as root:
+                folder = Path(root)
+                model = str(deep(folder / "model")) if name == "deep" else name
+                plain, _, importance = recipe.partition("=")
+                command = [sys.executable, "-m", "qtool", "quantize", model, "--recipe", plain]
+                if importance:
+                    command += ["--set", "importance=true"]
+                if importance or plain.startswith("w"):
+                    command += [word for option in options for word in option.split("=")]
+                work = folder / "work"
+                work.mkdir()
+                whole_out, log = work / "whole", work / "whole.log"
+                whole = undisturbed(
+                    [*command, "-o", str(whole_out), "--log-file", str(log)], whole_out, log
+                )
+                kills = 0
+                while kills < given.kills and time.monotonic() < until:
+                    figures = Figures(name, recipe)
+                    out = work / "out"
+                    one_output([*command, "-o", str(out)], out, whole, figures)
+                    kills += figures.kills
+                    lines.append(asdict(figures))
+                    if given.figures is not None:
+                        with given.figures.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(asdict(figures)) + "\n")
+    sys.exit(told(lines) > 0)
 
 
 if __name__ == "__main__":
