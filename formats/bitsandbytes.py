@@ -15,19 +15,13 @@ Source: bitsandbytes' functional.int8_vectorwise_dequant, and the keys that tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import UnsupportedError
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import stored_codes
-from qtool.formats.facts import ArtifactScheme, Look, names_of
-from qtool.formats.read_only import choose as choose
-from qtool.formats.read_only import config as config
-from qtool.formats.read_only import pack as pack
-from qtool.formats.read_only import side_files as side_files
-from qtool.formats.read_only import specs as specs
-from qtool.formats.read_only import supports as supports
-from qtool.formats.read_only import supports_together as supports_together
+from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, left_out, names_of
+from qtool.formats.safetensors_header import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -40,6 +34,8 @@ else:
 NAME = "bitsandbytes"
 CODES = ("weight",)
 SCHEME = Scheme(8, -1, True, "float32", outer="after")
+OUTER = float(np.float32(1 / 127))
+THRESHOLD = 6.0  # of |x|, from which on bitsandbytes keeps a column of the input in float16
 
 
 def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
@@ -58,8 +54,7 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
             f"{module}: weight_format is {layout:g}; only 0, rows one after another, is read"
         )
     scheme, shape = scheme_in(module, stored_codes.looking(get), found)
-    outer = float(np.float32(1 / 127))
-    return stored_codes.read_bytes(module, get, scheme, shape, f"{module}.SCB", outer=outer)
+    return stored_codes.read_bytes(module, get, scheme, shape, f"{module}.SCB", outer=OUTER)
 
 
 def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
@@ -71,3 +66,71 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     dense = names_of(config.get("llm_int8_skip_modules"))
     kind = str(config.get("bnb_4bit_quant_type") or "")
     return ArtifactScheme(NAME, NAME, SCHEME if eight else None, "int8" if eight else kind, dense)
+
+
+def threshold_of(config: Mapping[str, Any]) -> float:
+    """llm_int8_threshold; FormatError where it is no number."""
+    value = config.get("llm_int8_threshold", THRESHOLD)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise FormatError(
+            f"quantization_config: llm_int8_threshold is {value!r:.40}; expected a number from 0 on"
+        )
+    return float(value)
+
+
+def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
+    """There is one layout."""
+    return Options("")
+
+
+def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | None:
+    """Why a matrix [out, in] cannot be stored, or None."""
+    if scheme != SCHEME:
+        return f"bitsandbytes' int8 has 8 bits, symmetric, and one scale a row, not {scheme}"
+    return None
+
+
+def supports_together(schemes: Iterable[Scheme]) -> str | None:
+    """There is one scheme."""
+    return None
+
+
+def specs(
+    module: str, scheme: Scheme, shape: tuple[int, ...], options: Options
+) -> list[TensorSpec]:
+    """The tensors that store a matrix [out, in]."""
+    return [
+        TensorSpec(f"{module}.weight", "I8", shape),
+        TensorSpec(f"{module}.SCB", "F32", shape[:1]),
+        TensorSpec(f"{module}.weight_format", "U8", ()),
+    ]
+
+
+def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
+    """The stored tensors of one matrix; FormatError where it cannot be stored exactly."""
+    reason = supports(quant.scheme, quant.shape, options)
+    if reason or quant.outer != OUTER or (quant.zero != 128).any():
+        raise FormatError(f"{module}: {reason or 'rows are not scaled as bitsandbytes does it'}")
+    return {
+        f"{module}.weight": stored_codes.signed(quant.codes, 8),
+        f"{module}.SCB": stored_codes.stored_scale(module, quant).reshape(-1),
+        f"{module}.weight_format": np.zeros((), np.uint8),
+    }
+
+
+def config(facts: Facts, options: Options) -> dict[str, Any]:
+    """quantization_config of config.json, with the keys that transformers writes."""
+    return {
+        "quant_method": NAME,
+        "load_in_8bit": True,
+        "load_in_4bit": False,
+        "llm_int8_threshold": facts.outlier_threshold,
+        "llm_int8_skip_modules": left_out(facts),
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+    }
+
+
+def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:
+    """No further files."""
+    return {}

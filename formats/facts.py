@@ -52,6 +52,7 @@ class Facts:
     damp_percent: float | None = None  # None: the method was not GPTQ
     activations: Mapping[str, object] | None = None  # the recipe's table
     kv_cache: Mapping[str, object] | None = None  # likewise
+    outlier_threshold: float = 6.0  # of LLM.int8()
     act_order: bool = False  # g_idx is not k // group_size
     mse: bool = False
 

@@ -31,6 +31,7 @@ else:
 
 PROVENANCE = "qtool.json"
 LAYERS = "layers"  # its name, scheme and relative_error of each quantized matrix
+OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 # Where a quantization_config may lie beside config.json, and the key it has there.
 _CONFIG_FILES = (
     ("quantize_config.json", None),
@@ -267,8 +268,11 @@ class Artifact:
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A qtool.json as it is shown to people: without the line that each layer has in it."""
-    return {key: value for key, value in record.items() if key != LAYERS}
+    """A qtool.json as it is shown to people: without a line for each layer, and for each file."""
+    shown = {key: value for key, value in record.items() if key not in (LAYERS, OUTLIERS)}
+    if isinstance(source := shown.get("source"), Mapping) and "files" in source:
+        shown["source"] = {key: value for key, value in source.items() if key != "files"}
+    return shown
 
 
 def _codes_per_element(dtype: str, last: str, width: int) -> int:

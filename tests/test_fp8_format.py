@@ -263,9 +263,9 @@ def test_files_that_lie(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("module", [bitsandbytes, modelopt])
+@pytest.mark.parametrize("module", [modelopt])
 def test_what_is_read_only(module: ModuleType) -> None:
-    assert "not written" in str(module.supports(bitsandbytes.SCHEME, (8, 8), module.choose([])))
+    assert "not written" in str(module.supports(modelopt.NVFP4, (8, 16), module.choose([])))
     with pytest.raises(FormatError, match="not written"):
         module.config(Facts({}), module.choose([]))
 

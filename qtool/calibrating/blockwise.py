@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods
-from qtool.calibrating import cache, measure
+from qtool.calibrating import cache, measure, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.hidden import OnDisk, keep, take_up
@@ -39,7 +39,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import ExpertReport, LayerReport
+from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
 from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped, Scheme
 from qtool.transforms import awq, smooth, smooth_attention
@@ -131,7 +131,10 @@ def quantize_blocks(
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
-    return Outcome(layers, notes, given.record, experts)
+    found = [report for one in done for report in one.outliers]
+    if recipe.reports_outliers:
+        notes.append(outliers.note(found, recipe.llm_int8.threshold))
+    return Outcome(layers, notes, given.record, experts, found)
 
 
 def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
@@ -159,6 +162,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             calls = stream.calls[index]
             after = [block.run(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
     counts: dict[str, int] = {}
+    columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
     groups = _groups(wanted, run.recipe, plan.memory.setting.gram_bytes)
@@ -166,6 +170,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
         counts |= {site.id: stats[site.id].count for site in group}
+        if run.recipe.reports_outliers:
+            columns += outliers.found(group, stats, run.recipe.llm_int8.threshold)
         if group is groups[0]:
             with progress.stage("transform"):
                 for name in run.recipe.transform_chain:
@@ -192,7 +198,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             run.skeleton.advance(block, stream, run.workers)
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
-    return Outcome(layers, notes, None, _experts(block, wanted, counts))
+    return Outcome(layers, notes, None, _experts(block, wanted, counts), columns)
 
 
 def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None:
@@ -252,7 +258,7 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
         needs |= smooth.needs(recipe)
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
-    if recipe.measures_inputs:
+    if recipe.measures_inputs or recipe.reports_outliers:
         needs |= {"max_abs"}
     return needs
 

@@ -19,6 +19,7 @@ from qtool.scheme import GroupQuant, Scheme
 
 NEEDS: frozenset[str] = frozenset()
 
+_AT_ONCE = 1 << 18  # elements
 _WIDEST_BLOCK = 256  # the search's cost per weight grows with it
 
 
@@ -46,6 +47,8 @@ def quantize(
     threads: int = 1,
 ) -> Result:
     """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
+    if scheme.outer == "after":
+        return Result(by_rows(weight, scheme))
     if scheme.is_float:
         return Result(small_floats.quantize(weight, scheme, options.largest))
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
@@ -69,6 +72,23 @@ def quantize(
     )
     grid.check_scales(found.scale)
     return Result(GroupQuant(scheme, found.codes, found.scale, found.zero))
+
+
+def by_rows(weight: NDArray[np.float32], scheme: Scheme) -> GroupQuant:
+    """LLM.int8(): code = rint(w * (127 / s)), s the largest magnitude of a row, [out, in]. A row
+    that is zero throughout gets scale 1."""
+    largest = np.maximum(weight.max(1), -weight.min(1))
+    largest[largest == 0] = 1
+    # Below, 127 / s would be infinite.
+    largest = np.maximum(largest, np.float32(2.0**-118))
+    codes = np.empty(weight.shape, np.uint8)
+    step = max(1, _AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        part = slice(start, start + step)
+        rounded = np.rint(weight[part] * (np.float32(127) / largest[part, None]))
+        codes[part] = (rounded + 128).astype(np.uint8)
+    zero = np.full((len(weight), 1), 128, np.uint8)
+    return GroupQuant(scheme, codes, largest[:, None], zero, None, float(np.float32(1 / 127)))
 
 
 def diagonal_blocks(gram: NDArray[np.floating], width: int) -> NDArray[np.float32]:

@@ -110,6 +110,8 @@ def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
 
 
 def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    if recipe.format in ("bitsandbytes", "qserve"):
+        return []
     shapes: Counter[tuple[int, ...]] = Counter()
     for tensor in quantized:
         out, width = tensor.shape

@@ -10,6 +10,8 @@
     nvfp4       t = e4m3(m / 6 * g) / g, m of 16, g stored; e2m1(clamp(x / t, -6, 6)) * t
     mxfp8       s = 2^(floor(log2(m * 8 / 7)) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
     mxfp4       s = 2^(floor(log2(m * 8 / 7)) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
+    llm.int8    columns in which some |x| of the tokens together reaches 6 are float16, the others
+                int8 with s = m / 127, m of what is left of a token
     kept        of keys and values as they come: s = float16((high - low) / 15) of a token and head,
                 z = float16(-15 * low / (high - low)); (clamp(rint(x / s + z), 0, 15) - z) * s
 
@@ -141,6 +143,24 @@ def microscaling(bits: int) -> Rounding:
         return (number(runs / scale) * scale).view(x.shape)
 
     return Rounding(f"mxfp{bits}", rounded)
+
+
+def llm_int8(threshold: float) -> Rounding:
+    """bitsandbytes': columns with outliers among the tokens that come together stay float16.
+
+    0: none do. The largest number that a token's scale comes of is that below the threshold, in
+    whichever column.
+    """
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        outliers = rows.abs() >= (threshold or float("inf"))
+        left = torch.where(outliers, 0.0, rows)
+        scale = (left.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
+        codes = (left / scale).round_() * scale
+        return torch.where(outliers.any(0), half(rows), codes).view(x.shape)
+
+    return Rounding("llm.int8", rounded)
 
 
 def kept_of_heads(bits: int, kind: str, scales: Sequence[float]) -> Rounding:

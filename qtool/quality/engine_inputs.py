@@ -5,6 +5,7 @@
     compressed-tensors                 input_activations of the matrix's group, kv_cache_scheme
     fp8                                activation_scheme: per tensor as stored, or as inputs come,
                                        per token or per 128 columns where weights have blocks
+    bitsandbytes                       int8 but for columns with outliers, llm_int8_threshold
     modelopt                           FP8 and NVFP4 on both sides, by what each matrix is stored
                                        as; kv_cache_quant_algo
 
@@ -20,6 +21,7 @@ import numpy as np
 from qtool.artifact import Artifact, quantization_config
 from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
+from qtool.formats.bitsandbytes import threshold_of
 from qtool.formats.compressed_tensors_config import group_of
 from qtool.gguf.weights import GgufWeights
 from qtool.gguf_types import BlockType
@@ -64,7 +66,8 @@ def declared(artifact: Artifact) -> Activations:
         else:
             found[name] = rounding
     if artifact.found.format == "bitsandbytes":
-        left["inputs in int8 and float16, as bitsandbytes parts them"] = None
+        parted = known.llm_int8(threshold_of(quantization_config(artifact.checkpoint)))
+        found = {n: parted for n, e in artifact.entries.items() if isinstance(e.scheme, Scheme)}
     kept = None
     scheme = _cache_scheme(quantization_config(artifact.checkpoint))
     if scheme is not None:

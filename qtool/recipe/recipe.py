@@ -30,7 +30,15 @@ from qtool.recipe.file import (
 )
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
-from qtool.recipe.weights import Activations, KvCache, Override, Weights, WeightsPatch, patched
+from qtool.recipe.weights import (
+    Activations,
+    KvCache,
+    LlmInt8,
+    Override,
+    Weights,
+    WeightsPatch,
+    patched,
+)
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -85,7 +93,7 @@ class Recipe(NamedTable):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
-    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "dense"]
+    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "dense"]
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()
     activations: Activations | None = None
@@ -96,6 +104,7 @@ class Recipe(NamedTable):
     rtn: RtnOptions = RtnOptions()
     gptq: GptqOptions = GptqOptions()
     awq: AwqOptions = AwqOptions()
+    llm_int8: LlmInt8 = LlmInt8()
     rotate: RotateOptions = RotateOptions()
     smooth: SmoothOptions = SmoothOptions()
     smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
@@ -160,6 +169,12 @@ class Recipe(NamedTable):
 
     def _check_numbers(self, weights: Weights) -> None:
         """Types of numbers go with some formats and methods."""
+        if self.format == "bitsandbytes" and (self.method != ("rtn",) or self.rtn.clip):
+            raise conflict(
+                "method",
+                "bitsandbytes divides each row by its largest magnitude and rounds: "
+                "`method: rtn` without clip",
+            )
         if self.format == "fp8" and weights.type != "fp8":
             raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
         if weights.type != "int":
@@ -255,7 +270,7 @@ class Recipe(NamedTable):
     def calibrates(self) -> bool:
         """Whether a forward pass is needed."""
         looks = set(self.transform_chain) - {"rotate"} or self.learns_rotations
-        measured = self.measures_inputs or self.measures_cache
+        measured = self.measures_inputs or self.measures_cache or self.reports_outliers
         return self.rounding == "gptq" or bool(looks) or measured
 
     @property
@@ -282,6 +297,11 @@ class Recipe(NamedTable):
     def measures_inputs(self) -> bool:
         """Whether the largest input of each layer is stored as a scale."""
         return self.activations is not None and not self.activations.dynamic
+
+    @property
+    def reports_outliers(self) -> bool:
+        """Whether the columns of inputs that LLM.int8() keeps apart are looked for."""
+        return self.format == "bitsandbytes" and self.llm_int8.outliers
 
     @property
     def measures_cache(self) -> bool:

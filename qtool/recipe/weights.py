@@ -9,6 +9,7 @@ weights:
   rows: 128            # with fp8: output features that share a scale; -1 is all of them
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -72,7 +73,7 @@ class Weights(Table):
     def scheme(self, format_: str) -> Scheme:
         """The scheme that a format stores it under."""
         if self.type == "int":
-            return Scheme(self.bits, self.group_size, self.symmetric)
+            return _of_whole_numbers(self, format_)
         if self.type in _FIXED:
             outer = "divides" if self.type == "nvfp4" else ""
             book = "e2m1" if self.bits == 4 else "e4m3"
@@ -81,6 +82,14 @@ class Weights(Table):
         # that are stored in it are the same everywhere.
         dtype = "float32" if format_ == "fp8" else "bfloat16"
         return Scheme(8, self.group_size, True, dtype, "e4m3", self.rows)
+
+
+def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
+    """Formats differ in how they store the scales of whole numbers."""
+    scheme = Scheme(weights.bits, weights.group_size, weights.symmetric)
+    if format_ == "bitsandbytes":
+        return replace(scheme, scale_dtype="float32", outer="after")
+    return scheme
 
 
 class WeightsPatch(Table):
@@ -97,10 +106,11 @@ def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
     """`scheme` with the keys that `patch` gives."""
     if scheme.is_float:
         return scheme
-    return Scheme(
-        scheme.bits if patch.bits is None else patch.bits,
-        scheme.group_size if patch.group_size is None else patch.group_size,
-        scheme.symmetric if patch.symmetric is None else patch.symmetric,
+    return replace(
+        scheme,
+        bits=scheme.bits if patch.bits is None else patch.bits,
+        group_size=scheme.group_size if patch.group_size is None else patch.group_size,
+        symmetric=scheme.symmetric if patch.symmetric is None else patch.symmetric,
     )
 
 
@@ -167,3 +177,12 @@ class KvCache(Table):
         if self.dynamic and self.scale != "head":
             raise PydanticCustomError("dynamic", "dynamic: true goes with scale head", {})
         return self
+
+
+class LlmInt8(Table):
+    """LLM.int8(): columns of the input that reach the threshold are kept in float16."""
+
+    threshold: float = Field(default=6.0, ge=0, description="of |x|; written into the config")
+    outliers: bool = Field(
+        default=False, description="measure which columns of each input reach the threshold"
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from qtool.runs.summary import ExpertReport, LayerReport
+from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,4 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     calibration: dict[str, Any] | None = None  # digest, samples, length, seed, source kind
     experts: list[ExpertReport] = field(default_factory=list)
+    outliers: list[OutlierReport] = field(default_factory=list)  # of LLM.int8()

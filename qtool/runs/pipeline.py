@@ -19,7 +19,7 @@ from qtool import methods
 from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
-from qtool.plan.plan import Plan, make_plan
+from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.runs import modelcard, provenance, resume
@@ -88,7 +88,14 @@ def run(request: Request, progress: Progress) -> Summary:
                 outcome = replace(outcome, notes=[*rotations.notes(), *outcome.notes])
             progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
             with progress.stage("export"):
-                record = provenance.record(request.recipe, checkpoint, request.model, outcome)
+                shards = request.max_shard_bytes
+                record = provenance.record(
+                    request.recipe,
+                    checkpoint,
+                    request.model,
+                    outcome,
+                    None if shards == MAX_SHARD_BYTES else shards,
+                )
                 if rotations is not None:
                     record["rotation"] = rotations.record(request.recipe.rotate)
                 sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
@@ -109,6 +116,7 @@ def run(request: Request, progress: Progress) -> Summary:
         tensors=plan.counts,
         layers=outcome.layers,
         experts=outcome.experts,
+        outliers=outcome.outliers,
         warnings=warnings,
         notes=outcome.notes,
         dropped=[

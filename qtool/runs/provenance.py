@@ -7,7 +7,6 @@ gives the same bytes everywhere.
 """
 
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.artifact import LAYERS
+from qtool.artifact import LAYERS, OUTLIERS
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
+from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Recipe
 from qtool.runs.outcome import Outcome
 
@@ -26,21 +26,38 @@ SCHEMA = 1
 _CPU_KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
-def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome) -> dict[str, Any]:
-    """The provenance of a finished run. `model` is what the user typed."""
+def record(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    model: str,
+    outcome: Outcome,
+    max_shard_bytes: int | None = None,
+) -> dict[str, Any]:
+    """The provenance of a finished run. `model` is what the user typed.
+
+    max_shard_bytes: where it is not the usual one.
+    """
+    asked: dict[str, Any] = {}
+    if recipe.changes:
+        asked["set"] = list(recipe.changes)
+    if max_shard_bytes is not None:
+        asked["max_shard_bytes"] = max_shard_bytes
     return {
         "schema": SCHEMA,
         "qtool_version": __version__,
         "recipe": {"name": recipe.name, **portable(recipe, outcome.calibration)},
+        **asked,
         "source": {
             # Not config.json's _name_or_path: that of a fine-tune may be its base model.
             "name": hub.public_name(model),
             "digest": f"sha256:{checkpoint.digest()}",
+            "files": {name: f"sha256:{one}" for name, one in checkpoint.file_digests.items()},
             **made_from(checkpoint),
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
         "environment": environment() if recipe.calibrates else None,
+        **_outliers(recipe, outcome),
         LAYERS: [
             # Four digits: the last ones of a sum depend on the threads that it was made by.
             {**asdict(layer), "relative_error": float(f"{layer.relative_error:.4g}")}
@@ -50,27 +67,21 @@ def record(recipe: Recipe, checkpoint: Checkpoint, model: str, outcome: Outcome)
     }
 
 
+def _outliers(recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
+    """What LLM.int8() will keep in float16, as far as the calibration text shows it."""
+    if not recipe.reports_outliers:
+        return {}
+    found = [
+        {**asdict(report), "largest": float(f"{report.largest:.4g}")} for report in outcome.outliers
+    ]
+    return {OUTLIERS: {"threshold": recipe.llm_int8.threshold, "inputs": found}}
+
+
 def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where the source was itself made of something else, such as a GGUF file: what that was."""
     beside = checkpoint.folder / FILE_NAME
     made = read_json(beside).get("made_from") if beside.is_file() else None
     return {} if made is None else {"made_from": made}
-
-
-def portable(recipe: Recipe, calibrated: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Every key of the recipe; the path of a calibration file gives way to the word `file`.
-
-    `calibrated`, what really was, counts where statistics came from a file of other settings.
-    """
-    keys = recipe.effective()
-    if calibrated is not None and calibrated.get("error_aware") is False:
-        known = keys["calibration"]
-        known.update({key: calibrated[key] for key in known if key in calibrated})
-        return keys
-    source = recipe.calibration.source
-    if source is not None and Path(source).exists():
-        keys["calibration"]["source"] = "file"
-    return keys
 
 
 def environment() -> dict[str, str]:

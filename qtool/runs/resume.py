@@ -21,7 +21,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import ExpertReport, LayerReport
+from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
 from qtool.runs.workspace import Workspace
 
 OUTSIDE = "outside of blocks"
@@ -78,18 +78,29 @@ def commit(
         layers=[asdict(layer) for layer in outcome.layers],
         notes=outcome.notes,
         experts=[asdict(report) for report in outcome.experts],
+        outliers=[asdict(report) for report in outcome.outliers],
         hidden=hidden,
     )
 
 
-def outcome_of(entry: Mapping[str, Any]) -> Outcome:
-    """What commit() was given."""
-    return Outcome(
-        [LayerReport(**layer) for layer in entry["layers"]],
-        list(entry["notes"]),
-        None,
-        [ExpertReport(**report) for report in entry["experts"]],
+def outcome_of(entry: Mapping[str, Any]) -> Outcome | None:
+    """What commit() was given; None for a line that it never wrote."""
+    try:
+        layers = [LayerReport(**layer) for layer in entry["layers"]]
+        experts = [ExpertReport(**report) for report in entry["experts"]]
+        outliers = [OutlierReport(**report) for report in entry["outliers"]]
+        notes = list(entry["notes"])
+    except (KeyError, TypeError):
+        return None
+    good = (
+        all(isinstance(note, str) for note in notes)
+        and all(isinstance(one.name, str) and isinstance(one.scheme, str) for one in layers)
+        and all(isinstance(one.relative_error, int | float) for one in layers)
+        and all(isinstance(one.name, str) and isinstance(one.tokens, list) for one in experts)
+        and all(type(count) is int for one in experts for count in one.tokens)
+        and all(isinstance(one.name, str) and isinstance(one.columns, list) for one in outliers)
     )
+    return Outcome(layers, notes, None, experts, outliers) if good else None
 
 
 def finished(journal: Journal, sink: Sink, block: int | None) -> Outcome | None:
@@ -97,10 +108,11 @@ def finished(journal: Journal, sink: Sink, block: int | None) -> Outcome | None:
     entry = journal.done.get(unit(block))
     if entry is None:
         return None
-    if not sink.restore(block, entry["checksums"]):
+    outcome = outcome_of(entry)
+    if outcome is None or not sink.restore(block, entry.get("checksums")):
         journal.forget_from(unit(block))
         return None
-    return outcome_of(entry)
+    return outcome
 
 
 def finished_blocks(
@@ -115,7 +127,7 @@ def finished_blocks(
         done.append(outcome)
     while done and len(done) < count:
         name = unit(len(done) - 1)
-        if take_up(len(done), journal.done[name]["hidden"]):
+        if take_up(len(done), journal.done[name].get("hidden")):
             break
         sink.forget(len(done) - 1)
         journal.forget_from(name)

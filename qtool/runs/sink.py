@@ -140,6 +140,7 @@ def artifact_facts(plan: Plan) -> Facts | None:
         act_order=recipe.reorders_groups,
         mse=recipe.rounding == "gptq" and options.mse,
         activations=None if recipe.activations is None else recipe.activations.model_dump(),
+        outlier_threshold=recipe.llm_int8.threshold,
         kv_cache=None if recipe.kv_cache is None else recipe.kv_cache.model_dump(),
     )
 

@@ -29,6 +29,15 @@ class ExpertReport:
 
 
 @dataclass(frozen=True)
+class OutlierReport:
+    """Columns of one input in which some number reached LLM.int8()'s threshold in calibration."""
+
+    name: str  # the first matrix that reads the input
+    columns: list[int]
+    largest: float  # |x| in any of its columns
+
+
+@dataclass(frozen=True)
 class Summary:
     """One finished `qtool quantize`."""
 
@@ -46,6 +55,7 @@ class Summary:
     warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
     notes: list[str] = field(default_factory=list)  # found out on the way
     dropped: list[dict[str, str]] = field(default_factory=list)  # name and reason of each
+    outliers: list[OutlierReport] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)  # what was planned: budget.Memory.json()
 
     def json(self) -> dict[str, Any]:

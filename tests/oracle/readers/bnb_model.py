@@ -1,0 +1,37 @@
+"""Runs where bitsandbytes and transformers are installed: load an int8 artifact on the CPU.
+
+Argument: [folder, tokens, output] as JSON; tokens are lists of ids. output gets `weight` of every
+Linear8bitLt in float32, as the library dequantizes it, and `logits`. Warnings of transformers about
+tensors that are missing or not used fail.
+"""
+
+import json
+import sys
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.functional import int8_vectorwise_dequant
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+
+def main() -> None:
+    folder, tokens, output = json.loads(sys.argv[1])
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[key], (key, sorted(info[key])[:5])
+    found: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, bnb.nn.Linear8bitLt):
+            weight = module.weight
+            assert weight.dtype == torch.int8 and module.state.threshold == 6.0, name
+            found[f"{name}.weight"] = int8_vectorwise_dequant(weight.data, weight.SCB).float()
+    with torch.no_grad():
+        found["logits"] = model(input_ids=torch.tensor(tokens)).logits.float()
+    save_file({name: value.contiguous() for name, value in found.items()}, output)
+    print(len(found) - 1)
+
+
+main()

@@ -1,0 +1,51 @@
+"""transformers loads our int8 artifacts with bitsandbytes on a CPU: the same weights, and nearly
+the same predictions (it computes in bfloat16 and float16 what the evaluator does in float32)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qtool.artifact import Artifact
+from qtool.calibrating.stream import Workers
+from qtool.hub import tiny_folder
+from qtool.quality.engine_inputs import activations
+from qtool.quality.forward import forward
+from qtool.quality.weights import open_weights
+from qtool.runs.progress import Progress
+
+pytestmark = pytest.mark.oracle
+
+
+def test_transformers_loads_it(
+    bitsandbytes: Callable[..., object], quantize: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = quantize("tiny", "int8-llmint8", "calibration.samples=4", "calibration.length=64")
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 2000, (1, 64), dtype=np.int64)
+    assert bitsandbytes("bnb_model.py", [str(out), tokens.tolist(), str(tmp_path / "theirs")]) == 28
+    theirs = load_file(tmp_path / "theirs")
+    for name, entry in Artifact.open(out).entries.items():
+        if entry.scheme is not None:
+            ours = Artifact.open(out).read(name).dequantize()
+            assert np.array_equal(theirs[name].numpy(), ours), name
+    with open_weights(out) as weights:
+        rounded = activations(weights, "plain")
+        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        with run.logits() as head:
+            logits = head(run.hidden)
+        plain = type(rounded)()
+        with Workers(1):
+            exact = forward(weights, plain, tokens, 1, Progress(quiet=True), keep=False)
+        with exact.logits() as head:
+            unrounded = head(exact.hidden)
+    there, here, without = (
+        torch.log_softmax(x.double(), -1) for x in (theirs["logits"], logits, unrounded)
+    )
+    difference = float((there - here).abs().mean())
+    of_rounding = float((without - here).abs().mean())
+    print(f"mean |difference| {difference:.4f} nat; rounding inputs alone: {of_rounding:.4f}")
+    assert difference < 0.08
