@@ -35,10 +35,10 @@ def _vocab(**more: Any) -> dict[str, Any]:
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, r"has no tokenizer\.json, which tells the vocabulary; write one with"),
-    "broken json": ({"tokenizer.json": '{"model": '}, r"tokenizer\.json: is not JSON \("),
-    "deep json": ({"tokenizer.json": "[" * 100_000}, r"tokenizer\.json: is not JSON \("),
-    "not utf-8": ({"tokenizer.json": b'{"model": "\xff"}'}, r"tokenizer\.json: is not JSON \("),
-    "a list": ({"tokenizer.json": []}, "holds a list, expected a JSON object"),
+    "broken json": ({"tokenizer.json": '{"model": '}, r"tokenizer\.json: not valid JSON \("),
+    "deep json": ({"tokenizer.json": "[" * 100_000}, "nested too deeply"),
+    "not utf-8": ({"tokenizer.json": b'{"model": "\xff"}'}, r"tokenizer\.json: not valid JSON \("),
+    "a list": ({"tokenizer.json": []}, "expected a JSON object, found list"),
     "no model": ({"tokenizer.json": {}}, "has no 'model' object"),
     "other model": (_json(type="WordPiece"), "its model is 'WordPiece'; qtool writes BPE and"),
     "no vocabulary": (_json(vocab={}), r"has no vocabulary \(model\.vocab\)"),

@@ -22,7 +22,7 @@ UNIGRAM, BPE = 1, 2
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One entry of the vocabulary; its type's numbers are GGUF's token types."""
 
@@ -97,6 +97,8 @@ def _piece(data: memoryview, where: str) -> Piece:
             score = struct.unpack("<f", content)[0]
         elif number == 3 and wire == _VARINT:
             kind = value
+    if not text:
+        raise FormatError(f"{where}: a piece is empty, so this is no SentencePiece model")
     if not isfinite(score):
         raise FormatError(f"{where}: the piece {text!r} has the score {score}; get the file again")
     if not 1 <= kind <= 6:

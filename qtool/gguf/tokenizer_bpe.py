@@ -135,8 +135,8 @@ def _ends(
         return first, last
     before: list[int] = []
     after: list[int] = []
-    parts = processor.get("processors") or [processor] if isinstance(processor, dict) else []
-    for part in parts:
+    parts = processor.get("processors") if isinstance(processor, dict) else []
+    for part in parts if isinstance(parts, list) and parts else [processor]:
         single = part.get("single") if isinstance(part, dict) else None
         target = before
         for item in single if isinstance(single, list) else ():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.errors import FormatError, SourceError
+from qtool.formats.safetensors_file import read_json
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -41,15 +42,7 @@ class Vocabulary:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or an empty one where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise FormatError(f"{path}: is not JSON ({error}); get the file again") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
-    return value
+    return read_json(path) if path.is_file() else {}
 
 
 def check_text(text: str, where: str) -> str:

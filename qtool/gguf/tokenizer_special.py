@@ -54,7 +54,8 @@ def special_metadata(
         processor = data.get("post_processor") or {}
         if not isinstance(processor, dict):
             raise FormatError(f"{folder}: the post_processor of tokenizer.json is not an object")
-        for part in processor.get("processors") or [processor]:
+        parts = processor.get("processors")
+        for part in parts if isinstance(parts, list) and parts else [processor]:
             _read_processor(part, named, adds, extra)
     ids: dict[str, int] = {}
     for kind in (*NAMED, *extra) if tokenizer_config else ():
@@ -238,7 +239,8 @@ def _normalizer(normalizer: Mapping[str, Any]) -> dict[str, Value]:
                 if isinstance(entry.get(name), bool):
                     found[name] = bool(entry[name])
         elif kind == "Sequence":
-            for inner in entry.get("normalizers") or ():
+            inside = entry.get("normalizers")
+            for inner in inside if isinstance(inside, list) else ():
                 if isinstance(inner, dict):
                     walk(inner)
 

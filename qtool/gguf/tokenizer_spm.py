@@ -211,7 +211,8 @@ def _parts(entry: Any, inner: str) -> list[dict[str, Any]]:
     if not isinstance(entry, dict):
         return []
     if entry.get("type") == "Sequence":
-        return [part for item in entry.get(inner) or () for part in _parts(item, inner)]
+        items = entry.get(inner)
+        return [p for i in (items if isinstance(items, list) else ()) for p in _parts(i, inner)]
     return [entry]
 
 
