@@ -123,7 +123,8 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder")
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Its SHA-256, in hexadecimal."""
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
@@ -238,11 +239,17 @@ class Checkpoint:
             raise UnsupportedError(f"{name}: {error}") from None
 
     @cached_property
-    def _digest(self) -> str:
-        named = {file.name: _hash_file(file) for file in self.files}
+    def file_digests(self) -> Mapping[str, str]:
+        """SHA-256 of each weight file, by name, and of the config as config.json. Reads all."""
+        named = {file.name: hash_file(file) for file in self.files}
         canonical = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
-        lines = [f"{digest}  {name}\n" for name, digest in sorted(named.items())]
-        lines.append(f"{hashlib.sha256(canonical.encode()).hexdigest()}  config.json\n")
+        return dict(sorted(named.items())) | {
+            "config.json": hashlib.sha256(canonical.encode()).hexdigest()
+        }
+
+    @cached_property
+    def _digest(self) -> str:
+        lines = [f"{digest}  {name}\n" for name, digest in self.file_digests.items()]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def digest(self) -> str:

@@ -36,6 +36,7 @@ class Measured:
     file: str | None = "imatrix.gguf"
     datasets: tuple[str, ...] = ("text.txt", "other.txt")
     chunks: int = 7
+    calibration: str | None = None
 
     @staticmethod
     def of(model: GgufSource, **more: object) -> "Measured":
@@ -116,9 +117,10 @@ def test_metadata_is_the_sources_then_llama_cpps_then_ours() -> None:
     recorded = json.loads(metadata["qtool.recipe"].value)
     assert recorded == {"name": "q4_k_m", **recipe_of("q4_k_m").effective()}
     assert metadata["qtool.source"] == string("hub/model")
-    run = Measured.of(SMALL, file=None, datasets=(), chunks=0)
+    run = Measured.of(SMALL, file=None, datasets=(), chunks=0, calibration='{"samples": 3}')
     keys = plan_of(model, "q4_k_m", importance=run).metadata.keys()
     assert [key for key in keys if "imatrix" in key] == ["quantize.imatrix.entries_count"]
+    assert "qtool.calibration" in keys
     assert not any("imatrix" in key for key in plan_of(model, "q4_k_m").metadata)
 
 

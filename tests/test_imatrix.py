@@ -595,7 +595,7 @@ def test_calibrate_tiny(tmp_path: Path, call: Call) -> None:
         sums = (x * x).sum(0)
         assert np.allclose(found.sums[name][0], sums, rtol=1e-4, atol=1e-6 * sums.max()), name
     assert said.out.startswith(f"{out}: importance of {len(seen)} tensors over 192 tokens")
-    record = json.loads(found.extra["qtool.calibrating.calibration"].value)
+    record = json.loads(found.extra["qtool.calibration"].value)
     assert record["samples"] == 3 and record["digest"].startswith("sha256:")
     assert found.chunk_size == 64 and found.datasets == ("file",)
     # Both files in one pass are the same as each by itself.

@@ -63,7 +63,9 @@ def test_card_says_what_was_done(tmp_path: Path) -> None:
     assert "- v to o of block 3 left out" in card
     # The errors of all layers are in qtool.json; the card shows the worst.
     shown = {key: value for key, value in record.items() if key != "layers"}
+    files = shown["source"].pop("files")
     assert json.loads(card.split("```json\n")[1].split("```")[0]) == shown
+    assert files.keys() == {"model.safetensors", "config.json"} and record["set"] == ["awq.grid=10"]
     assert len(record["layers"]) > modelcard.WORST_SHOWN
     assert record["qtool_version"] == __version__
     assert record["source"]["name"] == str(hub.ALIASES["llama-7b"])

@@ -26,11 +26,13 @@ from qtool.cli.doctor import doctor
 from qtool.cli.download import download
 from qtool.cli.eval import evaluate
 from qtool.cli.inspect import inspect
+from qtool.cli.matrix import matrix
 from qtool.cli.plan import plan
 from qtool.cli.push import push
 from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
 from qtool.cli.report import report
+from qtool.cli.reproduce import reproduce
 from qtool.cli.schema import schema
 from qtool.cli.verify import verify
 from qtool.errors import QtoolError, UsageError
@@ -69,6 +71,8 @@ app.command()(compare)
 app.command()(schema)
 app.command()(verify)
 app.command()(report)
+app.command()(matrix)
+app.command()(reproduce)
 for _command in (download, push, doctor):
     app.command()(_command)
 

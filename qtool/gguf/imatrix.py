@@ -79,6 +79,12 @@ class Importance:
     extra: Mapping[str, Value] = field(default_factory=dict)  # keys of ours, written last
 
     @property
+    def calibration(self) -> str | None:
+        """What qtool measured it over, as JSON; None where another program wrote the file."""
+        found = self.extra.get("qtool.calibration")
+        return found.value if found is not None and isinstance(found.value, str) else None
+
+    @property
     def entries(self) -> Mapping[str, Floats]:
         """float32 [matrices, in] by GGUF tensor name: means, and 1 where there is none.
 

@@ -23,11 +23,13 @@ from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
 from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.runs.provenance import environment
 
 if TYPE_CHECKING:  # they import torch
     from qtool.calibrating.sites import Site
     from qtool.calibrating.stats import SiteStats
 
+CALIBRATION_KEY = "qtool.calibration"
 _BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
 
 
@@ -121,7 +123,8 @@ class Gathered:
                 f"{source.path}: none of its matrices reads an input that could be measured"
             )
         chunks, chunk_size = calibration.tokens.shape
-        record = {**calibration.record(), "version": qtool.__version__}
+        known = {"version": qtool.__version__, "environment": environment()}
+        record = {**calibration.record(), **known}
         return Importance(
             sums,
             counts,
@@ -129,7 +132,7 @@ class Gathered:
             chunks,
             chunk_size,
             unmeasured=tuple(unmeasured),
-            extra={"qtool.calibrating.calibration": string(json.dumps(record, sort_keys=True))},
+            extra={CALIBRATION_KEY: string(json.dumps(record, sort_keys=True))},
         )
 
     def _rows(self, tensor: SourceTensor) -> list[Squares]:

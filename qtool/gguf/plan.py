@@ -27,6 +27,7 @@ from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
+from qtool.recipe.portable import portable
 
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
@@ -46,6 +47,8 @@ class Importance(Protocol):
     def datasets(self) -> Sequence[str]: ...
     @property
     def chunks(self) -> int: ...
+    @property
+    def calibration(self) -> str | None: ...  # what it was measured over, as JSON
 
 
 def make_gguf_plan(
@@ -197,8 +200,10 @@ def _metadata(
         if importance.chunks > 0:
             added["quantize.imatrix.chunks_count"] = u32(importance.chunks)
     added["qtool.version"] = string(__version__)
-    keys = {"name": recipe.name, **recipe.effective()}
+    keys = {"name": recipe.name, **portable(recipe)}
     added["qtool.recipe"] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
+    if importance is not None and importance.calibration is not None:
+        added["qtool.calibration"] = string(importance.calibration)
     if origin is not None:
         added["qtool.source"] = string(origin)
     if lossy:

@@ -1,0 +1,1 @@
+"""Many artifacts of one model, from one download and one calibration pass."""

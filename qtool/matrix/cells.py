@@ -1,0 +1,98 @@
+"""What `qtool matrix` makes: one cell a recipe, and how each of them is calibrated.
+
+no data      the recipe looks at no activations
+shared       from the one pass over the unquantized model: statistics, or importance for GGUF
+itself       by its own passes: later blocks see quantized ones (all of them with
+             --error-aware; and recipes that change the network before, or measure keys and
+             values, of which a file of statistics knows nothing)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from qtool.errors import RecipeError, UsageError
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.portable import portable
+from qtool.recipe.recipe import Recipe, load
+
+Calibrated = Literal["no data", "shared", "itself"]
+# Transforms that read the statistics of the block as it is.
+_FROM_STATISTICS = frozenset({"awq", "smooth"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One artifact."""
+
+    recipe: Recipe | GgufRecipe
+    out: Path
+    calibrated: Calibrated
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return self.recipe.name
+
+    @property
+    def is_folder(self) -> bool:
+        """Or a GGUF file."""
+        return isinstance(self.recipe, Recipe)
+
+    def wanted(self) -> dict[str, Any]:
+        """What tells it from an artifact of the same name that was made otherwise."""
+        keys = portable(self.recipe)
+        keys.pop("calibration", None)
+        return {"recipe": {"name": self.name, **keys}, "calibrated": self.calibrated}
+
+
+def cells(
+    recipes: Sequence[str], folder: Path, sets: Sequence[str], *, share: bool, error_aware: bool
+) -> list[Cell]:
+    """One a recipe, in the order of the work: what needs no data first, then what shares the
+    pass, then what is calibrated by itself.
+
+    share: False where the source has no checkpoint that a pass could serve (a GGUF file).
+    RecipeError for what does not exist, UsageError for two of one name.
+    """
+    found: dict[str, Cell] = {}
+    for name in recipes:
+        recipe = _load(name, sets)
+        if recipe.name in found:
+            raise UsageError(
+                f"--recipes has two of the name {recipe.name}; give the files other names"
+            )
+        out = folder / (recipe.name if isinstance(recipe, Recipe) else f"{recipe.name}.gguf")
+        found[recipe.name] = Cell(recipe, out, _calibrated(recipe, share and not error_aware))
+    order: tuple[Calibrated, ...] = ("no data", "shared", "itself")
+    return sorted(found.values(), key=lambda cell: order.index(cell.calibrated))
+
+
+def _load(name: str, sets: Sequence[str]) -> Recipe | GgufRecipe:
+    """A recipe; those that measure nothing have no use for `sets`, which are of calibration."""
+    try:
+        plain = load(name)
+    except RecipeError as error:
+        raise RecipeError(f"--recipes: {error}") from None
+    return load(name, sets) if plain.calibrates else plain
+
+
+def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
+    if not recipe.calibrates:
+        return "no data"
+    if not share:
+        return "itself"
+    if isinstance(recipe, GgufRecipe):
+        return "shared"
+    fits = _FROM_STATISTICS.issuperset(recipe.transform_chain) and not recipe.measures_cache
+    return "shared" if fits else "itself"
+
+
+def passes(found: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that share a pass, by what they are calibrated on."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        if cell.calibrated == "shared":
+            groups.setdefault(cell.recipe.calibration.model_dump_json(), []).append(cell)
+    return list(groups.values())

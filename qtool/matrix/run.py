@@ -1,0 +1,317 @@
+"""`qtool matrix`: many artifacts of one model, in the cheapest order, and one report.
+
+    what needs no data -> one pass over the unquantized model -> what shares it -> what does not
+                       -> figures of quality -> report.html, matrix.json
+
+The pass measures everything that any of the recipes asks for, once, into a file of statistics, as
+`qtool calibrate` does; an artifact that shares it has the bytes that `quantize --stats` makes.
+Later blocks are then fitted to the original's activations, where a run by itself fits them to those
+of the quantized blocks before: a little is lost for what is saved, and the artifacts record it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qtool import __version__
+from qtool.calibrating.allocator import give_back
+from qtool.checkpoint import Checkpoint, hash_file
+from qtool.errors import QtoolError
+from qtool.gguf.open import is_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.hub import resolve
+from qtool.matrix import shared
+from qtool.matrix.cells import Cell, cells, passes
+from qtool.matrix.state import REPORT, WORK, Entry, State, row
+from qtool.recipe.recipe import Recipe
+from qtool.runs import statement
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary, peak_rss_bytes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants."""
+
+    model: str
+    recipes: tuple[str, ...]
+    out: Path
+    sets: tuple[str, ...]  # of calibration
+    threads: int
+    max_shard_bytes: int
+    error_aware: bool = False
+    text: Path | None = None  # to measure quality on
+    windows: int | None = None
+    command: str = "qtool matrix"
+
+
+@dataclass
+class Matrix:
+    """What came of it."""
+
+    model: str
+    out: str
+    artifacts: list[Entry]
+    passes: list[dict[str, Any]] = field(default_factory=list)
+    report: str | None = None
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    @property
+    def failed(self) -> list[Entry]:
+        """Those that are not there."""
+        return [one for one in self.artifacts if one.status == "failed"]
+
+    def json(self) -> dict[str, Any]:
+        """The --json object."""
+        return {
+            "qtool_version": __version__,
+            "model": self.model,
+            "out": self.out,
+            "artifacts": [row(one) for one in self.artifacts],
+            "passes": self.passes,
+            "failed": [one.recipe for one in self.failed],
+            "report": self.report,
+            "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all cells have in common."""
+
+    asked: Asked
+    source: Path
+    files: dict[str, str]  # SHA-256 of the source's files
+    state: State
+    entries: dict[str, Entry]
+    progress: Progress
+    texts: dict[str, str] = field(default_factory=dict)  # digests, by the settings
+
+
+def matrix(asked: Asked, progress: Progress) -> Matrix:
+    """Make them all. What fails is said in its entry, and the others are made."""
+    if asked.text is not None:
+        _check_text(asked)
+    cells(asked.recipes, asked.out, asked.sets, share=True, error_aware=asked.error_aware)
+    with progress.stage("download"):
+        source = resolve(asked.model)
+    found = cells(
+        asked.recipes,
+        asked.out,
+        asked.sets,
+        share=not is_gguf(source),
+        error_aware=asked.error_aware,
+    )
+    asked.out.mkdir(parents=True, exist_ok=True)
+    entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
+    run = _Run(asked, source, _digests(source), State(asked.out), entries, progress)
+    made = Matrix(asked.model, str(asked.out), list(entries.values()))
+    waiting = [cell for cell in found if not _settled(run, cell)]
+    for cell in waiting:
+        if cell.calibrated == "no data":
+            _attempt(run, cell, None)
+    for group in passes(waiting):
+        with _failing(run, group):
+            place = asked.out / WORK / _text(run, group[0])[:16]
+            measured = shared.measure(group, source, place, asked.threads, progress)
+            made.passes.append(measured.json())
+            for cell in group:
+                _attempt(run, cell, measured)
+            if all(entries[cell.name].status == "made" for cell in group):
+                shared.remove(place)
+    for cell in waiting:
+        if cell.calibrated == "itself":
+            _attempt(run, cell, None)
+    there = [cell for cell in found if entries[cell.name].status != "failed"]
+    if there:
+        made.report = _report(run, there)
+    made.seconds, made.peak_rss_bytes = progress.total(), peak_rss_bytes()
+    run.state.write(made.json())
+    return made
+
+
+def _check_text(asked: Asked) -> None:
+    from qtool.quality.evaluate import Protocol, check_protocol
+
+    assert asked.text is not None
+    check_protocol(Protocol("plain", asked.text, asked.windows, 512))
+
+
+def _digests(source: Path) -> dict[str, str]:
+    """SHA-256 of the files that make the model."""
+    if is_gguf(source):
+        files = [source] if source.is_file() else sorted(source.glob("*.gguf"))
+        return {file.name: hash_file(file) for file in files}
+    return dict(Checkpoint.open(source).file_digests)
+
+
+def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
+    """What the artifact depends on."""
+    text = None if cell.calibrated == "no data" else _text(run, cell)
+    own = {"version of qtool": __version__, "source": run.files, "calibration text": text}
+    return cell.wanted() | own
+
+
+def _text(run: _Run, cell: Cell) -> str:
+    """The digest of what a cell is calibrated on."""
+    settings = cell.recipe.calibration
+    key = settings.model_dump_json()
+    if key not in run.texts:
+        run.texts[key] = shared.text_digest(settings, run.source)
+    return run.texts[key]
+
+
+def _settled(run: _Run, cell: Cell) -> bool:
+    """Whether there is nothing to do: it is made already, or cannot be."""
+    entry = run.entries[cell.name]
+    with _failing(run, [cell]):
+        if run.state.is_there(cell.name, cell.out, _wanted(run, cell)):
+            _verified(run, cell)
+            entry.status = "kept"
+            run.progress.say(f"{cell.name}: kept, made by an earlier run")
+    return entry.status != "waiting"
+
+
+def _verified(run: _Run, cell: Cell) -> None:
+    """Where a run died between an artifact and its statement: look at the one, write the other."""
+    from qtool.errors import FormatError
+    from qtool.verification.run import verify_artifact
+
+    if statement.path_beside(cell.out).is_file():
+        return
+    quiet = Progress(quiet=True)
+    verdict = verify_artifact(cell.out, progress=quiet, threads=run.asked.threads)
+    if not verdict.ok:
+        said = next(one.message for one in verdict.findings if one.severity == "error")
+        raise FormatError(f"{cell.out}: {said}; remove it, and the same command makes it again")
+    statement.write(cell.out, statement.Ran(run.asked.model, run.source, run.asked.threads))
+
+
+@contextmanager
+def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
+    """What goes wrong in the body is an error of these cells, and no more than that."""
+    try:
+        yield
+    except (QtoolError, OSError, MemoryError) as error:
+        said = str(error) or type(error).__name__
+        for cell in group:
+            entry = run.entries[cell.name]
+            if entry.status == "waiting":
+                entry.status, entry.error = "failed", said
+                run.progress.say(f"{cell.name}: failed: {said}")
+
+
+def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
+    """Make one artifact and the statement beside it."""
+    entry = run.entries[cell.name]
+    began, wall = time.monotonic(), time.time()
+    run.progress.say(f"{cell.name}: begins ({cell.calibrated})")
+    with _failing(run, [cell]):
+        run.state.begin(cell.name, _wanted(run, cell))
+        own = Progress(quiet=True)
+        summary = _make(run, cell, measured, own)
+        statement.write(
+            cell.out,
+            statement.Ran(
+                run.asked.model,
+                run.source,
+                run.asked.threads,
+                summary.seconds,
+                summary.peak_rss_bytes,
+                wall,
+                measured.imatrix if measured is not None and not cell.is_folder else None,
+                measured.stats if measured is not None and cell.is_folder else None,
+            ),
+        )
+        entry.status, entry.size_bytes = "made", summary.size_bytes
+        entry.bits_per_weight = round(summary.bits_per_weight, 4)
+        entry.notes = [*summary.warnings, *summary.notes]
+        entry.seconds = round(time.monotonic() - began, 3)
+        run.progress.say(f"{cell.name}: {entry.size_bytes / 1e6:.1f} MB in {entry.seconds:.1f} s")
+    give_back()
+
+
+def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Progress) -> Summary:
+    asked = run.asked
+    if isinstance(cell.recipe, GgufRecipe):
+        from qtool.gguf.quantize import GgufRequest, run_gguf
+
+        imatrix = None if measured is None else measured.imatrix
+        return run_gguf(
+            GgufRequest(asked.model, run.source, cell.recipe, cell.out, asked.threads, imatrix),
+            progress,
+        )
+    return _make_folder(run, cell.recipe, cell, measured, progress)
+
+
+def _make_folder(
+    run: _Run, recipe: Recipe, cell: Cell, measured: shared.Measured | None, progress: Progress
+) -> Summary:
+    from qtool.runs.pipeline import run as quantize
+    from qtool.runs.request import Request
+
+    asked = run.asked
+
+    def made_of(folder: Path) -> Summary:
+        stats = None if measured is None else measured.stats
+        request = Request(
+            asked.model, folder, recipe, cell.out, stats, asked.threads, asked.max_shard_bytes
+        )
+        return quantize(request, progress)
+
+    if not is_gguf(run.source):
+        return made_of(run.source)
+    from qtool.gguf.convert import checkpoint_folder
+
+    with checkpoint_folder(run.source, cell.out, progress, requantize=False) as folder:
+        return made_of(folder)
+
+
+def _report(run: _Run, there: Sequence[Cell]) -> str | None:
+    """The page about all that is there, and figures into the entries."""
+    from qtool.report.gather import Request, gather
+    from qtool.report.page import page
+
+    asked, progress = run.asked, run.progress
+    named = tuple((str(cell.out), cell.out) for cell in there)
+    request = Request(
+        artifacts=named,
+        against=None if asked.text is None else (asked.model, run.source),
+        text=asked.text,
+        windows=asked.windows,
+        length=512,
+        figures=(),
+        commands=(asked.command,),
+        threads=asked.threads,
+    )
+    progress.say("report")
+    with progress.stage("report"):
+        found = gather(request, Progress(quiet=True))
+        labels = {one.label: cell for one, cell in zip(found.artifacts, there, strict=True)}
+        for facts, cell in zip(found.artifacts, there, strict=True):
+            entry = run.entries[cell.name]
+            entry.size_bytes = facts.size_bytes
+            if entry.bits_per_weight is None:
+                entry.bits_per_weight = round(facts.bits_per_weight, 4)
+        for quality in found.quality:
+            if quality.artifact in labels:
+                entry = run.entries[labels[quality.artifact].name]
+                entry.perplexity, entry.kld = quality.perplexity, quality.kld
+        path = asked.out / REPORT
+        half = path.with_name(f".{REPORT}.partial")
+        _replace(path, half, lambda: half.write_text(page(found), encoding="utf-8"))
+    return str(path)
+
+
+def _replace(path: Path, half: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+        half.replace(path)
+    finally:
+        with suppress(OSError):
+            half.unlink(missing_ok=True)

@@ -1,0 +1,147 @@
+"""The one pass that several recipes are calibrated by: a file of statistics, and importance.
+
+Both lie in a hidden folder of the matrix while they are needed, and are taken up by a run that goes
+on where an earlier one died: they say of which model and text they are, and what they hold.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool.calibrating.calibration import calibration_tokens, load_text
+from qtool.calibrating.stats import StatsFile
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError
+from qtool.gguf.imatrix import read_importance
+from qtool.gguf.open import is_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.matrix.cells import Cell
+from qtool.recipe.recipe import Calibration, Recipe
+from qtool.runs.progress import Progress
+
+IMATRIX = "imatrix.gguf"  # a name that the artifacts record
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass left."""
+
+    recipes: tuple[str, ...]
+    stats: Path | None
+    imatrix: Path | None
+    calibration: dict[str, Any]
+    needs: tuple[str, ...]
+    taken_up: bool
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        """For --json."""
+        files = [path for path in (self.stats, self.imatrix) if path is not None]
+        return {
+            "recipes": list(self.recipes),
+            "calibration": self.calibration,
+            "needs": list(self.needs),
+            "size_bytes": sum(path.stat().st_size for path in files),
+            "taken_up": self.taken_up,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def text_digest(settings: Calibration, source: Path) -> str:
+    """Of the tokens that a recipe is calibrated on; of a GGUF file's, whose tokenizer is in the
+    file, of the text and of what is taken of it."""
+    if not is_gguf(source):
+        return calibration_tokens(settings, source).digest
+    chosen = f"{settings.samples} {settings.length} {settings.seed} {load_text(settings.source)[0]}"
+    return hashlib.sha256(chosen.encode()).hexdigest()
+
+
+def needs_of(group: Sequence[Cell]) -> frozenset[str]:
+    """What the recipes ask for, of a file of statistics."""
+    from qtool.calibrating.blockwise import recipe_needs
+
+    return frozenset[str]().union(
+        *(recipe_needs(cell.recipe) for cell in group if isinstance(cell.recipe, Recipe))
+    )
+
+
+def measure(
+    group: Sequence[Cell], source: Path, place: Path, threads: int, progress: Progress
+) -> Measured:
+    """Everything that a group of recipes needs, in one pass; or what an earlier run measured.
+
+    place: a folder of its own for what is measured on one text.
+    """
+    from qtool.calibrating import measure as measuring
+
+    settings: Calibration = group[0].recipe.calibration
+    place.mkdir(parents=True, exist_ok=True)
+    before = progress.total()
+    needs = needs_of(group)
+    stats = place / "statistics" if needs else None
+    imatrix = None
+    if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
+        imatrix = place / IMATRIX
+    calibration = calibration_tokens(settings, source).record()
+    there = _fits(stats, imatrix, source, needs, calibration)
+    if there:
+        progress.say("statistics: those of an earlier run are used")
+    else:
+        shutil.rmtree(place)
+        place.mkdir()
+        progress.say(f"statistics: one pass for {', '.join(cell.name for cell in group)}")
+        with measuring.opened(source, imatrix) as (model, target):
+            # Without statistics the importance is measured as `calibrate --imatrix` does.
+            measuring.calibrate(model, stats, settings, needs, threads, progress, target)
+    return Measured(
+        tuple(cell.name for cell in group),
+        stats,
+        imatrix,
+        calibration,
+        tuple(sorted(needs)),
+        there,
+        progress.total() - before,
+    )
+
+
+def _fits(
+    stats: Path | None,
+    imatrix: Path | None,
+    source: Path,
+    needs: frozenset[str],
+    calibration: dict[str, Any],
+) -> bool:
+    """Whether the files of an earlier run are there and serve these recipes."""
+    from qtool.calibrating import measure as measuring
+
+    with suppress(QtoolError):
+        if stats is not None:
+            if not stats.is_file():
+                return False
+            saved = StatsFile.open(stats)
+            if measuring.check_same_model(saved, Checkpoint.open(source)) != calibration:
+                return False
+            if not needs <= saved.fields:
+                return False
+        # Written after the statistics are complete, so that it may be missing.
+        if imatrix is not None:
+            if not imatrix.is_file() or (said := read_importance(imatrix).calibration) is None:
+                return False
+            known = json.loads(said)
+            keys = ["source", "samples", "length", "seed"]
+            keys += ["digest"] if stats is not None else []  # by itself it has BOS in its tokens
+            return all(known.get(key) == calibration[key] for key in keys)
+        return stats is not None
+    return False
+
+
+def remove(folder: Path) -> None:
+    """When no recipe is left that would use them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # another text's may be there
+        folder.parent.rmdir()

@@ -1,0 +1,108 @@
+"""`matrix.json` in the folder of a matrix: what is made, and of what.
+
+It is the result of `qtool matrix`, and what the same command goes on from: an artifact is kept
+where it was made of the same recipe, source and text by the same version, and its bytes are those
+of the statement beside it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import FormatError, ResumeError
+from qtool.formats.safetensors_header import read_json
+from qtool.runs import statement
+
+FILE_NAME = "matrix.json"
+REPORT = "report.html"
+WORK = ".matrix"  # statistics, while they are needed
+
+
+@dataclass
+class Entry:
+    """One artifact."""
+
+    recipe: str
+    path: str  # in the folder
+    calibrated: str
+    status: str = "waiting"  # made, kept, failed
+    error: str | None = None
+    size_bytes: int | None = None
+    bits_per_weight: float | None = None
+    seconds: float | None = None
+    perplexity: float | None = None
+    kld: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class State:
+    """The file, written anew with every change."""
+
+    def __init__(self, folder: Path) -> None:
+        """ResumeError where there is such a file and it is not ours."""
+        self._path = folder / FILE_NAME
+        self.folder = folder
+        self._wanted: dict[str, Any] = {}
+        if self._path.is_file():
+            try:
+                found = read_json(self._path).get("made_of")
+            except FormatError as error:
+                raise ResumeError(f"{error}; remove it, or choose another -o") from None
+            if not isinstance(found, dict):
+                raise ResumeError(f"{self._path}: not written by `qtool matrix`; choose another -o")
+            self._wanted = found
+
+    def begin(self, name: str, wanted: Mapping[str, Any]) -> None:
+        """Before the first byte of an artifact."""
+        self._wanted[name] = dict(wanted)
+        self.write({})
+
+    def forget(self, name: str) -> None:
+        """Nothing was left of it."""
+        self._wanted.pop(name, None)
+
+    def is_there(self, name: str, artifact: Path, wanted: Mapping[str, Any]) -> bool:
+        """Whether it is made already, whole and of the same things.
+
+        ResumeError where something is there under its name that is not.
+        """
+        if not artifact.exists():
+            return False
+        known = self._wanted.get(name)
+        if known is None:
+            raise ResumeError(
+                f"{artifact}: exists, and was not made by this matrix; remove it or choose "
+                "another -o"
+            )
+        if known != dict(wanted):
+            keys = [key for key in wanted if known.get(key) != wanted[key]]
+            raise ResumeError(
+                f"{artifact}: was made of another {', '.join(keys) or 'source'}; remove it, or "
+                "choose another -o"
+            )
+        if statement.path_beside(artifact).is_file():
+            changed = statement.unlike(artifact)
+            if changed:
+                raise ResumeError(
+                    f"{artifact}: {changed[0]} is not as it was made; remove the artifact, and "
+                    "the same command makes it again"
+                )
+        return True
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        """Replace the file."""
+        half = self._path.with_name(f".{FILE_NAME}.partial")
+        try:
+            content = {**found, "made_of": self._wanted}
+            half.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            os.replace(half, self._path)
+        finally:
+            half.unlink(missing_ok=True)
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """For --json."""
+    return asdict(entry)

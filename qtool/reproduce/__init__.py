@@ -1,0 +1,1 @@
+"""An artifact made again from its own record, and compared."""

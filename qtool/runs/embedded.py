@@ -1,0 +1,160 @@
+"""What an artifact records of its own making: `qtool.json` in a folder, `qtool.*` keys in GGUF.
+
+Both say the same under other names, and here it is read under one. Nothing in it is believed: a
+record comes from a file that anybody may have written.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.safetensors_header import parse_json, read_json
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.recipe import Recipe, parse
+from qtool.runs.provenance import FILE_NAME
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The record of one artifact."""
+
+    path: Path
+    is_folder: bool
+    version: str  # of qtool
+    recipe: Mapping[str, Any]  # every key, and `name`
+    changes: tuple[str, ...]  # the `--set` items among them
+    source: str | None  # a name that means the same on every machine
+    digest: str | None  # sha256:... of the source; None in GGUF files
+    files: Mapping[str, str]  # sha256:... of each file of the source, by name
+    checksum: str | None  # of the source's weights, in GGUF files; not cryptographic
+    calibration: Mapping[str, Any] | None
+    environment: Mapping[str, Any] | None  # where bytes depend on it
+    imatrix: str | None  # the name of the importance matrix that was given
+    requantized: bool
+    max_shard_bytes: int | None  # where it is not the usual one
+
+    @property
+    def from_statistics(self) -> bool:
+        """Whether it was calibrated by a file of statistics (`quantize --stats`)."""
+        return self.is_folder and (self.calibration or {}).get("error_aware") is False
+
+    def load(self, calibration: str | None = None) -> Recipe | GgufRecipe:
+        """The recipe again. calibration: the file that the record calls `file`.
+
+        RecipeError where this version knows no such recipe.
+        """
+        keys = {key: value for key, value in self.recipe.items() if key != "name"}
+        settings = keys.get("calibration")
+        if calibration is not None and isinstance(settings, Mapping):
+            keys["calibration"] = {**settings, "source": calibration}
+        name = str(self.recipe["name"])
+        # Keys that a recipe names have to act; those that it left to their defaults have not.
+        least = {"method": "none", "format": "dense"} if self.is_folder else {
+            key: keys.get(key) for key in ("format", "type")}  # fmt: skip
+        usual = parse(json.dumps(least), f"{self.path}: its recipe", name).effective()
+        keys = {key: keys.get(key) for key in least} | _unusual(keys, usual)
+        return parse(json.dumps(keys), f"{self.path}: its recipe", name).named(name, self.changes)
+
+
+def read(path: Path) -> Embedded:
+    """The record of an artifact; UnsupportedError where it has none, as those of others."""
+    if is_gguf(path):
+        return _of_gguf(path)
+    folder = path if path.is_dir() else path.parent
+    file = folder / FILE_NAME
+    if not file.is_file():
+        raise UnsupportedError(f"{path}: has no {FILE_NAME}, so nothing says how it was made")
+    record = read_json(file)
+    if record.get("conversions"):
+        raise UnsupportedError(
+            f"{path}: was made by `qtool convert`; what it was converted from can be made again, "
+            "and converted"
+        )
+    source = record.get("source")
+    if not isinstance(source, Mapping):
+        raise UnsupportedError(f"{path}: {FILE_NAME} names no source, so it cannot be made again")
+    shards = record.get("max_shard_bytes")
+    return Embedded(
+        path,
+        True,
+        str(record.get("qtool_version")),
+        _recipe(path, record.get("recipe")),
+        tuple(item for item in _list(record.get("set")) if isinstance(item, str)),
+        _text(source.get("name")),
+        _text(source.get("digest")),
+        {key: str(value) for key, value in (_table(source.get("files")) or {}).items()},
+        None,
+        _table(record.get("calibration")),
+        _table(record.get("environment")),
+        None,
+        False,
+        shards if isinstance(shards, int) and shards > 0 else None,
+    )
+
+
+def _of_gguf(path: Path) -> Embedded:
+    with closing(open_source(path)) as file:
+        keys = {
+            key: value.value
+            for key, value in file.metadata.items()
+            if key.startswith(("qtool.", "quantize.imatrix."))
+        }
+    if "qtool.recipe" not in keys or "qtool.version" not in keys:
+        raise UnsupportedError(f"{path}: has no qtool.recipe, so nothing says how it was made")
+    recipe = parse_json(str(keys["qtool.recipe"]).encode(), f"{path}: qtool.recipe")
+    calibration = None
+    if "qtool.calibration" in keys:
+        where = f"{path}: qtool.calibration"
+        calibration = parse_json(str(keys["qtool.calibration"]).encode(), where)
+    return Embedded(
+        path,
+        False,
+        str(keys["qtool.version"]),
+        _recipe(path, recipe),
+        (),
+        _text(keys.get("qtool.source")),
+        None,
+        {},
+        _text(keys.get("qtool.source_checksum")),
+        calibration,
+        _table((calibration or {}).get("environment")),
+        _text(keys.get("quantize.imatrix.file")),
+        "qtool.requantized_from" in keys,
+        None,
+    )
+
+
+def _recipe(path: Path, found: Any) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+        raise FormatError(f"{path}: records no recipe that has a name; it was not made by qtool")
+    return found
+
+
+def _unusual(keys: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys whose values are not the usual ones, those of tables one by one."""
+    found = {}
+    for key, value in keys.items():
+        known = usual.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            if inner := _unusual(value, known):
+                found[key] = inner
+        elif key not in usual or value != known:
+            found[key] = value
+    return found
+
+
+def _text(found: Any) -> str | None:
+    return found if isinstance(found, str) else None
+
+
+def _table(found: Any) -> Mapping[str, Any] | None:
+    return found if isinstance(found, Mapping) else None
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
