@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 import fuzz_gguf
 
 
-def test_a_few_thousand_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hundreds_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fuzz_gguf, "_TRIED", fuzz_gguf.Counter())
-    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 1000)
+    fuzz_gguf.own(60, 1, tmp_path / "m.gguf", 400)
     tried = fuzz_gguf._TRIED
-    assert tried["refused"] > 500 and tried["accepted"] > 500 and tried["converted"] > 100
+    assert tried["refused"] > 200 and tried["accepted"] > 200 and tried["converted"] > 40
 
 
 def _believe_places(cursor: Any, tensors: Any) -> None:

@@ -116,7 +116,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     write_folder(tmp_path, "gptq", {"a": random_quant(Scheme(4, 32, True), 8, 32)})
     path = tmp_path / "model.safetensors"
     whole = path.read_bytes()
-    for size in {*range(0, len(whole), 7), len(whole) - 1}:
+    for size in {*range(16), *range(16, len(whole), 31), len(whole) - 1}:
         path.write_bytes(whole[:size])
         with pytest.raises(QtoolError):
             Checkpoint.open(tmp_path)
@@ -145,7 +145,7 @@ def test_random_damage_gives_a_sentence_or_a_checkpoint(tmp_path: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     head = 8 + int.from_bytes(whole[:8], "little")
     refused = 0
-    for seed in range(400):
+    for seed in range(150):
         (folder / "model.safetensors").write_bytes(flipped(seed, whole[:head]) + whole[head:])
         try:
             artifact = Artifact.open(folder)
@@ -153,7 +153,7 @@ def test_random_damage_gives_a_sentence_or_a_checkpoint(tmp_path: Path) -> None:
                 artifact.read(name)
         except QtoolError:
             refused += 1
-    assert refused > 300
+    assert refused > 110
 
 
 @pytest.mark.parametrize(
