@@ -36,8 +36,7 @@ class Rotation:
         """R' X of X [n, N]: each column is a vector x, and becomes x R."""
         found = self._plain(columns)
         if self.reflected is not None:
-            along = (self.reflected[:, None] * found).sum(axis=0)
-            found -= 2 * self.reflected[:, None] * along
+            found -= 2 * self.reflected[:, None] * _sum(self.reflected[:, None] * found)
         return found
 
     def _plain(self, columns: Reals) -> Reals:
@@ -60,6 +59,16 @@ class Rotation:
         return f"hadamard {self.size}" + (
             f" = {odd} x {self.size // odd}" if 1 < odd < self.size else ""
         )
+
+
+def _sum(terms: Reals) -> Reals:
+    """The sum of the rows, number by number; numpy's own adds a lone column in another order."""
+    rows = terms.shape[0]
+    while rows > 1:
+        half = (rows + 1) // 2
+        terms[: rows - half] += terms[half:rows]
+        rows = half
+    return terms[:1]
 
 
 def _product(matrix: Reals, columns: Reals) -> Reals:
