@@ -66,6 +66,7 @@ class HubServer(ThreadingHTTPServer):
         self.slow: dict[str, float] = {}  # file name to seconds for each 64 KiB
         self.refusals: dict[str, Refusal] = {}  # by a part of the path
         self.without_digests = False
+        self.damaged_uploads = False
         self.without_ranges = False
         self.sent: Counter[str] = Counter()
         self.uploaded: Counter[str] = Counter()  # bytes, by digest
@@ -102,8 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _refuse(self, status: int, code: str, retry_after: str | None = None) -> None:
-        body = json.dumps({"error": code}).encode()
+    def _refuse(self, status: int, code: str, retry_after: str | None = None, **more: str) -> None:
+        body = json.dumps({"error": code, **more}).encode()
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
@@ -288,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         if owner != self.server.owners[self._token]:
             return self._refuse(403, "")
         if name in self.server.repositories:
-            return self._refuse(409, "")
+            return self._refuse(409, "", url=f"{self.server.endpoint}/{name}")
         assert self.server.uploads is not None
         folder = self.server.uploads / "repositories" / name
         folder.mkdir(parents=True)
@@ -323,6 +324,8 @@ class _Handler(BaseHTTPRequestHandler):
                 path.write_bytes(base64.b64decode(value["content"]))
             elif line["key"] == "lfsFile":
                 path.write_bytes((uploads / value["oid"]).read_bytes())
+                if self.server.damaged_uploads:
+                    path.write_bytes(path.read_bytes() + b"!")
             else:
                 path.unlink()
         commit = hashlib.sha1(json.dumps(lines).encode()).hexdigest()

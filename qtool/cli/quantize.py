@@ -92,6 +92,10 @@ def quantize(
     progress.say_stages()
     for line in summary.lines():
         typer.echo(printable(line))
+    from qtool.homes.serve import next_lines
+
+    for line in next_lines(Path(summary.artifact)):
+        typer.echo(printable(line))
 
 
 @dataclass(frozen=True)

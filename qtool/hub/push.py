@@ -181,28 +181,29 @@ def _send(model: HubModel, upload: Upload, private: bool, message: str, progress
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(library_name="qtool", library_version=__version__)
-    api.create_repo(model.repository, private=True if private else None, exist_ok=True)
-    if model.revision != "main":
-        api.create_branch(model.repository, branch=model.revision, exist_ok=True)
     operations = [CommitOperationAdd(CARD, upload.card.encode())]
     operations += [CommitOperationAdd(name, path) for name, path in upload.files.items()]
     total = sum(path.stat().st_size for path in upload.files.values())
     progress.say(f"uploading {len(operations)} files, {total / 1e6:,.1f} MB, to {model.repository}")
     try:
+        api.create_repo(model.repository, private=True if private else None, exist_ok=True)
+        if model.revision != "main":
+            api.create_branch(model.repository, branch=model.revision, exist_ok=True)
         made = api.create_commit(
             model.repository,
             operations,
             commit_message=message,
             revision=model.revision,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KeyError) as error:
         cause = error.__cause__
         if isinstance(cause, transport_errors()):
             raise cause from None
         if isinstance(error, (*transport_errors(), QtoolError)):
             raise
         raise SourceError(
-            f"{model.repository} on the hub: the upload failed: {str(error).splitlines()[0]}"
+            f"{model.repository} on the hub: the upload failed ({type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0]}); run this again, what came is not sent twice"
         ) from None
     return str(made.oid)
 

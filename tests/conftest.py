@@ -1,0 +1,45 @@
+"""No test leaves the machine: a connection that is not loopback fails the test that made it."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GUARD = Path(__file__).parent / "guard"
+_LOG = Path(tempfile.mkdtemp(prefix="qtool-guard-")) / "refused"
+
+
+def pytest_configure() -> None:
+    """Guard this process and, by PYTHONPATH, those that tests start."""
+    os.environ["QTOOL_TEST_GUARD"] = str(_LOG)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(GUARD), *([before] if before else [])])
+    sys.path.insert(0, str(GUARD))
+    try:
+        sys.modules.pop("sitecustomize", None)
+        __import__("sitecustomize")
+    finally:
+        sys.path.remove(str(GUARD))
+
+
+def pytest_unconfigure() -> None:
+    """Nothing stays in the folder for temporary files."""
+    _LOG.unlink(missing_ok=True)
+    _LOG.parent.rmdir()
+
+
+@pytest.fixture(autouse=True)
+def stays_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails where something was refused; tests with marks of their own may go where they like."""
+    if any(request.node.get_closest_marker(mark) for mark in ("slow", "oracle", "gpu")):
+        monkeypatch.delenv("QTOOL_TEST_GUARD", raising=False)
+        yield
+        return
+    yield
+    if _LOG.exists():
+        refused = _LOG.read_text(encoding="utf-8")
+        _LOG.unlink()
+        pytest.fail(f"connections outside of loopback:\n{refused}")

@@ -1,0 +1,167 @@
+"""From a hub and back to it, on loopback: quantize by name, push, inspect what lies there."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hub_server
+import pytest
+from hub_here import hub_here
+from typer.testing import CliRunner
+
+from qtool import hub
+from qtool.cli.main import app
+from qtool.errors import QtoolError
+from qtool.hub.card import parts, with_quality
+
+ALIAS = hub.ALIASES["llama-7b"]
+EVAL = {
+    "perplexity": 7.25,
+    "reference_perplexity": 7.125,
+    "kld": {"mean": 0.0125},
+    "top1_agreement": 0.975,
+    "protocol": {"text": "/some/where/text.txt"},
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.HubServer]:
+    """A hub that has the shipped model under the alias's id, at its commit."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in hub.tiny_folder().iterdir():
+        if path.suffix == ".json" or path.name == "model.safetensors":
+            (source / path.name).write_bytes(path.read_bytes())
+    (source / "README.md").write_text("---\nlicense: other\nlicense_name: mine\n---\n# it\n")
+    monkeypatch.chdir(tmp_path)
+    with hub_here(
+        monkeypatch, tmp_path, {ALIAS.repository: source}, {ALIAS.repository: ALIAS.revision}
+    ) as running:
+        running.uploads = tmp_path / "uploads"
+        running.uploads.mkdir()
+        yield running
+
+
+def run(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == status, result.output
+    return result.stdout
+
+
+def refusal(*arguments: object) -> str:
+    with pytest.raises(QtoolError) as error:
+        run(*arguments)
+    assert "\n" not in str(error.value) and hub_server.TOKEN not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "less", [("--samples", 2, "--length", 64), pytest.param((), marks=pytest.mark.slow)]
+)
+def test_an_alias_there_and_back(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, less: tuple[object, ...]
+) -> None:
+    said = run("quantize", "llama-7b", "--recipe", "w4g128-awq", *less)
+    assert "next: " in said
+    artifact = Path("llama-7b-w4g128-awq")
+    assert "nothing wrong" in run("verify", artifact)
+    card = (artifact / "README.md").read_text()
+    head, _ = parts(card)
+    assert head["base_model"] == "huggyllama/llama-7b"
+    assert head["base_model_relation"] == "quantized" and head["library_name"] == "transformers"
+    assert head["license"] == "other" and head["license_name"] == "mine"
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    Path("llama-7b-w4g128-awq.eval.json").write_text(json.dumps(EVAL))
+    pushed = json.loads(run("push", artifact, "ann/llama-7b-AWQ", "--private", "--json"))
+    assert pushed["url"] == f"{server.endpoint}/ann/llama-7b-AWQ" and pushed["private"]
+    assert server.private == {"ann/llama-7b-AWQ"}
+    assert server.messages == [f"{artifact}, made with qtool {hub.qtool.__version__}"]
+    there = server.repositories["ann/llama-7b-AWQ"]
+    names = {path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file()}
+    assert names == {file["name"] for file in pushed["files"]}
+    assert names == {path.name for path in artifact.iterdir()}
+    for name in names - {"README.md"}:
+        assert (there / name).read_bytes() == (artifact / name).read_bytes()
+    head, body = parts((there / "README.md").read_text())
+    assert head["base_model"] == "huggyllama/llama-7b" and "quantized" in head["tags"]
+    assert "| text.txt | 7.2500 | 7.1250 | 0.01250 | 97.50% |" in body
+    assert body.index("## Quality") < body.index("## Provenance")
+    # Seen from elsewhere: by its headers alone, and only with the token.
+    found = json.loads(run("inspect", "ann/llama-7b-AWQ", "--json"))
+    assert found["format"] == "awq"
+    monkeypatch.delenv("HF_TOKEN")
+    assert "does not exist, or is private" in refusal("inspect", "ann/llama-7b-AWQ")
+    # Again: nothing is sent twice, and its weights neither.
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    sent = dict(server.uploaded)
+    run("push", artifact, "ann/llama-7b-AWQ", "--message", "once more")
+    assert dict(server.uploaded) == sent and server.messages[1] == "once more"
+    assert server.uploads is not None
+    assert sent == {oid: (server.uploads / oid).stat().st_size for oid in sent}
+
+
+def test_a_gguf_file(server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    run("quantize", "llama-7b", "--recipe", "q4_k_m")
+    said = run("push", "llama-7b-q4_k_m.gguf", "ann/llama-7b-GGUF", "--revision", "trial")
+    assert "next: llama-server -hf ann/llama-7b-GGUF:Q4_K_M" in said
+    there = server.repositories["ann/llama-7b-GGUF"]
+    assert {path.name for path in there.iterdir()} == {"README.md", "llama-7b-Q4_K_M.gguf"}
+    head, body = parts((there / "README.md").read_text())
+    assert head["base_model"] == "huggyllama/llama-7b" and head["library_name"] == "gguf"
+    assert "llama-server -hf ann/llama-7b-GGUF:Q4_K_M" in body
+    assert server.branches == {"ann/llama-7b-GGUF": {"trial"}}
+    found = json.loads(run("inspect", "ann/llama-7b-GGUF", "--json"))
+    assert found["format"] == "gguf" and found["file_type"] == "Q4_K_M"
+    # And as a model again, under the name that llama.cpp gives it.
+    assert hub.resolve("ann/llama-7b-GGUF:Q4_K_M").read_bytes()[:4] == b"GGUF"
+
+
+def test_what_is_not_pushed(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    assert "nobody is logged in; `hf auth login`" in refusal("push", folder, "ann/x")
+    monkeypatch.setenv("HF_TOKEN", "hf_ofNobody")
+    assert "log in with `hf auth login`, or set HF_TOKEN" in refusal("push", folder, "ann/x")
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    for name in ("ann", "ann/a--b", "ann/x@main", "../x"):
+        assert name in refusal("push", folder, name)
+    assert "(status 403)" in refusal("push", folder, "bob/x")
+    (tmp_path / "eval.json").write_text("{}")
+    assert "no `perplexity`" in refusal("push", folder, "ann/x", "--eval", tmp_path / "eval.json")
+    assert "no such file or folder" in refusal("push", tmp_path / "nothing", "ann/x")
+    (folder / "model.safetensors").write_bytes(b"\0" * 8)
+    said = refusal("push", folder, "ann/x")
+    assert "does not pass verify and is not pushed" in said and "`qtool verify " in said
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in refusal("push", folder, "ann/x")
+    assert not server.uploaded and not server.messages
+
+
+def test_a_server_that_fails(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    server.refusals["/commit/"] = hub_server.Refusal(500, 99)
+    source = tmp_path / "source"
+    assert "fails on the server's side (status 500)" in refusal("push", source, "ann/x")
+    assert not server.messages
+    # What lies there is compared with what was sent.
+    server.refusals.clear()
+    server.damaged_uploads = True
+    said = refusal("push", source, "ann/x")
+    assert "model.safetensors, which is not what was sent" in said
+
+
+def test_cards() -> None:
+    head, body = parts("---\nlicense: mit\ntags:\n- a\n---\n# title\n")
+    assert head == {"license": "mit", "tags": ["a"]} and body == "# title\n"
+    assert parts("# no head\n") == ({}, "# no head\n")
+    assert parts("---\n[: broken\n---\ntext") == ({}, "text")
+    once = with_quality("# t\n\n## Provenance\n\nx\n", [EVAL])
+    assert with_quality(once, [EVAL]) == once
+    other: dict[str, Any] = {**EVAL, "perplexity": 9.0}
+    assert with_quality(once, [other]).count("## Quality") == 1
+    assert "9.0000" in with_quality(once, [other])
