@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -142,8 +143,10 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file that lies beside the weights."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            raise SourceError(f"{path}: not a file; expected one of JSON")
+        if (size := found.st_size) > MAX_JSON_BYTES:
             raise FormatError(f"{path}: {size} bytes of JSON, at most {MAX_JSON_BYTES} are read")
         data = path.read_bytes()
     except OSError as error:

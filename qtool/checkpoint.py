@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
+from qtool.links import check_links
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,6 +190,7 @@ class Checkpoint:
                 raise FormatError(f"{folder / its_file}: lacks {name!r}, which the index promises")
         if not tensors:
             raise SourceError(f"{path}: holds no tensors")
+        check_links(folder, files, SIDE_PATTERNS)
         config_path = folder / "config.json"
         config = st.read_json(config_path) if config_path.is_file() else {}
         here = headers is st.read_header

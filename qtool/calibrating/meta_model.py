@@ -37,10 +37,11 @@ def meta_model(checkpoint: Weights) -> Any:
     if not (where / "config.json").is_file():
         raise SourceError(f"{where}: no config.json, without which the model cannot be run")
     kind = checkpoint.config.get("model_type")
+    own = " (the code that comes with it, its auto_map, is never run)"
     unknown = UnsupportedError(
         f"{where / 'config.json'}: transformers has no causal language model of model_type "
-        f"{kind!r}; calibrated methods cannot run it, RTN can quantize it (it needs no forward "
-        "pass)"
+        f"{kind!r}{own if 'auto_map' in checkpoint.config else ''}; calibrated methods cannot run "
+        "it, RTN can quantize it (it needs no forward pass)"
     )
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise unknown

@@ -180,7 +180,8 @@ def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> Any:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         default = _read_text(jinja)
-        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        every = (folder / "additional_chat_templates").glob("*.jinja")
+        more = sorted(path for path in every if path.is_file())
         if not more:
             return default
         return [
