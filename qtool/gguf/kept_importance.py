@@ -28,7 +28,8 @@ def keep(
 ) -> None:
     """Block `index` is measured; the stream is before the next one."""
     sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
-    sums.tofile(space.folder / f"importance-{index}")
+    # numpy's own tofile does not tell of a full disk by its number.
+    (space.folder / f"importance-{index}").write_bytes(sums.view(np.uint8).data)
     space.journal.commit(
         _unit(index),
         sites=[[s.id, s.names, s.expert, s.count, s.square.size] for s in block],

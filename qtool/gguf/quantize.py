@@ -35,6 +35,7 @@ from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
@@ -76,6 +77,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
 def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summary:
     out = request.artifact
     origin = public_name(request.model)
+    sources = marks([*resume.source_files(source.path), *filter(None, [request.imatrix])])
     importance = None if request.imatrix is None else read_importance(request.imatrix)
     make = partial(
         make_gguf_plan,
@@ -102,7 +104,9 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
         progress.say(f"warning: {warning}")
     measures = importance is None and request.recipe.importance
     size = plan.size_bytes + memory.disk_bytes
-    with workspace(out, is_folder=False, nbytes=size, fresh=request.fresh) as space:
+    with workspace(
+        out, is_folder=False, nbytes=size, fresh=request.fresh, sources=sources
+    ) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
         if measures and any(tensor.importance for tensor in plan.tensors):
             space.agree({"version of torch or kind of CPU": environment()})

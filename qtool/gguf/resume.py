@@ -36,14 +36,14 @@ def facts(recipe: GgufRecipe, source: GgufSource, imatrix: Path | None) -> dict[
     found = {
         "version of qtool": __version__,
         "recipe": {"name": recipe.name, **recipe.effective()},
-        "source": [file_facts(file) for file in _files(source.path)],
+        "source": [file_facts(file) for file in source_files(source.path)],
     }
     if imatrix is not None:
         found["importance matrix"] = file_facts(imatrix)
     return found
 
 
-def _files(path: Path) -> list[Path]:
+def source_files(path: Path) -> list[Path]:
     """The files of a model: of a folder, or of a GGUF file, which may come in parts."""
     if path.is_dir():
         return sorted([*path.glob("*.safetensors"), *path.glob("*.json")])

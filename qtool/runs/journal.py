@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,9 +28,13 @@ _LONGEST = 1 << 28  # bytes of a journal that is read: a line a matrix, of the l
 class Journal:
     """The lines of one run; `done` has those of earlier tries in their order."""
 
-    def __init__(self, path: Path) -> None:
-        """Read what is there and cut off what is damaged; ResumeError where it cannot be read."""
+    def __init__(self, path: Path, look: Callable[[], None] = lambda: None) -> None:
+        """Read what is there and cut off what is damaged; ResumeError where it cannot be read.
+
+        look: raises where what was done since the work began is not to be believed.
+        """
         self.path = path
+        self._look = look
         self.facts: dict[str, Any] = {}
         self.done: dict[str, Mapping[str, Any]] = {}
         self._begins: dict[str, int] = {}  # where each unit's line begins in the file
@@ -68,6 +72,7 @@ class Journal:
 
     def commit(self, name: str, **content: Any) -> None:
         """A unit of work is finished. Any thread may say so."""
+        self._look()
         entry = {"done": name, **content}
         self._append(entry)
         self.done[name] = entry
@@ -83,10 +88,16 @@ class Journal:
         text = json.dumps(entry, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         with self._lock:
+            begin = self._file.seek(0, os.SEEK_END)
+            try:
+                while line:
+                    line = line[self._file.write(line) :]
+            except OSError:
+                # Of a full disk: lines of other threads may still find room behind it.
+                self._file.truncate(begin)
+                raise
             if "done" in entry:
-                self._begins[entry["done"]] = self._file.seek(0, os.SEEK_END)
-            while line:
-                line = line[self._file.write(line) :]
+                self._begins[entry["done"]] = begin
 
     def close(self) -> None:
         """Close the file; it stays."""

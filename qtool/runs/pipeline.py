@@ -30,6 +30,7 @@ from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.verify import verify
+from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
 
@@ -43,6 +44,7 @@ def run(request: Request, progress: Progress) -> Summary:
     out = request.artifact
     check_free(out, is_folder=True)
     checkpoint = Checkpoint.open(request.source)
+    sources = marks([*checkpoint.files, *((request.stats,) if request.stats else ())])
     view = _view(request, checkpoint)
     checkpoint = view or checkpoint
     make = partial(
@@ -74,7 +76,7 @@ def run(request: Request, progress: Progress) -> Summary:
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     size = plan.size_bytes + plan.disk_bytes
-    with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh) as space:
+    with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh, sources=sources) as space:
         resume.agree(space, request, plan, checkpoint)
         rotations = None if view is None else _rotate(request, view, space, progress)
         with Sink(plan, checkpoint, space.artifact) as sink:

@@ -69,11 +69,16 @@ def check_out_file(out: Path) -> None:
         raise UnsupportedError(f"{out}: exists; remove it or choose another -o")
 
 
-def check_space(out: Path, nbytes: int) -> None:
-    """UnsupportedError where the disk of `out` has less than `nbytes` left."""
+def free_bytes(out: Path) -> int:
+    """Bytes that the disk of `out` has left."""
     above = (path for path in Path(os.path.realpath(out)).parents if path.exists())
     with explained(out):
-        free = shutil.disk_usage(next(above)).free
+        return shutil.disk_usage(next(above)).free
+
+
+def check_space(out: Path, nbytes: int) -> None:
+    """UnsupportedError where the disk of `out` has less than `nbytes` left."""
+    free = free_bytes(out)
     if free < nbytes:
         raise UnsupportedError(
             f"{out}: needs {nbytes:,} bytes, and its disk has {free:,} left; "

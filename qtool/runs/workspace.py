@@ -35,6 +35,7 @@ from qtool.runs.staging import (
     sync,
     with_notes,
 )
+from qtool.runs.watched import Marks, Watched
 
 try:
     import fcntl
@@ -75,10 +76,13 @@ class Workspace:
 
 
 @contextmanager
-def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterator[Workspace]:
+def workspace(
+    out: Path, *, is_folder: bool, nbytes: int, fresh: bool, sources: Marks | None = None
+) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
-    nbytes: what the disk has to hold. fresh: throw away what an earlier run left.
+    nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
+    files that it is made of, as they were when they were opened.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
@@ -88,30 +92,40 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
             lock = _acquire(folder, out)
         kept = ended = False
         journal = None
+        look = Watched(out, folder, lock, nbytes, sources or {})
         try:
             check_free(out, is_folder=is_folder)  # a run that had the lock before may have made it
-            journal = Journal(folder / "journal")
+            journal = Journal(folder / "journal", look)
             if fresh or not journal.done:
                 journal.close()
                 _empty(folder)
-                journal = Journal(folder / "journal")
+                journal = Journal(folder / "journal", look)
             space = Workspace(out, folder, journal)
-            check_space(out, nbytes - _used(folder))
+            if journal.done:
+                look.check_space()
+            else:
+                check_space(out, nbytes)
             if is_folder:
                 with explained(out):
                     space.artifact.mkdir(exist_ok=True)
             yield space
             ended = True
+            look()
             check_free(out, is_folder=is_folder)
             if not is_folder:
                 _make_durable(space.artifact, out)
             give_name(space.artifact, target, out)
         except BaseException as error:
-            if kept := journal is not None and bool(journal.done) and (ended or _may_pass(error)):
+            why = look.explained(error)
+            done = journal is not None and bool(journal.done) and look.ours()
+            if kept := done and (ended or why is not None or _may_pass(error)):
+                assert journal is not None
                 error.add_note(
                     f"what is finished is kept ({_units(journal)}): the same command goes on from "
                     "there, --fresh starts over"
                 )
+            if why is not None:
+                raise with_notes(why, error) from error
             if isinstance(error, QtoolError) and str(folder) in str(error):
                 # Nobody knows the hidden folder.
                 said = str(error).replace(str(folder / "artifact"), str(out))
@@ -120,7 +134,7 @@ def workspace(out: Path, *, is_folder: bool, nbytes: int, fresh: bool) -> Iterat
         finally:
             if journal is not None:
                 journal.close()
-            if not kept:
+            if not kept and look.ours():
                 _remove(folder)
             os.close(lock)
 
@@ -222,11 +236,6 @@ def _remove(folder: Path) -> None:
         _empty(folder)
         (folder / "lock").unlink()
         folder.rmdir()
-
-
-def _used(folder: Path) -> int:
-    """Bytes on the disk that the run has already."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def _make_durable(path: Path, out: Path) -> None:
