@@ -50,12 +50,16 @@ class Watched:
 
     def __call__(self) -> None:
         """QtoolError where the work cannot go on, or would come to nothing."""
+        self.same()
+        self.check_space()
+
+    def same(self) -> None:
+        """ResumeError where the folder is no longer ours, or the source another one."""
         if not self.ours():
             raise self._taken()
         for path in self.sources:
             if self._state(path) == "changed":
                 raise self._changed(path)
-        self.check_space()
 
     def ours(self) -> bool:
         """Whether the folder is still the one that was locked."""

@@ -110,7 +110,7 @@ def workspace(
                     space.artifact.mkdir(exist_ok=True)
             yield space
             ended = True
-            look()
+            look.same()
             check_free(out, is_folder=is_folder)
             if not is_folder:
                 _make_durable(space.artifact, out)
