@@ -42,27 +42,23 @@ def evaluate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.hub import resolve
-    from qtool.native.library import default_threads
+    from qtool import api
     from qtool.quality.conditions import check_figure, parse_condition
-    from qtool.quality.evaluate import Protocol, check_protocol
-    from qtool.quality.evaluate import evaluate as run
     from qtool.runs.progress import Progress
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
     for condition in conditions:
         check_figure(condition, reference=against is not None)
-    chosen = Protocol(protocol, text, windows, length)
-    check_protocol(chosen)
-    progress = Progress(quiet=json_)
-    reference = None if against is None else resolve(against)
-    (found,) = run(
-        [resolve(artifact)],
-        reference,
-        chosen,
-        threads or default_threads(),
-        progress,
+    found = api.evaluate(
+        artifact,
+        text,
+        against=against,
+        windows=windows,
+        length=length,
+        protocol=protocol,
+        threads=threads,
         cache=cache,
+        progress=Progress(quiet=json_),
     )
     failed = [said for one in conditions if (said := one.holds(found.found)) is not None]
     if json_:

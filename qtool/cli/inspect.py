@@ -35,20 +35,17 @@ def inspect(
 ) -> None:
     """Say what ARTIFACT is: format, scheme, bits per weight, tensors, provenance."""
     from qtool.gguf.inspect import gguf_models
-    from qtool.hub import TINY, tiny_folder
+    from qtool.hub import local
 
-    path = Path(artifact)
-    if not path.exists():
-        if artifact == TINY:
-            path = tiny_folder()
-        elif (address := _address(artifact)) is not None:
-            try:
-                _inspect_remote(address, tensor, all_, json_)
-            except SourceError as error:
-                if address == artifact:
-                    raise
-                raise SourceError(f"{artifact}: no such file or folder here, and {error}") from None
-            return
+    path = local(artifact) or Path(artifact)
+    if not path.exists() and (address := _address(artifact)) is not None:
+        try:
+            _inspect_remote(address, tensor, all_, json_)
+        except SourceError as error:
+            if address == artifact:
+                raise
+            raise SourceError(f"{artifact}: no such file or folder here, and {error}") from None
+        return
     if models := gguf_models(path):
         _inspect_gguf(path, models, tensor, all_, json_)
         return

@@ -57,10 +57,10 @@ def plan(
 
     With --engine also what that engine would refuse; exit status 1 where it would.
     """
-    from qtool.cli.quantize import refuse
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
     from qtool.recipe.recipe import Recipe, calibration_sets, load
+    from qtool.runs.quantize import refuse
 
     if engine is None and tp != 1:
         raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")

@@ -144,6 +144,11 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     return first, second
 
 
+def open_side(path: Path) -> Side:
+    """One alone, under the names that it has."""
+    return _open(path, bool(gguf_models(path)), mixed=False)
+
+
 def _open(path: Path, gguf: bool, mixed: bool) -> Side:
     if not gguf:
         return CheckpointSide(Artifact.open(path))

@@ -85,10 +85,15 @@ def _blob(store: Path, manifest: Path, name: str) -> Path:
     return blob
 
 
-def create_line(modelfile: Path, artifact: Path) -> str:
+def modelfile_path(artifact: Path) -> Path:
+    """Where the Modelfile of a GGUF file lies."""
+    return artifact.with_name(f"{artifact.name.removesuffix('.gguf')}.Modelfile")
+
+
+def create_line(artifact: Path) -> str:
     """The command that takes a GGUF file into the store."""
     name = re.sub(r"[^a-z0-9._-]", "-", artifact.name.removesuffix(".gguf").lower())
-    return f"ollama create {name} -f {shlex.quote(str(modelfile))}"
+    return f"ollama create {name} -f {shlex.quote(str(modelfile_path(artifact)))}"
 
 
 def modelfile_text(artifact: Path) -> str:
@@ -116,10 +121,7 @@ def modelfile_text(artifact: Path) -> str:
 
 
 def write_modelfile(artifact: Path) -> Path:
-    """FILE.Modelfile beside FILE.gguf; SourceError where something else lies there."""
-    path = artifact.with_suffix(".Modelfile")
-    text = modelfile_text(artifact)
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-        raise SourceError(f"{path}: exists and says something else; remove it, or rename it")
-    path.write_text(text, encoding="utf-8")
+    """FILE.Modelfile beside FILE.gguf."""
+    path = modelfile_path(artifact)
+    path.write_text(modelfile_text(artifact), encoding="utf-8")
     return path

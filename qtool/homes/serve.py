@@ -5,6 +5,7 @@ from pathlib import Path
 
 from qtool.errors import QtoolError
 from qtool.gguf.inspect import gguf_models
+from qtool.homes.lm_studio import import_line
 
 _COMMANDS = {
     "vllm": "vllm serve {}",
@@ -38,15 +39,17 @@ def command(artifact: Path) -> str | None:
     return None if engine is None else _COMMANDS[engine].format(shlex.quote(str(artifact)))
 
 
-def next_lines(artifact: Path, modelfile: Path | None = None) -> list[str]:
+def next_lines(artifact: Path, modelfile: bool = False) -> list[str]:
     """At most two lines for the end of a run."""
     lines = []
     if (said := command(artifact)) is not None:
         lines.append(f"next: {said}")
-    if modelfile is not None:
+    if modelfile:
         from qtool.homes.ollama import create_line
 
-        lines.append(f"next: {create_line(modelfile, artifact)}")
+        lines.append(f"next: {create_line(artifact)}")
+    elif gguf_models(artifact) and (line := import_line(artifact)) is not None:
+        lines.append(f"next: {line}")
     else:
         lines.append(f"next: qtool eval {shlex.quote(str(artifact))} --against MODEL --text FILE")
     return lines[:2]

@@ -6,6 +6,7 @@
     OWNER/NAME[@REVISION]  a repository of the hub, downloaded into its cache
     OWNER/NAME:QUANT       the GGUF file of that name in it, such as Q4_K_M (llama.cpp's -hf)
     ollama:NAME[:TAG]      the GGUF file that Ollama keeps of a model
+    lmstudio:OWNER/NAME    the folder that LM Studio keeps of a model
 
 Only what quantizing needs is fetched: safetensors, JSON, tokenizer, model card.
 """
@@ -75,6 +76,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)
 OLLAMA = "ollama:"
+LM_STUDIO = "lmstudio:"
 
 
 def is_hub_id(text: str) -> bool:
@@ -147,10 +149,8 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         from qtool.homes.hub_cache import newest_snapshot
 
         return newest_snapshot(path)
-    if model.startswith(OLLAMA):
-        from qtool.homes.ollama import stored_model
-
-        return stored_model(model.removeprefix(OLLAMA))
+    if (stored := _stored(model)) is not None:
+        return stored
     quantized = QUANTIZED.fullmatch(model)
     if quantized is not None:
         return download_gguf(HubModel(quantized[1]), quantized[2], progress)
@@ -161,6 +161,30 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
             f"{model}: no such file or folder, and no hub id (owner/name) or alias ({known})"
         )
     return download(found, progress)
+
+
+def local(model: str) -> Path | None:
+    """The same where nothing has to be asked of a hub; None where it would be."""
+    if model == TINY:
+        return tiny_folder()
+    if Path(model).exists():
+        from qtool.homes.hub_cache import newest_snapshot
+
+        return newest_snapshot(Path(model))
+    return _stored(model)
+
+
+def _stored(model: str) -> Path | None:
+    """A model in the store of another program."""
+    if model.startswith(OLLAMA):
+        from qtool.homes import ollama
+
+        return ollama.stored_model(model.removeprefix(OLLAMA))
+    if model.startswith(LM_STUDIO):
+        from qtool.homes import lm_studio
+
+        return lm_studio.stored_model(model.removeprefix(LM_STUDIO))
+    return None
 
 
 def download(model: HubModel, progress: Progress | None = None) -> Path:

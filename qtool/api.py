@@ -1,0 +1,199 @@
+"""qtool from Python: the functions that the commands call, with their arguments by name.
+
+    import qtool
+
+    made = qtool.quantize("tiny", "w4g128-awq", out="tiny-awq")
+    model = qtool.open(made.artifact)
+    weight = model.float32("model.layers.0.mlp.up_proj.weight")
+    found = qtool.evaluate(made.artifact, text="text.txt", against="tiny")
+
+A MODEL is what the commands take: a folder, a file, a hub id, an alias. Errors are QtoolErrors (see
+qtool.errors), whose text says what to do. Nothing is printed unless `quiet=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from qtool.diff.sides import Item, Side
+    from qtool.quality.evaluate import Evaluation
+    from qtool.runs.progress import Progress
+    from qtool.runs.summary import Summary
+    from qtool.scheme import GroupQuant
+
+__all__ = ["Model", "download", "evaluate", "open", "quantize"]
+
+
+def quantize(
+    model: str | Path,
+    recipe: str | Path,
+    out: str | Path | None = None,
+    *,
+    calibration: str | None = None,
+    samples: int | None = None,
+    length: int | None = None,
+    seed: int | None = None,
+    changes: Sequence[str] = (),
+    stats: str | Path | None = None,
+    threads: int | None = None,
+    max_ram: str | None = None,
+    max_shard_size: str | None = None,
+    imatrix: str | Path | None = None,
+    requantize: bool = False,
+    fresh: bool = False,
+    modelfile: bool = False,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Summary:
+    """Make an artifact of a model, as `qtool quantize` does; `changes` are its --set.
+
+    Returns what was made: `artifact`, `format`, `size_bytes`, `layers` with their errors, and
+    `json()`, the object of `qtool quantize --json`.
+    """
+    from qtool.calibrating.allocator import share_heap
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.native.library import default_threads
+    from qtool.recipe.recipe import calibration_sets, load
+    from qtool.runs.progress import Progress
+    from qtool.runs.quantize import Asked
+    from qtool.runs.quantize import quantize as run
+
+    share_heap()
+    fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    given = [f"--{name}" for name, value in fixed.items() if value is not None]
+    given += [f"--set {item}" for item in changes if item.startswith("calibration.")]
+    asked = Asked(
+        str(model),
+        _path(out),
+        _path(stats),
+        _path(imatrix),
+        max_shard_size,
+        requantize,
+        fresh,
+        threads or default_threads(),
+        None if max_ram is None else parse_size(max_ram),
+        given,
+        modelfile,
+    )
+    sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
+    loaded = load(str(recipe), sets)
+    progress = progress or Progress(quiet=quiet)
+    with progress.logged("quantize", model=asked.model, recipe=loaded.name):
+        return run(loaded, asked, progress)
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def evaluate(
+    artifact: str | Path,
+    text: str | Path,
+    *,
+    against: str | Path | None = None,
+    windows: int | None = None,
+    length: int = 512,
+    protocol: str = "plain",
+    threads: int | None = None,
+    cache: bool = True,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Measure an artifact on a text, as `qtool eval` does: `found` has the figures by name."""
+    from qtool.calibrating.allocator import share_heap
+
+    share_heap()
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.quality.evaluate import Protocol, check_protocol
+    from qtool.quality.evaluate import evaluate as run
+    from qtool.runs.progress import Progress
+
+    chosen = Protocol(protocol, Path(text), windows, length)
+    check_protocol(chosen)
+    progress = progress or Progress(quiet=quiet)
+    reference = None if against is None else resolve(str(against), progress)
+    (found,) = run(
+        [resolve(str(artifact), progress)],
+        reference,
+        chosen,
+        threads or default_threads(),
+        progress,
+        cache=cache,
+    )
+    return found
+
+
+def download(
+    model: str, include: Sequence[str] = (), *, quiet: bool = True, progress: Progress | None = None
+) -> Path:
+    """Bring a model of the hub into its cache, as `qtool download` does; its folder, or file."""
+    from qtool.hub.snapshot import asked
+    from qtool.runs.progress import Progress
+
+    found = asked(model, include, progress or Progress(quiet=quiet))
+    return found.named or found.folder
+
+
+@dataclass(frozen=True)
+class Model:
+    """An artifact opened for reading; headers only, until weights are asked for."""
+
+    side: Side
+
+    @property
+    def path(self) -> Path:
+        """What was opened."""
+        return self.side.path
+
+    @property
+    def format(self) -> str:
+        """Such as `awq gemm`, `gguf`, `dense`."""
+        return self.side.format
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Config, provenance and other keys, nested ones joined by dots."""
+        return self.side.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, Item]:
+        """Name, shape, dtype, scheme (None: dense) and stored bytes of every tensor."""
+        return self.side.items
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """One tensor as the numbers it stands for, dequantized exactly. SourceError without it."""
+        import numpy
+
+        from qtool.diff.sides import rows_of
+
+        item = self._item(name)
+        values = self.side.rows(item.name, 0, rows_of(item.shape))
+        return numpy.ascontiguousarray(values, numpy.float32).reshape(item.shape)
+
+    def codes(self, name: str) -> GroupQuant | None:
+        """Codes, scales and zeros of one matrix; None where it has none of single weights."""
+        return self.side.quant(self._item(name).name)
+
+    def _item(self, name: str) -> Item:
+        from qtool.errors import SourceError
+
+        found = self.tensors.get(name) or self.tensors.get(f"{name}.weight")
+        if found is None:
+            raise SourceError(f"{self.path}: has no tensor {name!r}")
+        return found
+
+
+def open(model: str | Path) -> Model:
+    """Open an artifact of any format that qtool reads, or an unquantized model."""
+    from qtool.diff.gguf import open_side
+    from qtool.hub import resolve
+
+    return Model(open_side(resolve(str(model))))

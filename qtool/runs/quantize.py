@@ -1,0 +1,123 @@
+"""A model's name and a recipe into an artifact: what `qtool quantize` and `qtool.quantize` do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qtool.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.recipe import Recipe
+    from qtool.runs.progress import Progress
+    from qtool.runs.summary import Summary
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for, as far as both kinds of recipe know it."""
+
+    model: str
+    out: Path | None
+    stats: Path | None
+    imatrix: Path | None
+    max_shard_size: str | None
+    requantize: bool
+    fresh: bool
+    threads: int
+    max_ram: int | None
+    calibration: list[str]  # the options given that are about it
+    modelfile: bool = False  # for Ollama, beside a GGUF file
+
+
+def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> Summary:
+    """Make the artifact. What can be told before a download that may take hours is."""
+    from qtool.recipe.recipe import Recipe
+
+    if isinstance(recipe, Recipe):
+        return _to_safetensors(recipe, asked, progress)
+    return _to_gguf(recipe, asked, progress)
+
+
+def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.gguf.open import is_gguf
+    from qtool.hub import resolve
+    from qtool.runs.pipeline import run
+    from qtool.runs.request import Request, artifact_path, check_stats_options
+    from qtool.runs.workspace import check_free
+
+    refuse(
+        recipe,
+        "makes no GGUF file",
+        {"--imatrix": asked.imatrix, "--modelfile": asked.modelfile},
+    )
+    check_stats_options(asked.stats, asked.calibration)
+    max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
+    target = artifact_path(asked.model, recipe, asked.out)
+    check_free(target, is_folder=True)
+    with progress.stage("download"):
+        source = resolve(asked.model, progress)
+
+    def made_of(folder: Path) -> Summary:
+        request = Request(
+            asked.model, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
+            asked.fresh, asked.max_ram,
+        )  # fmt: skip
+        return run(request, progress)
+
+    if not is_gguf(source):
+        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
+        return made_of(source)
+    from qtool.gguf.convert import checkpoint_folder
+
+    with checkpoint_folder(source, target, progress, requantize=asked.requantize) as folder:
+        return made_of(folder)
+
+
+def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
+    from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+    from qtool.hub import resolve
+    from qtool.runs.workspace import check_free
+
+    refuse(
+        recipe,
+        "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
+        {"--stats": asked.stats},
+    )
+    refuse(recipe, "makes one GGUF file", {"--max-shard-size": asked.max_shard_size})
+    about_calibration = dict.fromkeys(asked.calibration, True)
+    if asked.imatrix is not None:
+        refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
+    elif not recipe.importance:
+        refuse(recipe, "measures nothing without `importance: true`", about_calibration)
+    target = artifact_path(asked.model, recipe, asked.out)
+    check_free(target, is_folder=False)
+    if asked.modelfile:
+        from qtool.homes.ollama import modelfile_path
+
+        check_free(modelfile_path(target), is_folder=False)
+    with progress.stage("download"):
+        source = resolve(asked.model, progress)
+    request = GgufRequest(
+        asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
+        asked.fresh, asked.max_ram,
+    )  # fmt: skip
+    made = run_gguf(request, progress)
+    if asked.modelfile:
+        from qtool.homes.ollama import write_modelfile
+
+        write_modelfile(Path(made.artifact))
+    return made
+
+
+def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:
+    """UnsupportedError where options are given that change nothing with this recipe."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UnsupportedError(
+            f"{', '.join(given)} would change nothing: recipe {recipe.name} {why}; leave it out"
+        )

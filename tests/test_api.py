@@ -1,0 +1,79 @@
+"""qtool from Python: what `import qtool` gives, and that it does what the commands do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import qtool
+from qtool.cli.main import app
+from qtool.errors import QtoolError, SourceError
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def test_importing_it_imports_little() -> None:
+    script = (
+        "import sys, qtool; assert 'quantize' in qtool.__all__; print(qtool.__version__); "
+        "print(sorted({'numpy', 'torch', 'typer', 'huggingface_hub', 'rich'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.split("\n")[:2] == [qtool.__version__, "[]"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        qtool.nothing  # noqa: B018
+    assert all(getattr(qtool, name) is not None for name in qtool.__all__)
+
+
+def test_quantize_open_evaluate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
+    made = qtool.quantize("tiny", "w8-rtn", tmp_path / "a", changes=["weights.group_size=64"])
+    assert made.artifact == str(tmp_path / "a") and made.json()["layers"]
+    by_command = tmp_path / "b"
+    asked = ["tiny", "--recipe", "w8-rtn", "--set", "weights.group_size=64", "-o", str(by_command)]
+    assert CliRunner().invoke(app, ["quantize", *asked]).exit_code == 0
+    name = "model.safetensors"
+    assert (tmp_path / "a" / name).read_bytes() == (by_command / name).read_bytes()
+    model, source = qtool.open(made.artifact), qtool.open("tiny")
+    assert model.format.startswith(("awq", "gptq", "compressed"))
+    assert source.format == "dense" and model.tensors[NAME].scheme is not None
+    exact, near = source.float32(NAME), model.float32(NAME)
+    assert exact.shape == near.shape == model.tensors[NAME].shape and near.dtype == np.float32
+    assert 0 < np.abs(exact - near).max() < 0.05 * np.abs(exact).max()
+    codes = model.codes(NAME)
+    assert codes is not None and codes.codes.max() <= 255 and source.codes(NAME) is None
+    assert np.array_equal(codes.dequantize(), near)
+    with pytest.raises(SourceError, match="has no tensor 'nothing'"):
+        model.float32("nothing")
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    found = qtool.evaluate(made.artifact, text, against="tiny", windows=1, length=32)
+    assert found.found["kld"]["mean"] < 0.1 and found.json()["size_bytes"] > 0
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
+def test_gguf_and_a_modelfile(tmp_path: Path) -> None:
+    made = qtool.quantize("tiny", "q4_k_m", tmp_path / "t.gguf", modelfile=True)
+    model = qtool.open(made.artifact)
+    assert model.format == "gguf" and model.metadata["general.architecture"] == "llama"
+    name = "blk.0.ffn_up.weight"
+    assert model.float32(name).shape == tuple(model.tensors[name].shape)
+    assert (tmp_path / "t.Modelfile").read_text().startswith("FROM ./t.gguf\n")
+    with pytest.raises(QtoolError, match="--modelfile would change nothing"):
+        qtool.quantize("tiny", "w4g128-rtn", tmp_path / "x", modelfile=True)
+
+
+def test_errors_are_qtools() -> None:
+    with pytest.raises(QtoolError, match="no such file or folder"):
+        qtool.open("/nothing/here")
+    with pytest.raises(QtoolError, match="no such text file"):
+        qtool.evaluate("tiny", "/nothing/here.txt")
+    with pytest.raises(QtoolError, match="no hub id"):
+        qtool.download("nothing")
