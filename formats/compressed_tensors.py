@@ -73,7 +73,12 @@ def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | 
     if scheme.group_size > 0 and columns % scheme.group_size:
         return f"in_features {columns} is not divisible by the group size {scheme.group_size}"
     if not scheme.is_float:
-        if scheme.rows != 1 or scheme.outer or scheme.scale_dtype not in _FLOAT_SCALES:
+        one = scheme.rows == -1 == scheme.group_size and options.layout == "plain"
+        if (
+            (scheme.rows != 1 and not one)
+            or scheme.outer
+            or scheme.scale_dtype not in _FLOAT_SCALES
+        ):
             return f"compressed-tensors stores one float scale a row or group, not {scheme}"
         if options.layout == "plain" and not scheme.symmetric:
             return "compressed-tensors' int8 weights are symmetric where engines load them"

@@ -236,7 +236,7 @@ def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
         "type": table["type"],
         "symmetric": True,
         "dynamic": table["dynamic"],
-        "strategy": "token" if table["dynamic"] else "tensor",
+        "strategy": table["scale"] if table["dynamic"] else "tensor",
         "observer": None,
     }
     if table["group_size"] != -1:

@@ -29,6 +29,8 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "w8a8-dynamic": ("w8 channel sym", "int", "rtn"),
     "fp8-dynamic": ("fp8 e4m3 channel", "float", "rtn"),
     "w8a8-static": ("w8 channel sym", "int", "rtn"),
+    "w8a8-smoothquant": ("w8 channel sym", "int", "rtn"),
+    "w8a8-smoothquant-static": ("w8 channel sym", "int", "rtn"),
     "fp8-static": ("fp8 e4m3 tensor", "float", "rtn"),
     "fp8-block": ("fp8 e4m3 128x128", "float", "rtn"),
     "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
@@ -45,7 +47,9 @@ def test_recipes_of_other_numbers(name: str) -> None:
     )
     assert (str(loaded.scheme), loaded.method) == (scheme, (method,))
     assert (loaded.activations and loaded.activations.type) == activations
-    assert loaded.calibrates == (method != "rtn" or name.endswith("static"))
+    smooth = "smooth" in name
+    assert loaded.calibrates == (method != "rtn" or name.endswith("static") or smooth)
+    assert loaded.transforms == (("smooth",) if smooth else ())
     assert loaded.format == ("fp8" if name == "fp8-block-hf" else "compressed-tensors")
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
     assert again == loaded
@@ -76,7 +80,7 @@ def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) ->
 
 
 # Tested where what they make is.
-ELSEWHERE = {"int8-llmint8", "kv-fp8"}
+ELSEWHERE = {"int8-llmint8", "kv-fp8", "w4a8kv4-qserve", "w4a8kv4-qserve-channel"}
 
 
 def of_whole_numbers() -> list[str]:
@@ -174,7 +178,7 @@ def test_one_calibration_for_several_recipes() -> None:
         ("activations: {bits: 8}", "r.yaml:4: activations.type: missing"),
         ("activations: {bits: 8, type: int}", "r.yaml:4: activations: format awq does not say how"),
         ("kv_cache: fp8", 'r.yaml:4: kv_cache: input should be a mapping, found "fp8"'),
-        ("transforms: [turn]", "r.yaml:4: transforms: 'turn' is unknown; known: rotate, awq"),
+        ("transforms: [turn]", "r.yaml:4: transforms: 'turn' is unknown; known: rotate, smooth,"),
         ("overrides:\n- match: a\n", "r.yaml:5: overrides.0: expected either `weights`"),
         ("overrides:\n- match: a\n  weights: {bots: 3}", "r.yaml:6: overrides.0.weights.bots: unk"),
         ("overrides: 3", "r.yaml:4: overrides: input should be a list, found 3"),
@@ -219,7 +223,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
             "'dense', found \"exl3\"",
         ),
         ("weights.type=fp8", "weights: type fp8 has bits 8"),
-        ("weights.rows=2", "rows is for type fp8; int has one scale a row"),
+        ("weights.rows=2", "int has one scale a row; or one for the matrix"),
         ("format=fp8", "format: fp8 stores weights of type fp8, not int"),
         ("overrides.0.dense=true", "overrides: input should be a list"),
         ("weights", "--set weights: expected key=value"),

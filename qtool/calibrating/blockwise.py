@@ -9,7 +9,7 @@ collected and only a probe passes through the blocks, to prove that transforms c
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods
-from qtool.calibrating import cache, measure, outliers
+from qtool.calibrating import cache, measure, outliers, ranges
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.hidden import OnDisk, keep, take_up
@@ -181,6 +181,12 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                     applied = transform(block, found, stats, plan, run.recipe, stream, run.workers)
                     stats, changed = applied.stats, changed | applied.changed
                     notes += applied.notes
+        if run.recipe.measures_ranges:
+            with progress.stage("calibrate"):
+                again = collect(block, stream, group, {"histogram"}, run.workers)
+                stats = {
+                    key: replace(one, histogram=again[key].histogram) for key, one in stats.items()
+                }
         with progress.stage("quantize"):
             give_back()
             jobs = _jobs(plan, index, found, group, rest=group is groups[-1])
@@ -271,6 +277,11 @@ def _given(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> _Given
         raise UnsupportedError(
             f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
             f"{recipe.name} stores scales; run without --stats"
+        )
+    if recipe.measures_ranges:
+        raise UnsupportedError(
+            f"{stats}: a statistics file holds no histograms, which activations.observer of "
+            f"recipe {recipe.name} needs; run without --stats, or with observer minmax"
         )
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)
@@ -414,18 +425,29 @@ def _quantize_site(
 
 
 def _input_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | None:
-    """The scale of a layer's input, where the recipe stores one: max|x| over the largest code.
+    """The scale of a layer's input, where the recipe stores one: its range over the largest code.
 
     Rounded up to bfloat16, in which some engines keep it: the largest input stays in range.
     """
-    if recipe.activations is None or recipe.activations.dynamic:
+    wanted = recipe.activations
+    if wanted is None or wanted.dynamic:
         return None
     if seen is None or seen.max_abs is None:
         raise SourceError(
             f"the input of {name} was never seen in calibration, so its scale cannot be told; "
             "calibrate with more samples, or choose --set activations.dynamic=true"
         )
-    return cache.rounded_up(float(seen.max_abs.max()) / recipe.activations.reach)
+    limit = float(seen.max_abs.max())
+    if seen.histogram is not None and wanted.observer == "percentile":
+        limit = min(limit, ranges.percentile(seen.histogram, wanted.percentile))
+    elif seen.histogram is not None:
+
+        def rounded(at: float, x: torch.Tensor) -> torch.Tensor:
+            rounding = smooth.input_rounding(recipe, at)
+            return x if rounding is None else rounding.apply(x)
+
+        limit = ranges.least_squares(seen.histogram, limit, rounded)
+    return cache.rounded_up(limit / wanted.reach)
 
 
 def output_error(

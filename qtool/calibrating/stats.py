@@ -3,6 +3,7 @@
     gram = sum over tokens of x x'      [in, in], the Hessian of a linear's squared error (half)
     square = sum over tokens of x * x   [in], the diagonal of it, where no more is needed
     mean_abs, max_abs                   [in]
+    histogram                           of |x|, all channels together, see ranges.py; not in files
 
 Each is additive over micro-batches (max_abs under max). A micro-batch's share is computed in
 float32 by one thread, only on and above the diagonal, in strips of columns; shares are added into
@@ -28,12 +29,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating import ranges
 from qtool.calibrating.sites import Matrix, ObserveLinears, Site, WeightIndex
 from qtool.calibrating.stream import LoadedBlock, Stream, Workers
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 
-NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs"})
+NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs", "histogram"})
 # An expert that saw fewer tokens is rounded to nearest and left out of searches: its statistics
 # would be chance.
 MIN_EXPERT_TOKENS = 64
@@ -48,6 +50,7 @@ class SiteStats:
     mean_abs: NDArray[np.float32] | None = None  # [in]
     max_abs: NDArray[np.float32] | None = None  # [in]
     square: NDArray[np.float32] | None = None  # [in]
+    histogram: NDArray[np.int64] | None = None  # [ranges.BINS]
 
 
 def is_rare(site: Site, stats: SiteStats) -> bool:
@@ -113,6 +116,9 @@ class _Sum:
         self.square = torch.zeros(width, dtype=torch.float64) if "square" in needs else None
         self.abs = torch.zeros(width, dtype=torch.float64) if "mean_abs" in needs else None
         self.max = torch.zeros(width) if "max_abs" in needs else None
+        self.histogram: torch.Tensor | None = None
+        if "histogram" in needs:
+            self.histogram = torch.zeros(ranges.BINS, dtype=torch.int64)
 
     def result(self) -> SiteStats:
         """Round to float32 and mirror; the sums are used up."""
@@ -132,7 +138,8 @@ class _Sum:
                 corner = full[start:stop, start:stop]
                 corner.copy_(corner.triu() + corner.triu(1).T)
             gram = full.numpy()
-        return SiteStats(self.count, gram, mean, largest, square)
+        histogram = self.histogram.numpy() if self.histogram is not None else None
+        return SiteStats(self.count, gram, mean, largest, square, histogram)
 
 
 def strips(width: int) -> list[tuple[int, int]]:
@@ -229,7 +236,9 @@ def _add(
                 total.gram[place].add_(product)
             if last:
                 turns.passed((site, place), number)
-    square = mean = largest = None
+    square = mean = largest = histogram = None
+    if len(rows) and total.histogram is not None:
+        histogram = ranges.counts(rows)
     if len(rows) and total.square is not None:
         square = rows.square().sum(0)
     if len(rows) and (total.abs is not None or total.max is not None):
@@ -241,6 +250,8 @@ def _add(
     total.count += len(rows)
     if total.square is not None and square is not None:
         total.square.add_(square)
+    if total.histogram is not None and histogram is not None:
+        total.histogram.add_(histogram)
     if total.abs is not None and mean is not None:
         total.abs.add_(mean)
     if total.max is not None and largest is not None:

@@ -7,14 +7,14 @@ that belongs to the group, which is the output error but for what groups have to
 other. Groups wider than 256 take the diagonal of H only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool import grid, native, small_floats
-from qtool.methods import Result
+from qtool.methods import Result, qoq
 from qtool.scheme import GroupQuant, Scheme
 
 NEEDS: frozenset[str] = frozenset()
@@ -47,10 +47,17 @@ def quantize(
     threads: int = 1,
 ) -> Result:
     """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
+    if scheme.outer == "rows":
+        weighed = None
+        if options.clip and stats is not None and stats.gram is not None:
+            weighed = np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
+        return Result(qoq.quantize(weight, scheme, weighed, options.clip))
     if scheme.outer == "after":
         return Result(by_rows(weight, scheme))
     if scheme.is_float:
         return Result(small_floats.quantize(weight, scheme, options.largest))
+    if scheme.rows < 0:
+        return _one_scale(weight, scheme, options, threads)
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
     importance = blocks = None
     if search is not None and stats is not None and stats.gram is not None:
@@ -89,6 +96,15 @@ def by_rows(weight: NDArray[np.float32], scheme: Scheme) -> GroupQuant:
         codes[part] = (rounded + 128).astype(np.uint8)
     zero = np.full((len(weight), 1), 128, np.uint8)
     return GroupQuant(scheme, codes, largest[:, None], zero, None, float(np.float32(1 / 127)))
+
+
+def _one_scale(
+    weight: NDArray[np.float32], scheme: Scheme, options: Options, threads: int
+) -> Result:
+    """One scale for the matrix: all of it is one row."""
+    row = np.ascontiguousarray(weight).reshape(1, -1)
+    found = quantize(row, None, replace(scheme, rows=1), options, threads).quant
+    return Result(GroupQuant(scheme, found.codes.reshape(weight.shape), found.scale, found.zero))
 
 
 def diagonal_blocks(gram: NDArray[np.floating], width: int) -> NDArray[np.float32]:

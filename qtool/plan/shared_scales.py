@@ -43,7 +43,9 @@ class SharedScales:
         self._parts: dict[str, list[Planned]] = defaultdict(list)
         for planned in plan.quantized:
             scheme = planned.scheme
-            if scheme is not None and (scheme.rows < 0 or scheme.outer):
+            if scheme is not None and (
+                (scheme.rows < 0 and scheme.is_float) or scheme.outer == "divides"
+            ):
                 self._parts[shard_key(planned.module)].append(planned)
         self._locks = {key: Lock() for key in self._parts}
         self._found: dict[str, float] = {}

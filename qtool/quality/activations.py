@@ -21,9 +21,9 @@ codes are exact there, so that only the rounding shows.
 q8 is what llama.cpp does on a CPU: blocks of 256 for matrices of super-blocks, of 32 for those of
 the older types (ggml-quants.c and ggml-cpu/arch/x86/quants.c of llama.cpp 0c1e57098; signs, and
 the choice of -127 or 127, leave the numbers alone). kept is QServe's cache, with 255 for 15 where
-it has 8 bits (its kernels' applyBiasRopeUpdateKVCache.h). The others are those of compressed-tensors 0.19
-with the scales of vLLM 0.32, whose int8 divides by 127 where compressed-tensors' own emulation
-divides by 127.5.
+it has 8 bits (its kernels' applyBiasRopeUpdateKVCache.h); llm.int8 is bitsandbytes' vectorwise
+quantizing. The others are those of compressed-tensors 0.19 with the scales of vLLM 0.32, whose int8
+divides by 127 where compressed-tensors' own emulation divides by 127.5.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,6 +93,31 @@ def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
         return _on_grid(runs, scale, (-most - 1 - low / scale).round_(), most).view(x.shape)
 
     return Rounding(f"int{bits}", rounded)
+
+
+def whole_together(bits: int) -> Rounding:
+    """With one scale for all tokens of a sequence, as they come."""
+    most = (1 << bits - 1) - 1
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        scale = (_together(x) / most).clamp_min(_TINY)
+        return (x / scale).round_() * scale
+
+    return Rounding(f"int{bits}", rounded)
+
+
+def fp8_together() -> Rounding:
+    """With one scale for all tokens of a sequence, as they come."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        scale = (_together(x) / 448.0).clamp_min(_TINY)
+        return e4m3(x / scale) * scale
+
+    return Rounding("fp8", rounded)
+
+
+def _together(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax((-2, -1) if x.ndim > 1 else -1, keepdim=True)
 
 
 def stored_whole_numbers(bits: int, scale: float, zero: float) -> Rounding:

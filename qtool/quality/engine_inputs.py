@@ -5,6 +5,7 @@
     compressed-tensors                 input_activations of the matrix's group, kv_cache_scheme
     fp8                                activation_scheme: per tensor as stored, or as inputs come,
                                        per token or per 128 columns where weights have blocks
+    qserve                             int8 per token; keys and values as they come
     bitsandbytes                       int8 but for columns with outliers, llm_int8_threshold
     modelopt                           FP8 and NVFP4 on both sides, by what each matrix is stored
                                        as; kv_cache_quant_algo
@@ -91,6 +92,8 @@ def _arguments(
         size = scheme.group_size
         strategy = {"strategy": "group", "group_size": size} if size > 0 else {"strategy": "token"}
         return {"num_bits": 8, "type": "float", "dynamic": True, **strategy}
+    if artifact.found.format == "qserve":
+        return {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
     if artifact.found.format == "modelopt":
         return _of_modelopt(artifact, module, scheme)
     return None
@@ -141,8 +144,10 @@ def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> 
             return known.nvfp4(1.0 / _stored(artifact, _input(module)))
         return known.nvfp4(_stored(artifact, f"{module}.input_global_scale"))
     if strategy == "tensor":
-        if dynamic:  # one scale for whatever tokens come together
-            return None
+        if dynamic:  # one scale for whatever tokens come together: here, those of a window
+            if dynamic is not True or bits != 8 or arguments.get("symmetric", True) is False:
+                return None
+            return known.fp8_together() if kind == "float" else known.whole_together(bits)
         scale = _stored(artifact, _input(module))
         if kind == "float":
             return known.stored_fp8(scale) if bits == 8 else None
@@ -163,6 +168,11 @@ def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
     none, as engines have it."""
     bits, kind = scheme.get("num_bits"), str(scheme.get("type") or "int")
     strategy = scheme.get("strategy", "tensor")
+    if artifact.found.format == "qserve" and scheme.get("dynamic") is True:
+        if kind != "int" or bits not in (4, 8):
+            return None
+        comes = known.kept_as_it_comes(int(bits))
+        return Kept(f"{comes.name} per token and head", lambda _: (comes, comes))
     if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)) or scheme.get("dynamic"):
         return None
     if strategy not in ("tensor", "attn_head") or scheme.get("symmetric", True) is False:

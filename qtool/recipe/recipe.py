@@ -93,7 +93,7 @@ class Recipe(NamedTable):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
-    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "dense"]
+    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "dense"]
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()
     activations: Activations | None = None
@@ -156,11 +156,15 @@ class Recipe(NamedTable):
         """Scales of keys and values go with some formats."""
         if self.kv_cache is None:
             return
+        if self.format == "qserve":
+            if not self.kv_cache.dynamic:
+                raise conflict("kv_cache", "qserve makes scales as keys come: dynamic: true")
+            return
         if self.format != "compressed-tensors":
             raise conflict(
                 "kv_cache",
                 f"format {self.format} does not say how keys and values are kept; "
-                "compressed-tensors does, also with `method: none`",
+                "compressed-tensors does, also with `method: none`, and qserve",
             )
         if self.kv_cache.dynamic:
             raise conflict(
@@ -175,6 +179,9 @@ class Recipe(NamedTable):
                 "bitsandbytes divides each row by its largest magnitude and rounds: "
                 "`method: rtn` without clip",
             )
+        if self.format == "qserve":
+            self._check_qserve(weights)
+            return
         if self.format == "fp8" and weights.type != "fp8":
             raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
         if weights.type != "int":
@@ -195,6 +202,16 @@ class Recipe(NamedTable):
                     "overrides",
                     f"with weights of type {weights.type} an override can say `dense: true` only",
                 )
+        if (
+            weights.type == "int"
+            and weights.rows < 0
+            and (self.activations is None or self.method != ("rtn",) or self.rtn.clip)
+        ):
+            raise conflict(
+                "weights",
+                "one scale for a matrix of whole numbers (rows: -1) goes with activations and "
+                "`method: rtn` without clip",
+            )
         if self.activations is None:
             return
         if self.format != "compressed-tensors":
@@ -212,6 +229,19 @@ class Recipe(NamedTable):
             )
         if wanted == "int" and not weights.symmetric:
             raise conflict("activations", "engines quantize them for symmetric weights only")
+
+    def _check_qserve(self, weights: Weights) -> None:
+        """Its kernels know one kind of weights and of inputs."""
+        if weights.type != "int" or weights.bits != 4 or weights.symmetric:
+            raise conflict("weights", "qserve stores int of 4 bits with zeros: symmetric: false")
+        inputs = self.activations
+        if inputs is None or inputs != Activations(bits=8, type="int"):
+            raise conflict(
+                "activations",
+                "qserve rounds inputs to 8 bits, token by token: activations: {bits: 8, type: int}",
+            )
+        if self.reorders_groups:
+            raise conflict("gptq", "qserve's groups are neighbours: gptq.static_groups: true")
 
     @property
     def rounding(self) -> str:
@@ -307,6 +337,12 @@ class Recipe(NamedTable):
     def measures_cache(self) -> bool:
         """Whether the largest keys and values of each layer are stored as scales."""
         return self.kv_cache is not None and not self.kv_cache.dynamic
+
+    @property
+    def measures_ranges(self) -> bool:
+        """Whether that scale comes from a histogram."""
+        wanted = self.activations
+        return wanted is not None and not wanted.dynamic and wanted.observer != "minmax"
 
     @property
     def scheme(self) -> Scheme:

@@ -42,15 +42,22 @@ class Weights(Table):
     symmetric: bool
     type: NumberType = Field(default="int", description="what codes stand for")
     rows: int = Field(
-        default=1, ge=-1, description="of fp8: output features per scale; -1: all of them"
+        default=1,
+        ge=-1,
+        description="of fp8: output features per scale; -1: all of them, of int too",
     )
 
     check_group = field_validator("group_size")(_group_size)
 
     @model_validator(mode="after")
     def consistent(self) -> "Weights":
-        if self.type == "int" and self.rows != 1:
-            raise PydanticCustomError("rows", "rows is for type fp8; int has one scale a row", {})
+        whole = self.rows == -1 == self.group_size and self.symmetric
+        if self.type == "int" and self.rows != 1 and not whole:
+            raise PydanticCustomError(
+                "rows",
+                "int has one scale a row; or one for the matrix: rows -1, group_size -1, symmetric",
+                {},
+            )
         if self.rows == 0:
             raise PydanticCustomError("rows", "rows is 0; expected 1, -1 or a block's height", {})
         if self.type == "int":
@@ -86,9 +93,11 @@ class Weights(Table):
 
 def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
     """Formats differ in how they store the scales of whole numbers."""
-    scheme = Scheme(weights.bits, weights.group_size, weights.symmetric)
+    scheme = Scheme(weights.bits, weights.group_size, weights.symmetric, rows=weights.rows)
     if format_ == "bitsandbytes":
         return replace(scheme, scale_dtype="float32", outer="after")
+    if format_ == "qserve":
+        return replace(scheme, scale_dtype="int8", outer="rows")
     return scheme
 
 
@@ -138,6 +147,16 @@ class Activations(Table):
     type: Literal["int", "float"] = Field(description="int8, or float8_e4m3")
     group_size: int = Field(default=-1, description="features per scale; -1: one per token")
     dynamic: bool = Field(default=True, description="false: one scale a layer, from calibration")
+    scale: Literal["token", "tensor"] = Field(
+        default="token",
+        description="of dynamic ones; tensor: one for all tokens that come together",
+    )
+    observer: Literal["minmax", "percentile", "mse"] = Field(
+        default="minmax", description="of stored scales: the range that calibration gives them"
+    )
+    percentile: float = Field(
+        default=99.99, gt=50, le=100, description="of numbers, that observer percentile keeps"
+    )
 
     check_group = field_validator("group_size")(_group_size)
 
@@ -147,6 +166,12 @@ class Activations(Table):
             raise PydanticCustomError(
                 "dynamic", "one scale for all inputs (dynamic: false) has group_size -1", {}
             )
+        if self.dynamic and self.observer != "minmax":
+            raise PydanticCustomError(
+                "observer", "an observer is for stored scales (dynamic: false)", {}
+            )
+        if self.scale == "tensor" and self.group_size != -1:
+            raise PydanticCustomError("scale", "scale tensor has group_size -1", {})
         return self
 
     @property
