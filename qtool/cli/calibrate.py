@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli import completing
 from qtool.printable import printable
 
 
 def calibrate(
     model: Annotated[
-        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+        str,
+        typer.Argument(
+            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
+            autocompletion=completing.models,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="statistics to write, safetensors")
@@ -20,7 +25,11 @@ def calibrate(
         Path | None, typer.Option(help="importance matrix to write, as llama-imatrix does (GGUF)")
     ] = None,
     recipe: Annotated[
-        list[str] | None, typer.Option(help="collect what this recipe needs; may be repeated")
+        list[str] | None,
+        typer.Option(
+            help="collect what this recipe needs; may be repeated",
+            autocompletion=completing.recipe_names,
+        ),
     ] = None,
     calibration: Annotated[
         str | None, typer.Option(help="text or JSONL file, or a hub dataset id")

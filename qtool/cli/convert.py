@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli import completing
+
 if TYPE_CHECKING:
     from qtool.convert.certificate import Converted, Rounded
 
@@ -22,6 +24,7 @@ def convert(
             "--to",
             help="awq, awq-gemv, awq-gemv-fast, awq-llm, gptq (v1), gptq-v2, compressed-tensors, "
             "gguf, gguf-q8_0, or hf: dequantized",
+            autocompletion=completing.targets,
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder or .gguf file to make")],

@@ -5,12 +5,17 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli import completing
 from qtool.printable import printable
 
 
 def download(
     model: Annotated[
-        str, typer.Argument(help="OWNER/NAME[@REVISION], OWNER/NAME:QUANT for GGUF, or an alias")
+        str,
+        typer.Argument(
+            help="OWNER/NAME[@REVISION], OWNER/NAME:QUANT for GGUF, or an alias",
+            autocompletion=completing.models,
+        ),
     ],
     include: Annotated[
         list[str] | None,

@@ -41,7 +41,7 @@ from qtool.printable import printable
 app = typer.Typer(
     name="qtool",
     help="Quantize Hugging Face decoder models into artifacts that engines load.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -54,14 +54,33 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_FIRST = """\
+qtool {version} turns language models into quantized files that engines load.
+
+Try it on the small model that comes with it; nothing is downloaded:
+  qtool quantize tiny --recipe w4g128-awq
+  qtool inspect tiny-w4g128-awq
+
+Then MODEL is a folder, a GGUF file, a hub id such as Qwen/Qwen3-0.6B, or an alias such as llama-7b:
+  qtool plan MODEL --recipe w4g128-awq      what will be made, how large, in how much memory
+  qtool quantize MODEL --recipe q4_k_m      for llama.cpp, Ollama and LM Studio
+
+  qtool recipes     which recipe for what
+  qtool doctor      what is installed here, and what is missing
+  qtool --help      every command
+"""
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_say_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(_FIRST.format(version=__version__), nl=False)
 
 
 for _command in (quantize, calibrate, plan, inspect, diff, convert, recipes, bench):
@@ -75,6 +94,16 @@ app.command()(matrix)
 app.command()(reproduce)
 for _command in (download, push, doctor):
     app.command()(_command)
+
+
+_LONGEST = 2000  # characters of a message: names in files may be of any length
+
+
+def _shown(error: QtoolError | OSError | MemoryError) -> str:
+    """The sentence, its middle left out where a file made it too long to read."""
+    text = printable(_sentence(error))
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} [...] {text[-half:]}"
 
 
 def _sentence(error: QtoolError | OSError | MemoryError) -> str:
@@ -131,7 +160,7 @@ def main() -> None:
     except (QtoolError, OSError, MemoryError) as error:
         if debug:
             raise
-        print(f"error: {printable(_sentence(error))}", file=sys.stderr)
+        print(f"error: {_shown(error)}", file=sys.stderr)
         _say_notes(error)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except _EndedBySignal as ended:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli import completing
 from qtool.printable import printable
 
 if TYPE_CHECKING:
@@ -22,9 +23,19 @@ if TYPE_CHECKING:
 
 def plan(
     model: Annotated[
-        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+        str,
+        typer.Argument(
+            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
+            autocompletion=completing.models,
+        ),
     ],
-    recipe: Annotated[str, typer.Option(help="a shipped recipe's name, or a YAML file")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="a shipped recipe's name, or a YAML file",
+            autocompletion=completing.recipe_names,
+        ),
+    ],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
     ] = None,
@@ -47,7 +58,10 @@ def plan(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="what will load it: vllm, sglang, transformers, llama.cpp or exllama"),
+        typer.Option(
+            help="what will load it: vllm, sglang, transformers, llama.cpp or exllama",
+            autocompletion=completing.engines,
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine shares it between")] = 1,
     all_: Annotated[bool, typer.Option("--all", help="a line for every tensor")] = False,

@@ -6,14 +6,25 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli import completing
 from qtool.printable import printable
 
 
 def quantize(
     model: Annotated[
-        str, typer.Argument(help="a folder, a GGUF file, a hub id, or an alias such as `tiny`")
+        str,
+        typer.Argument(
+            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
+            autocompletion=completing.models,
+        ),
     ],
-    recipe: Annotated[str, typer.Option(help="a shipped recipe's name, or a YAML file")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="a shipped recipe's name, or a YAML file",
+            autocompletion=completing.recipe_names,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="to make; by default MODEL-RECIPE or MODEL-RECIPE.gguf"),

@@ -5,10 +5,16 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli import completing
+
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="a shipped recipe or a YAML file, to be printed")
+        str | None,
+        typer.Argument(
+            help="a shipped recipe or a YAML file, to be printed",
+            autocompletion=completing.recipe_names,
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON Schema of recipe files")

@@ -4,10 +4,16 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli import completing
+
 
 def schema(
     command: Annotated[
-        str | None, typer.Argument(help="such as plan, or inspect-tensor for inspect --tensor")
+        str | None,
+        typer.Argument(
+            help="such as plan, or inspect-tensor for inspect --tensor",
+            autocompletion=completing.schemas,
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of what COMMAND prints with --json, or list the schemas."""

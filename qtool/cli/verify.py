@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli import completing
+
 if TYPE_CHECKING:
     from qtool.verification.finding import Finding, Verdict
 
@@ -18,7 +20,11 @@ def verify(
         str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="vllm, sglang, transformers, llama.cpp or exllama")
+        str | None,
+        typer.Option(
+            help="vllm, sglang, transformers, llama.cpp or exllama",
+            autocompletion=completing.engines,
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
