@@ -15,6 +15,7 @@ Source: bitsandbytes' functional.int8_vectorwise_dequant, and the keys that tran
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ else:
 NAME = "bitsandbytes"
 CODES = ("weight",)
 SCHEME = Scheme(8, -1, True, "float32", outer="after")
-OUTER = float(np.float32(1 / 127))
+(OUTER,) = struct.unpack("<f", struct.pack("<f", 1 / 127))  # as float32
 THRESHOLD = 6.0  # of |x|, from which on bitsandbytes keeps a column of the input in float16
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq, modelopt
+from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq, modelopt, qserve
 from qtool.formats.facts import ArtifactScheme
 
-_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, dense)
+_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, dense)
 FORMATS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 
 # Recognised by name, not decoded by this version.

@@ -58,6 +58,10 @@ _AUXILIARY = (
     "output_zero_point",
     "SCB",
     "weight_format",
+    "s1_scales",
+    "s1_szeros",
+    "s2_scales",
+    "s2_zeros",
     "k_scale",
     "v_scale",
 )
@@ -250,8 +254,11 @@ class Artifact:
                 f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"
             )
         quant: GroupQuant = FORMATS[self.found.format].unpack(entry.module, self._get, self.found)
-        scales = next(n for n in entry.stored if n.rpartition(".")[2] in _SCALES)
-        dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, quant.scheme.scale_dtype)
+        dtype = quant.scheme.scale_dtype
+        for scales in entry.stored:
+            if scales.rpartition(".")[2] in _SCALES:
+                dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, dtype)
+                break
         # Arrays do not tell small floats apart, headers do.
         scheme = replace(quant.scheme, scale_dtype=dtype, book=entry.scheme.book)
         return replace(quant, scheme=scheme)

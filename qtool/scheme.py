@@ -10,11 +10,13 @@ one row, or of `rows` rows. AWQ, GPTQ, compressed-tensors, FP8 and bitsandbytes 
 of it. With codes of at most 8 bits and a float16 scale the product is exact in float32, so every
 reader must agree with `dequantize` bit for bit.
 
-Some formats have a second scale, one number for the matrix, `outer`:
+Some formats have a second scale, `outer`, one number for the matrix or one for each row:
 
     divides       value * (scale / outer)      compressed-tensors' weight_global_scale
     multiplies    value * (scale * outer)      modelopt's weight_scale_2
     after         (value * scale) * outer      bitsandbytes, whose outer is always 1/127
+    rows          (value * scale) * outer      QServe: whole scales of groups in each row's scale;
+                                               in any order, since every product is exact
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ class Scheme:
     bits: int
     group_size: int
     symmetric: bool
-    scale_dtype: str = "float16"  # as stored: float16, bfloat16, float32, float8_e4m3, e8m0
+    scale_dtype: str = "float16"  # as stored: float16, bfloat16, float32, float8_e4m3, e8m0, int8
     book: str = "int"
     rows: int = 1
-    outer: str = ""  # divides, multiplies, after; or there is none
+    outer: str = ""  # divides, multiplies, after, rows; or there is none
 
     def groups(self, in_features: int) -> int:
         """Number of groups in a row of in_features."""
@@ -68,6 +70,8 @@ class Scheme:
         group = f"g{self.group_size}" if self.group_size > 0 else "channel"
         if self.rows != 1:
             group = "tensor" if self.rows < 0 else f"{self.rows}x{self.group_size}"
+        if self.outer == "rows":
+            return f"w{self.bits} {group} qoq"
         if not self.is_float:
             return f"w{self.bits} {group} {'sym' if self.symmetric else 'asym'}"
         if self.bits == 4:
@@ -100,6 +104,7 @@ class GroupQuant:
     zero: NDArray[np.uint8]  # likewise, 0 .. 2^bits - 1; zeros for small floats
     g_idx: NDArray[np.int32] | None = None  # [in]
     outer: float | None = None  # exact in float32
+    outer_rows: NDArray[np.floating] | None = None  # [out], where the scheme's outer is rows
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -121,6 +126,8 @@ class GroupQuant:
             scale = scale / np.float32(self.outer)
         if self.outer is not None and self.scheme.outer == "multiplies":
             scale = scale * np.float32(self.outer)
+        if self.outer_rows is not None:
+            scale = scale * self.outer_rows.astype(np.float32)[:, None]
         return self._rows(scale)
 
     def row_zero(self) -> NDArray[np.uint8]:

@@ -119,7 +119,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("type=q4", "--set type=q4: type: expected one of f32, f16, bf16, q4_0,"),
         ("type=4", "type: input should be a valid string, found 4"),
         ("format=ggfu", "--set format=ggfu: format: input should be 'awq', 'gptq', "
-         "'compressed-tensors', 'fp8' or 'dense', "
+         "'compressed-tensors', 'fp8', 'bitsandbytes', 'qserve' or 'dense', "
          'found "ggfu"; or gguf, which has keys of its own'),
         ("overrides.3.type=q8_0", "--set overrides.3.type=q8_0: overrides has no item 3"),
     ],

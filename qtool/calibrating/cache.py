@@ -121,7 +121,7 @@ def scales(found: Largest, kept: Kept, reach: float) -> dict[str, NDArray[np.flo
 
 
 def rounded_up(scale: float) -> float:
-    """To bfloat16, in which some engines keep scales: the largest number stays in range. 1 for 0."""
+    """To bfloat16, in which some engines keep scales: the largest stays in range. 1 for 0."""
     word = np.array([scale], np.float32).view(np.uint32) + np.uint32(0xFFFF)
     found = float((word & np.uint32(0xFFFF0000)).view(np.float32)[0])
     return found if found > 0 else 1.0

@@ -1,7 +1,7 @@
 """Columns of inputs with outliers: those that LLM.int8() keeps in float16 when the model runs.
 
-A column is one as soon as one number in it reaches the threshold, as bitsandbytes has it; nothing of
-this is stored in the tensors, since the columns are found anew for each input.
+A column is one as soon as one number in it reaches the threshold, as bitsandbytes has it; nothing
+of this is stored in the tensors, since the columns are found anew for each input.
 
 Source: Dettmers et al., LLM.int8(), 2022, section 3.2.
 """

@@ -75,7 +75,7 @@ def grouped(value: Quantized) -> GroupQuant | None:
     """Integer codes with a scale per row and group of columns, or None where it is not that."""
     if isinstance(value, BlockMatrix):
         return value.grouped
-    if not isinstance(value, GroupQuant) or value.scheme.is_float or value.outer is not None:
+    if not isinstance(value, GroupQuant) or value.scheme.is_float or value.scheme.outer:
         return None
     rows = value.shape[0]
     if value.scheme.rows != 1:

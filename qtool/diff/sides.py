@@ -189,6 +189,7 @@ def part_of(quant: GroupQuant, first: int, last: int) -> GroupQuant:
         codes=quant.codes[first:last],
         scale=quant.scale[rows],
         zero=quant.zero[rows],
+        outer_rows=None if quant.outer_rows is None else quant.outer_rows[first:last],
     )
 
 

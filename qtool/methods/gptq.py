@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from qtool import grid, native
 from qtool.calibrating.single_thread import single_thread
 from qtool.errors import SourceError
-from qtool.methods import Result
+from qtool.methods import Result, qoq
 from qtool.scheme import GroupQuant, Scheme
 
 NEEDS: frozenset[str] = frozenset({"gram"})
@@ -209,6 +209,9 @@ def quantize_with(
     Rows do not depend on each other, so neither do bytes on threads. Raises UnsupportedError
     where a scale exceeds float16.
     """
+    if scheme.outer == "rows":
+        plain: NDArray[np.float32] = np.asarray(weight, np.float32)
+        return qoq.sweep(plain, given, scheme, options.mse)
     columns = weight.shape[1]
     whole_row = grid.group_width(scheme, columns) >= columns
     found = native.gptq_sweep(

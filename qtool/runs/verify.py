@@ -86,7 +86,7 @@ def _check_matrix(artifact: Artifact, planned: Planned, scheme: Scheme) -> Group
             f"{planned.name}: reads back as {quant.scheme} {list(quant.shape)}; "
             f"planned was {scheme} {list(planned.shape)}"
         )
-    check_scales(planned.name, quant.scale)
+    check_scales(planned.name, quant.row_scale() if scheme.outer == "rows" else quant.scale)
     middle = 1 << (scheme.bits - 1)
     if scheme.symmetric and not scheme.is_float and (quant.zero != middle).any():
         raise FormatError(f"{planned.name}: symmetric, but not every zero is {middle}")

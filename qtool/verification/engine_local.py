@@ -34,6 +34,11 @@ _GPTQ_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 
 def transformers_findings(view: EngineView) -> Iterator[Finding]:
     """What has to be installed, and what these packages take."""
+    if view.format == "qserve":
+        yield Finding(
+            "error", "engine-format", "",
+            "transformers has no loader for qserve, whose tensors OmniServe reads on NVIDIA GPUs",
+        )  # fmt: skip
     if view.format in _LOADED:
         yield Finding(
             "note", "engine-route", "",

@@ -69,7 +69,7 @@ class Measured:
 
 def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     """Count in a few passes over codes, scales and zeros."""
-    scale = quant.scale.astype(np.float32)
+    scale = quant.row_scale() if quant.scheme.outer == "rows" else quant.scale.astype(np.float32)
     size = np.abs(scale)
     least = np.float32(_LEAST.get(quant.scheme.scale_dtype, 0.0))
     low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)

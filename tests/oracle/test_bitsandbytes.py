@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from qtool.artifact import Artifact
 from qtool.calibrating.stream import Workers
-from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
