@@ -1,0 +1,328 @@
+"""Real file systems and real refusals: a full disk, a read-only folder, a source that goes.
+
+    python tests/bars/full_disk.py [--only NAME]... [--recipe w4g128-rtn]...     (as root, on Linux)
+
+Small file systems are mounted (tmpfs, and ext4 in a file), and what the system does is done while
+a run is stopped in its middle. Every case must end in one sentence and a status that is not zero,
+with nothing under the final name and no traceback; when the cause is gone the same command must go
+on and end with the bytes of an undisturbed run. Exit status 1 where one does not. A case that this
+machine cannot make is told as skipped.
+
+    begin          too little room from the beginning: refused before work
+    full           a file of somebody else's takes all room behind a step
+    full-journal   the same with room for a few more bytes, which the journal meets first
+    read-only      a file system that is mounted so, and a folder without the right to write
+    unreadable     a source without the right to read
+    deleted        the source's weights are removed behind a step
+    changed        a byte of them is changed behind a step
+    removed        the hidden folder is removed behind a step
+    clock          the system's clock goes back an hour at each look, killed and resumed
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kill import deep, digest, journal_of, steps_of
+
+MIB = 1 << 20
+# Without these even root is asked for rights.
+LIMITED = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <time.h>
+#include <sys/time.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static long looks;
+static void back(long *seconds) { *seconds -= 3600 * __sync_add_and_fetch(&looks, 1); }
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    int failed = (int)syscall(SYS_clock_gettime, clock, at);
+    if (!failed && clock == CLOCK_REALTIME) back(&at->tv_sec);
+    return failed;
+}
+int gettimeofday(struct timeval *restrict at, void *restrict zone) {
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+class Skipped(Exception):
+    """This machine cannot make the case."""
+
+
+def system(*words: object) -> None:
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Skipped(f"{words[0]}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def mounted(kind: str, work: Path, nbytes: int) -> Iterator[Path]:
+    """A small file system."""
+    folder = Path(tempfile.mkdtemp(dir=work))
+    if kind == "tmpfs":
+        system("mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", folder)
+    else:
+        image = folder.with_suffix(".img")
+        with image.open("wb") as file:
+            file.truncate(nbytes)
+        system("mkfs.ext4", "-q", "-m", "0", image)
+        system("mount", "-o", "loop", image, folder)
+    try:
+        yield folder
+    finally:
+        system("umount", folder)
+
+
+class Bar:
+    """Cases, one after another, and whether all were as they should be."""
+
+    def __init__(self, recipe: str, model: Path, work: Path) -> None:
+        self.recipe, self.model, self.work, self.good = recipe, model, work, True
+        self.whole = digest(self._made(work / "whole"))
+
+    def command(self, out: Path, model: Path | None = None) -> list[str]:
+        words = [sys.executable, "-m", "qtool", "quantize", str(model or self.model), "--threads"]
+        words += ["1", "--recipe", self.recipe, "-o", str(out)]
+        calibrated = "gptq" in self.recipe or "awq" in self.recipe
+        return words + (["--samples", "4", "--length", "128"] if calibrated else [])
+
+    def _made(self, out: Path) -> Path:
+        subprocess.run(self.command(out), check=True, capture_output=True)
+        return out
+
+    def run(
+        self,
+        out: Path,
+        *,
+        model: Path | None = None,
+        prefix: list[str] | None = None,
+        steps: int = 0,
+        action: Callable[[], None] | None = None,
+    ) -> tuple[int, str]:
+        """Status and stderr; `action` is done while the run is stopped behind some steps."""
+        words = [*(prefix or []), *self.command(out, model)]
+        process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if action is not None:
+            while process.poll() is None and steps_of(journal_of(out)) < steps:
+                time.sleep(0.001)
+            process.send_signal(signal.SIGSTOP)
+            action()
+            process.send_signal(signal.SIGCONT)
+        _, said = process.communicate()
+        return process.returncode, said
+
+    def refused(self, name: str, out: Path, ended: tuple[int, str], wanted: str) -> None:
+        """One sentence, a status, and nothing under the name."""
+        status, said = ended
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
+        fine = status == 1 and len(lines) == 1 and wanted in lines[0] and "Traceback" not in said
+        fine &= not out.exists()
+        told = lines[0] if lines else said[-300:]
+        self.tell(name, fine, told.replace(str(self.work), "..."))
+
+    def goes_on(self, name: str, out: Path, model: Path | None = None, kept: bool = True) -> None:
+        """The same command ends as if nothing had been."""
+        status, said = self.run(out, model=model)
+        resumed = "going on with an earlier run" in said
+        fine = status == 0 and digest(out) == self.whole and resumed == kept
+        self.tell(f"{name}, again", fine, "went on" if resumed else "from the start")
+        if out.exists():
+            shutil.rmtree(out) if out.is_dir() else out.unlink()
+
+    def tell(self, name: str, fine: bool, said: str) -> None:
+        self.good &= fine
+        print(f"{self.recipe:12} {name:24} {'' if fine else 'FAILED '}{said}", flush=True)
+
+
+def fill(folder: Path, leave: int) -> None:
+    """Somebody's file that takes all but a few bytes."""
+    free = shutil.disk_usage(folder).free
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        left = max(0, free - leave)
+        while left > 0:
+            left -= file.write(bytes(min(left, MIB)))
+
+
+def begin(bar: Bar, kind: str) -> None:
+    size = sum(path.stat().st_size for path in files_of(bar.work / "whole"))
+    with mounted(kind, bar.work, max(4 * MIB, size // 2)) as folder:
+        if shutil.disk_usage(folder).free > size:
+            fill(folder, size // 2)
+        bar.refused(f"begin {kind}", folder / "out", bar.run(folder / "out"), "its disk has ")
+        left = [path.name for path in folder.iterdir() if path.name.startswith(".out")]
+        bar.tell(f"begin {kind}, left", not left, str(left))
+
+
+def files_of(out: Path) -> list[Path]:
+    return [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
+
+
+def full(bar: Bar, kind: str) -> None:
+    _full(bar, kind, "full", 0)
+
+
+def full_journal(bar: Bar, kind: str) -> None:
+    _full(bar, kind, "full-journal", 12_000)
+
+
+def _full(bar: Bar, kind: str, name: str, leave: int) -> None:
+    size = sum(path.stat().st_size for path in files_of(bar.work / "whole"))
+    with mounted(kind, bar.work, 2 * size + 32 * MIB) as folder:
+        out = folder / "out"
+        ended = bar.run(out, steps=3, action=lambda: fill(folder, leave))
+        bar.refused(f"{name} {kind}", out, ended, "the disk is full")
+        bar.refused(f"{name} {kind}, still", out, bar.run(out), "the disk is full")
+        (folder / "filler").unlink()
+        bar.goes_on(f"{name} {kind}", out)
+
+
+def read_only(bar: Bar, kind: str) -> None:
+    with mounted(kind, bar.work, 32 * MIB) as folder:
+        system("mount", "-o", "remount,ro", folder)
+        out = folder / "out"
+        bar.refused(f"read-only {kind}", out, bar.run(out), "Read-only file system")
+        system("mount", "-o", "remount,rw", folder)
+        bar.goes_on(f"read-only {kind}", out, kept=False)
+        (folder / "inside").mkdir(mode=0o555)
+        out = folder / "inside" / "out"
+        ended = bar.run(out, prefix=LIMITED)
+        bar.refused(f"no right to write {kind}", out, ended, "Permission denied")
+
+
+def unreadable(bar: Bar, _: str) -> None:
+    model, out = copied(bar), bar.work / "out"
+    weights = model / "model.safetensors"
+    weights.chmod(0)
+    ended = bar.run(out, model=model, prefix=LIMITED)
+    bar.refused("unreadable", out, ended, "model.safetensors: cannot be read (Permission denied)")
+    weights.chmod(0o644)
+    bar.goes_on("unreadable", out, model, kept=False)
+
+
+def copied(bar: Bar) -> Path:
+    """The model by its own name, which is in a GGUF file."""
+    to = Path(tempfile.mkdtemp(dir=bar.work)) / bar.model.name
+    return shutil.copytree(bar.model, to)
+
+
+def deleted(bar: Bar, _: str) -> None:
+    model, out = copied(bar), bar.work / "out"
+    weights = model / "model.safetensors"
+    aside = model.parent / "aside"
+    ended = bar.run(out, model=model, steps=3, action=lambda: os.rename(weights, aside))
+    bar.refused("deleted", out, ended, "was there when the work began, and is gone")
+    os.rename(aside, weights)
+    bar.goes_on("deleted", out, model)
+
+
+def changed(bar: Bar, _: str) -> None:
+    model, out = copied(bar), bar.work / "out"
+    weights = model / "model.safetensors"
+    before, times = weights.read_bytes(), weights.stat()
+
+    def change() -> None:
+        with weights.open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(b"\1")
+
+    ended = bar.run(out, model=model, steps=3, action=change)
+    bar.refused("changed", out, ended, "was changed while the work was going on")
+    bar.refused("changed, still", out, bar.run(out, model=model), "with another source is kept")
+    weights.write_bytes(before)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    bar.goes_on("changed", out, model)
+
+
+def removed(bar: Bar, _: str) -> None:
+    folder = bar.work / "folder"
+    out = folder / "out"
+    ended = bar.run(out, steps=3, action=lambda: shutil.rmtree(folder))
+    bar.refused("removed", out, ended, "where the work was going on, was removed")
+    bar.goes_on("removed", out, kept=False)
+
+
+def clock(bar: Bar, _: str) -> None:
+    source, library = bar.work / "clock.c", bar.work / "clock.so"
+    source.write_text(CLOCK)
+    system("cc", "-shared", "-fPIC", "-O1", "-o", library, source)
+    prefix = ["env", f"LD_PRELOAD={library}"]
+    script = "import time; a = time.time(); print(time.time() < a - 3000)"
+    words = [*prefix, sys.executable, "-c", script]
+    if "True" not in subprocess.run(words, capture_output=True, text=True, check=False).stdout:
+        raise Skipped("the clock cannot be replaced here")
+    out = bar.work / "out"
+    status, said = 0, ""
+
+    def stop() -> None:
+        os.kill(int((journal_of(out).parent / "lock").read_text().split()[-1]), signal.SIGKILL)
+
+    status, said = bar.run(out, prefix=prefix, steps=3, action=stop)
+    bar.tell("clock, killed", status == -signal.SIGKILL and not out.exists(), f"status {status}")
+    status, said = bar.run(out, prefix=prefix)
+    fine = status == 0 and digest(out) == bar.whole and "going on with" in said
+    bar.tell("clock, again", fine, "went on" if fine else said[-300:])
+    shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
+
+
+CASES: dict[str, tuple[Callable[[Bar, str], None], tuple[str, ...]]] = {
+    "begin": (begin, ("tmpfs", "ext4")),
+    "full": (full, ("tmpfs", "ext4")),
+    "full-journal": (full_journal, ("tmpfs", "ext4")),
+    "read-only": (read_only, ("ext4",)),
+    "unreadable": (unreadable, ("",)),
+    "deleted": (deleted, ("",)),
+    "changed": (changed, ("",)),
+    "removed": (removed, ("",)),
+    "clock": (clock, ("",)),
+}
+
+
+def main() -> None:
+    """Every case with every recipe."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recipe", action="append", help="default: one of each kind")
+    parser.add_argument("--only", action="append", choices=list(CASES), help="default: all")
+    given = parser.parse_args()
+    good = True
+    with tempfile.TemporaryDirectory() as root:
+        model = deep(Path(root) / "model")
+        for recipe in given.recipe or ["w4g128-rtn", "q4_k_m", "w4g128-gptq"]:
+            work = Path(tempfile.mkdtemp(dir=root))
+            bar = Bar(recipe, model, work)
+            for name in given.only or CASES:
+                case, kinds = CASES[name]
+                for kind in kinds:
+                    try:
+                        case(bar, kind)
+                    except Skipped as why:
+                        print(f"{recipe:12} {name} {kind}: skipped, {why}", flush=True)
+            good &= bar.good
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
