@@ -219,8 +219,8 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("format=dense", "format: method rtn does not go with format dense"),
         (
             "format=exl3",
-            "format: input should be 'awq', 'gptq', 'compressed-tensors', 'fp8' or "
-            "'dense', found \"exl3\"",
+            "format: input should be 'awq', 'gptq', 'compressed-tensors', 'fp8', 'bitsandbytes', "
+            "'qserve' or 'dense', found \"exl3\"",
         ),
         ("weights.type=fp8", "weights: type fp8 has bits 8"),
         ("weights.rows=2", "int has one scale a row; or one for the matrix"),
