@@ -15,7 +15,7 @@ from typing import Any, Literal
 from qtool.errors import RecipeError, UsageError
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.portable import portable
-from qtool.recipe.recipe import Recipe, load
+from qtool.recipe.recipe import Calibration, Recipe, load
 
 Calibrated = Literal["no data", "shared", "itself"]
 # Transforms that read the statistics of the block as it is.
@@ -29,6 +29,7 @@ class Cell:
     recipe: Recipe | GgufRecipe
     out: Path
     calibrated: Calibrated
+    settings: Calibration  # of the pass that it shares, or of its own
 
     @property
     def name(self) -> str:
@@ -64,7 +65,10 @@ def cells(
                 f"--recipes has two of the name {recipe.name}; give the files other names"
             )
         out = folder / (recipe.name if isinstance(recipe, Recipe) else f"{recipe.name}.gguf")
-        found[recipe.name] = Cell(recipe, out, _calibrated(recipe, share and not error_aware))
+        calibrated, settings = _calibrated(recipe, share and not error_aware), recipe.calibration
+        if calibrated == "shared" and isinstance(recipe, GgufRecipe):
+            recipe = _load(name, ())  # importance comes from a file, as with --imatrix
+        found[recipe.name] = Cell(recipe, out, calibrated, settings)
     order: tuple[Calibrated, ...] = ("no data", "shared", "itself")
     return sorted(found.values(), key=lambda cell: order.index(cell.calibrated))
 
@@ -94,5 +98,5 @@ def passes(found: Iterable[Cell]) -> list[list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in found:
         if cell.calibrated == "shared":
-            groups.setdefault(cell.recipe.calibration.model_dump_json(), []).append(cell)
+            groups.setdefault(cell.settings.model_dump_json(), []).append(cell)
     return list(groups.values())

@@ -159,7 +159,7 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
 
 def _text(run: _Run, cell: Cell) -> str:
     """The digest of what a cell is calibrated on."""
-    settings = cell.recipe.calibration
+    settings = cell.settings
     key = settings.model_dump_json()
     if key not in run.texts:
         run.texts[key] = shared.text_digest(settings, run.source)

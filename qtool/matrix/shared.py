@@ -79,7 +79,7 @@ def measure(
     """
     from qtool.calibrating import measure as measuring
 
-    settings: Calibration = group[0].recipe.calibration
+    settings: Calibration = group[0].settings
     place.mkdir(parents=True, exist_ok=True)
     before = progress.total()
     needs = needs_of(group)
