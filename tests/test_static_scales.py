@@ -14,6 +14,8 @@ from qtool.artifact import Artifact
 from qtool.calibrating import ranges
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.quality import activations
+from qtool.quality.engine_inputs import activations as of_weights
+from qtool.quality.weights import open_weights
 from qtool.recipe import recipe
 
 STATIC = ["activations.dynamic=false", "weights.group_size=-1"]
@@ -106,6 +108,7 @@ def test_one_scale_for_a_matrix(runs: dict[str, Path], tmp_path: Path) -> None:
     group = config["config_groups"]["group_0"]
     assert group["weights"]["strategy"] == group["input_activations"]["strategy"] == "tensor"
     assert group["input_activations"]["dynamic"] is True
+    assert any("as they come" in warning for warning in run.summary.warnings)
     artifact = Artifact.open(run.out)
     source = load_file(runs["model"] / "model.safetensors")
     for name, entry in artifact.entries.items():
@@ -115,6 +118,21 @@ def test_one_scale_for_a_matrix(runs: dict[str, Path], tmp_path: Path) -> None:
         step = np.abs(source[name]).max() / grid.reach(8)
         assert quant.scale.shape == (1, 1) and float(quant.scale[0, 0]) == pytest.approx(step, 1e-3)
         assert np.abs(quant.dequantize() - source[name]).max() <= 0.55 * step  # float16 rounds it
+
+
+def test_groups_of_weights_and_inputs_by_token(runs: dict[str, Path], tmp_path: Path) -> None:
+    """ZeroQuant's scheme, packed as engines want it."""
+    run = quantize(runs["model"], "w8a8-dynamic", tmp_path / "zero", "weights.group_size=32")
+    assert_reads_back(run)
+    config = json.loads((run.out / "config.json").read_text())["quantization_config"]
+    group = config["config_groups"]["group_0"]
+    assert config["format"] == "pack-quantized"
+    assert (group["weights"]["strategy"], group["weights"]["group_size"]) == ("group", 32)
+    assert group["input_activations"]["strategy"] == "token"
+    with open_weights(run.out) as weights:
+        rounded = of_weights(weights, "plain")
+    assert {rounding.name for rounding in rounded.of_matrix.values()} == {"int8"}
+    assert any("humming" in warning for warning in run.summary.warnings)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     ]
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
+    found += _inputs(recipe)
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
@@ -72,6 +73,27 @@ def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
                 "act_order without static_groups leaves groups out of order (desc_act): slower "
                 "everywhere and wrong in some engines under tensor parallelism"
             )
+    return found
+
+
+def _inputs(recipe: Recipe) -> list[str]:
+    """INT8 on both sides in ways that engines have no kernel for."""
+    wanted, weights = recipe.activations, recipe.weights
+    if recipe.format != "compressed-tensors" or wanted is None or wanted.type != "int":
+        return []
+    found = []
+    if wanted.dynamic and wanted.scale == "tensor":
+        found.append(
+            "vLLM and SGLang have no kernel for one scale of int8 inputs as they come "
+            "(activations.scale: tensor) and refuse the artifact; token, or dynamic: false, is "
+            "served"
+        )
+    if weights is not None and weights.group_size > 0:
+        found.append(
+            "INT8 weights in groups with INT8 inputs: vLLM serves them with its humming kernels "
+            "alone, which are a package of their own, and SGLang refuses them; group_size -1 is "
+            "served everywhere"
+        )
     return found
 
 

@@ -72,10 +72,17 @@ def format_options(recipe: Recipe) -> Options:
     layouts = {
         "awq": recipe.awq.layout,
         "gptq": recipe.gptq.layout,
-        "compressed-tensors": "packed" if recipe.activations is None else "plain",
+        "compressed-tensors": "plain" if _whole_bytes(recipe) else "packed",
     }
     chosen: Options = module.choose(schemes, layouts.get(recipe.format))
     return replace(chosen, input_scales=recipe.measures_inputs)
+
+
+def _whole_bytes(recipe: Recipe) -> bool:
+    """Whether codes are stored a byte each; engines want INT8 in groups packed."""
+    scheme = recipe.scheme
+    groups = scheme.bits == 8 and scheme.group_size > 0 and not scheme.is_float
+    return recipe.activations is not None and not groups
 
 
 def _obstacle(recipe: Recipe, scheme: Scheme, shape: tuple[int, ...]) -> str | None:
