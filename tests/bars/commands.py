@@ -48,7 +48,9 @@ def _run(command: Sequence[object], json_: bool) -> Finished:
     return Finished(wall, usage.ru_utime + usage.ru_stime, peak, said)
 
 
-def quantize(model: Path, recipe: str, out: Path, *more: object) -> Finished:
-    """`qtool quantize --json`; the artifact stays."""
+def quantize(
+    model: Path, recipe: str, out: Path, *more: object, prefix: Sequence[object] = ()
+) -> Finished:
+    """`qtool quantize --json`; the artifact stays. prefix: words before the command."""
     command = [sys.executable, "-m", "qtool", "quantize", model, "--recipe", recipe, "-o", out]
-    return run([*command, "--json", *more])
+    return run([*prefix, *command, "--json", *more])

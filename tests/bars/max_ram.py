@@ -5,17 +5,22 @@
 Five shapes: the shipped model, dense Llamas 1024 and 2048 wide, one with a wide vocabulary, and a
 mixture of 32 experts; weights are random. Each is quantized without a budget, with the smallest one
 that is taken, and with one in between. The peak must stay below 1.05 times the budget; without one
-the estimate must be within 15 % of it. Exit status 1 where it is not.
+the estimate must be within 15 % of it. The bytes of the tensor files must be those that `qtool
+plan` says, exactly. Exit status 1 where it is not so.
+
+Where a memory control group can be made (Linux, as root, /sys/fs/cgroup), a run with a budget is in
+one whose limit is 1.05 times that: more would kill it.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import commands
@@ -92,6 +97,28 @@ def smallest(model: Path, recipe: str, more: list[object]) -> int:
     return int(found[1])
 
 
+@contextlib.contextmanager
+def limited(nbytes: int | None) -> Iterator[list[str]]:
+    """Words before a command that has no more than so much memory; none where that cannot be."""
+    group = Path(f"/sys/fs/cgroup/memory/qtool-{os.getpid()}")
+    limit = "memory.limit_in_bytes"
+    if not group.parent.is_dir():
+        group, limit = Path(f"/sys/fs/cgroup/qtool-{os.getpid()}"), "memory.max"
+    if nbytes is None:
+        yield []
+        return
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(nbytes))
+    except OSError:
+        yield []
+        return
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        group.rmdir()
+
+
 def measure(name: str, model: Path, recipe: str, work: Path, more: list[object]) -> bool:
     """Three runs of one shape; whether all are as they should be."""
     least = smallest(model, recipe, more)
@@ -100,20 +127,25 @@ def measure(name: str, model: Path, recipe: str, work: Path, more: list[object])
     for number in range(3):
         budget = budgets[number]
         asked = [] if budget is None else ["--max-ram", f"{budget}MiB"]
-        done = commands.quantize(model, recipe, work / "out", *more, *asked)
+        most = None if budget is None else int(budget * MIB * (1 + MOST_OVER))
+        with limited(most) as prefix:
+            done = commands.quantize(model, recipe, work / "out", *more, *asked, prefix=prefix)
+        written = sum(path.stat().st_size for path in (work / "out").glob("*.safetensors"))
         shutil.rmtree(work / "out")
         planned = done.out["memory"]
         estimate, peak = planned["estimated_bytes"] / MIB, done.peak / MIB
         if budget is None:
             budgets += [(least + int(estimate)) // 2, least]
-            fine = abs(estimate / peak - 1) <= MOST_WRONG
+            words = [sys.executable, "-m", "qtool", "plan", model, "--recipe", recipe, *more]
+            size = commands.run([*words, "--json"]).out["size_bytes"]
+            fine = abs(estimate / peak - 1) <= MOST_WRONG and size == written
             limit = "none"
         else:
             fine = peak <= budget * (1 + MOST_OVER)
-            limit = f"{budget}"
+            limit = f"{budget}{' cgroup' if prefix else ''}"
         good &= fine
         print(
-            f"{name:10} {recipe:12} budget {limit:>5}, estimate {estimate:5.0f}, "
+            f"{name:10} {recipe:12} budget {limit:>11}, estimate {estimate:5.0f}, "
             f"peak {peak:5.0f} MiB, {planned['threads']} threads, states "
             f"{'on disk' if planned['states_on_disk'] else 'in memory'}, Gram matrices "
             f"{planned['gram_bytes'] // MIB} MiB, {done.wall:.0f} s{'' if fine else '  MISSED'}",
