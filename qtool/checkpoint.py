@@ -227,6 +227,14 @@ class Checkpoint:
         start, end = info.start + first * row, info.start + last * row
         return st.read_range(self.file_of(name), TensorInfo(name, info.dtype, shape, start, end))
 
+    def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor from `start` to `stop`."""
+        info = self.tensors[self._known(name)]
+        first, last = info.start + start, info.start + stop
+        return st.read_range(
+            self.file_of(name), TensorInfo(name, info.dtype, info.shape, first, last)
+        )
+
     def array(self, name: str) -> NDArray[Any]:
         """A tensor in its numpy dtype; BF16 as uint16."""
         info = self.tensors[self._known(name)]

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import arch_models
+import gguf_from_hf
 import numpy as np
 import pytest
 import quantizing
@@ -247,3 +248,27 @@ def test_what_a_rotation_does_not_go_with(models: Path, tmp_path: Path) -> None:
         recipes.load("w4-gptq-rotated", ["transforms=[awq, rotate]"])
     with pytest.raises(RecipeError, match="r1 and r2 are both false"):
         recipes.load("w4-gptq-rotated", ["rotate.r1=false", "rotate.r2=false"])
+
+
+def test_gguf_of_a_rotated_checkpoint_is_that_of_the_dense_run(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has the tensors of the rotated checkpoint, with a head of its own."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    source = checkpoint(models, "qwen3")
+    dense = tmp_path / "rotated.yaml"
+    dense.write_text("method: none\nformat: dense\ntransforms: [rotate]\n")
+    folder = quantizing.quantize(source.path, str(dense), tmp_path / "dense").out
+    rotated_q8 = tmp_path / "q8.yaml"
+    rotated_q8.write_text("format: gguf\ntype: q8_0\ntransforms: [rotate]\n")
+
+    def tensors(model: Path, recipe: str) -> dict[str, bytes]:
+        out = tmp_path / f"{model.name}-{Path(recipe).stem}.gguf"
+        with gguf_from_hf.write(model, out, recipe) as file:
+            return {name: gguf_from_hf.raw(file, name).tobytes() for name in file.tensors}
+
+    found = tensors(source.path, str(rotated_q8))
+    assert "output.weight" in found and found == tensors(folder, "q8_0")
+    assert found["blk.0.ffn_up.weight"] != tensors(source.path, "q8_0")["blk.0.ffn_up.weight"]
+    with pytest.raises(RecipeError, match="learned rotations go with formats other than gguf"):
+        recipes.load("q8_0", ["transforms=[rotate]", "rotate.kind=learned"])

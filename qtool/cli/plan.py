@@ -150,13 +150,16 @@ def _plan_gguf(
     threads: int | None,
     max_ram: int | None,
 ) -> "GgufPlan":
+    from qtool.gguf.from_hf import hf_source
     from qtool.gguf.imatrix import read_importance
-    from qtool.gguf.open import open_source
+    from qtool.gguf.open import open_source, open_view
     from qtool.gguf.plan import make_gguf_plan
     from qtool.hub import public_name, resolve
 
+    path = resolve(model)
+    view = open_view(path, recipe, imatrix)
     importance = None if imatrix is None else read_importance(imatrix)
-    source = open_source(resolve(model))
+    source = open_source(path) if view is None else hf_source(view)
     return make_gguf_plan(
         recipe,
         source,

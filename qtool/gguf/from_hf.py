@@ -27,6 +27,7 @@ from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
+from qtool.transforms.rotated import Rotated
 
 _ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
 # Where the language model lies in a checkpoint that sees images too.
@@ -136,7 +137,7 @@ class _Found:
         self.used.update(parts)
         infos = [self.checkpoint.tensors[self.names[part]] for part in parts]
         reader = hf_rows(
-            [(self.checkpoint.file_of(info.name), info) for info in infos],
+            [(partial(self.checkpoint.stretch, info.name), info) for info in infos],
             stacked=stacked,
             float32=suffix != ".weight" or (gguf_name + suffix).endswith(_ALWAYS_FLOAT32),
             rows=rows,
@@ -159,8 +160,10 @@ class _Found:
         )
         if head is None or embedding is None:
             return False
+        if isinstance(self.checkpoint, Rotated) and self.checkpoint.head is not None:
+            return True  # once it is rotated, if not yet
         one, other = (
-            (self.checkpoint.file_of(name), self.checkpoint.tensors[name])
+            (partial(self.checkpoint.stretch, name), self.checkpoint.tensors[name])
             for name in (head, embedding)
         )
         return not same_bytes(one, other)

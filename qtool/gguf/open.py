@@ -1,10 +1,15 @@
 """What is quantized into GGUF, from wherever it lies: a GGUF file, or a Hugging Face folder."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
+
+if TYPE_CHECKING:
+    from qtool.gguf.recipe import GgufRecipe
+    from qtool.transforms.rotated import Rotated
 
 
 def is_gguf(path: Path) -> bool:
@@ -27,3 +32,24 @@ def open_source(path: Path) -> GgufSource:
     from qtool.gguf.from_hf import hf_source
 
     return hf_source(Checkpoint.open(path))
+
+
+def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotated | None":
+    """Where the recipe rotates, the checkpoint as its rotated self, before anything is rotated;
+    hf_source() of it is what is going to be written."""
+    if not recipe.rotates:
+        return None
+    if gguf_models(path):
+        raise UnsupportedError(
+            f"{path}: recipe {recipe.name} rotates, which is done to Hugging Face checkpoints; "
+            "turn the file into one first: qtool convert FILE --to hf"
+        )
+    if imatrix is not None:
+        raise UnsupportedError(
+            f"--imatrix {imatrix}: importance of the model as it was, and recipe {recipe.name} "
+            "rotates it; let it be measured on the rotated one: --set importance=true"
+        )
+    from qtool.checkpoint import Checkpoint
+    from qtool.transforms.rotated import untied
+
+    return untied(Checkpoint.open(path), stream=recipe.rotate.r1)

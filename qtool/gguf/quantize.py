@@ -6,12 +6,13 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Pieces
 from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
@@ -38,6 +39,9 @@ from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
+
+if TYPE_CHECKING:
+    from qtool.transforms.rotated import Rotated
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,27 @@ def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     check_free(request.artifact, is_folder=False)
-    with closing(open_source(request.source)) as source:
-        return _run(request, source, progress)
+    view = open_view(request.source, request.recipe, request.imatrix)
+    if view is None:
+        with closing(open_source(request.source)) as source:
+            return _run(request, source, progress)
+    from qtool.gguf.from_hf import hf_source
+    from qtool.transforms import rotate
+
+    source = hf_source(view)  # what cannot be written is told before the work
+    with progress.stage("transform"):
+        rotations = rotate.prepare(view, request.recipe.rotate, progress.say)
+    return _run(request, source, progress, view, rotations.notes())
 
 
-def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summary:
+def _run(
+    request: GgufRequest,
+    source: GgufSource,
+    progress: Progress,
+    view: "Rotated | None" = None,
+    said: Sequence[str] = (),
+) -> Summary:
+    """view: the checkpoint that `source` shows, where that is not as it lies there."""
     out = request.artifact
     origin = public_name(request.model)
     sources = marks([*resume.source_files(source.path), *filter(None, [request.imatrix])])
@@ -93,7 +113,7 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
     request = replace(request, threads=memory.setting.threads)
     if request.max_ram is not None:
         progress.say(memory.line())
-    notes: list[str] = []
+    notes = [*said]
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
     again = (t for t in plan.tensors if t.source.type.name in BY_NAME and not t.copied)
@@ -110,7 +130,8 @@ def _run(request: GgufRequest, source: GgufSource, progress: Progress) -> Summar
         space.agree(resume.facts(request.recipe, source, request.imatrix))
         if measures and any(tensor.importance for tensor in plan.tensors):
             space.agree({"version of torch or kind of CPU": environment()})
-            importance = _measure(request, source, progress, space, memory.setting.states_on_disk)
+            on_disk = memory.setting.states_on_disk
+            importance = _measure(request, source, progress, space, on_disk, view)
             plan = make(importance)
             if request.recipe.calibration.source is None:
                 notes.append(
@@ -162,6 +183,7 @@ def _measure(
     progress: Progress,
     space: Workspace,
     states_on_disk: bool,
+    view: "Rotated | None",
 ) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
     from qtool.calibrating.measure import measure_importance
@@ -183,7 +205,7 @@ def _measure(
 
         with gguf_weights(source) as (weights, named):
             return measure(weights, named)
-    return measure(Checkpoint.open(request.source), source)
+    return measure(view or Checkpoint.open(request.source), source)
 
 
 @contextmanager

@@ -12,6 +12,7 @@
     - match: "*_shexp.weight"  # or, where it starts with a star, a shell pattern of the whole name
       dense: true
     importance: true         # measure which columns count, with `calibration`
+    transforms: [rotate]     # with the table `rotate`; of a Hugging Face checkpoint only
 
 Tensors are named as in the GGUF file: blk.0.attn_q.weight.
 """
@@ -26,6 +27,7 @@ from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
 from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
+from qtool.recipe.rotate import RotateOptions
 
 
 def _file_type(value: str) -> str:
@@ -85,6 +87,8 @@ class GgufRecipe(NamedTable):
     leave_output: bool = Field(default=False, description="output.weight as in the source")
     overrides: tuple[GgufOverride, ...] = ()
     importance: bool = Field(default=False, description="measure which columns count")
+    transforms: tuple[Literal["rotate"], ...] = ()
+    rotate: RotateOptions = RotateOptions()
     calibration: Calibration = Calibration()
 
     check_file_type = field_validator("type")(_file_type)
@@ -94,12 +98,21 @@ class GgufRecipe(NamedTable):
     def consistent(self) -> "GgufRecipe":
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
+        if self.rotates and not (self.rotate.r1 or self.rotate.r2):
+            raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
+        if self.rotates and self.rotate.kind == "learned":
+            raise conflict("rotate.kind", "learned rotations go with formats other than gguf")
         return self
 
     @property
     def file_type(self) -> FileType:
         """The file type as a row of the table."""
         return FILE_TYPES[self.type.upper()]
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the network is rotated before all else."""
+        return bool(self.transforms)
 
     @property
     def calibrates(self) -> bool:

@@ -78,7 +78,7 @@ def run(request: Request, progress: Progress) -> Summary:
     size = plan.size_bytes + plan.disk_bytes
     with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh, sources=sources) as space:
         resume.agree(space, request, plan, checkpoint)
-        rotations = None if view is None else _rotate(request, view, space, progress)
+        rotations = None if view is None else _rotated(request, plan, view, space, progress)
         with Sink(plan, checkpoint, space.artifact) as sink:
             if skeleton is not None:
                 outcome = quantize_blocks(
@@ -140,12 +140,12 @@ def _view(request: Request, checkpoint: Checkpoint) -> "Rotated | None":
     return untied(checkpoint, stream=request.recipe.rotate.r1)
 
 
-def _rotate(request: Request, view: "Rotated", space: Workspace, progress: Progress) -> "Rotations":
-    """Find the rotations, prove them, and let the view show what they make of the network."""
-    from qtool.transforms import rotate
+def _rotated(
+    request: Request, plan: Plan, view: "Rotated", space: Workspace, progress: Progress
+) -> "Rotations":
+    from qtool.runs.rotations import rotate_source
 
-    with progress.stage("transform"):
-        return rotate.prepare(view, request.recipe.rotate, progress.say)
+    return rotate_source(request, plan, view, space, progress)
 
 
 def _quantize_each(

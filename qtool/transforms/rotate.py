@@ -52,6 +52,7 @@ class Rotations:
     blocks: Mapping[int, BlockRoles]
     outer: OuterRoles | None
     left_out: tuple[str, ...] = ()
+    learned: str | None = None  # what learning them changed
 
     def record(self, options: RotateOptions) -> dict[str, Any]:
         """For provenance."""
@@ -62,7 +63,7 @@ class Rotations:
             "r1": None if self.r1 is None else self.r1.describe(),
             "r2": ", ".join(sorted(kinds)) or None,
             "r2_blocks": len(self.r2),
-            "fixes_ones": self.r1 is not None and self.r1.reflected is not None,
+            "learned": self.learned,
             "left_out": list(self.left_out),
         }
 
@@ -76,6 +77,7 @@ class Rotations:
             said.append(
                 f"rotate: the values of {len(self.r2)} blocks are rotated ({', '.join(kinds)})"
             )
+        said += [] if self.learned is None else [f"rotate: {self.learned}"]
         return said + [f"rotate: {reason}" for reason in self.left_out]
 
     def apply(self, view: Rotated) -> None:

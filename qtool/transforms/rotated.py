@@ -123,6 +123,16 @@ class Rotated(Checkpoint):
         values = self._rows(name, first, last) if changed else self._values(name, first, last)
         return from_float32(values, info.dtype, name)
 
+    def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor from `start` to `stop`."""
+        info = self.tensors[self._known(name)]
+        if self._as_it_is(name):
+            return self.original.stretch(self._origin(name), start, stop)
+        row = info.nbytes // info.shape[0]
+        first = start // row
+        rows = self.part(name, first, max(first, -(-stop // row)))
+        return rows[start - first * row : stop - first * row]
+
     def array(self, name: str) -> NDArray[Any]:
         """A tensor in its numpy dtype; BF16 as uint16."""
         info = self.tensors[self._known(name)]
