@@ -6,7 +6,7 @@ import arch_models
 import numpy as np
 import pytest
 import torch
-from quantizing import build, quantize, text_file
+from quantizing import assert_reads_back, build, quantize, text_file, write_dense
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
@@ -62,6 +62,32 @@ def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
     assert bool(left_out) == (name in NORMS_OF_KEYS)
     queries = [key for key in changed if "q_proj" in key or "qkv" in key or "query_key" in key]
     assert queries
+
+
+@pytest.mark.parametrize(
+    ("chosen", "chain", "sets"),
+    [
+        ("w8a8-smoothquant", "smooth", ()),
+        ("w8a8-smoothquant", "smooth", ("method=gptq",)),
+        ("w8a8-smoothquant", "smooth", ("smooth.alpha=search", "smooth.sites=all")),
+        ("w8a8-smoothquant", "rotate, smooth, smooth-attention", ("rotate.r2=false",)),
+        ("w8a16-ct", "smooth-attention, smooth, awq", ()),
+        ("w8-rtn", "smooth", ("method=[awq, gptq]", "weights.group_size=32")),
+        ("fp8-static", "smooth", ()),
+    ],
+)
+def test_chains(chosen: str, chain: str, sets: tuple[str, ...], tmp_path: Path) -> None:
+    """With 8 bits little is lost, whatever comes before; and much where a chain is wrong."""
+    model = build("llama", tmp_path / "m")
+    text = text_file(tmp_path / "text.txt", 6000)
+    given = [f"calibration.source={text}", "calibration.samples=4", "calibration.length=32",
+             f"transforms=[{chain}]", *sets]  # fmt: skip
+    run = quantize(model, chosen, tmp_path / "out", *given)
+    assert_reads_back(run)
+    tokens = np.random.default_rng(3).integers(0, arch_models.VOCABULARY, (2, 48))
+    before, after = logits(model, tokens), logits(write_dense(run.out, tmp_path / "dense"), tokens)
+    lost = 0.15 if chosen.startswith("fp8") else 0.06  # of 3 and of 7 bits of a number
+    assert float((after - before).std()) < lost * float(before.std())
 
 
 def opened(name: str, folder: Path, *sets: str):
