@@ -65,7 +65,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
         ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),
         ("mxfp4", "activations={bits: 8, type: float}", "float ones with fp8; not float with mxfp"),
         ("w8a8-dynamic", "weights.symmetric=false", "for symmetric weights only"),
-        ("w8a8-dynamic", "activations.bits=4", "activations.bits: input should be 8, found 4"),
+        ("w8a8-dynamic", "activations.bits=3", "activations.bits: input should be 4 or 8, found 3"),
         ("fp8-dynamic", "weights.rows=0", "rows is 0"),
         ("fp8-block", "activations.dynamic=false", "(dynamic: false) has group_size -1"),
         ("fp8-block", "weights.rows=-1", "rows -1 is one scale for the matrix"),

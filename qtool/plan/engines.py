@@ -22,6 +22,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
         return _cache(recipe)
     found = [
         *_cache(recipe),
+        *_four_bits(recipe),
         *_format(recipe, quantized),
         *_groups(quantized),
         *_fused(recipe, tensors),
@@ -36,6 +37,12 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
             "they may be most of the model"
         )
     return found
+
+
+def _four_bits(recipe: Recipe) -> list[str]:
+    if recipe.activations is None or recipe.activations.bits != 4:
+        return []
+    return ["no engine multiplies inputs of 4 bits as this artifact asks; `qtool eval` rounds them"]
 
 
 def _cache(recipe: Recipe) -> list[str]:

@@ -143,7 +143,7 @@ class Activations(Table):
     """Inputs of the quantized layers, which the engine rounds: with scales of its own making, one
     for each token or group of features, or with one scale for all that is measured beforehand."""
 
-    bits: Literal[8] = Field(description="8")
+    bits: Literal[4, 8] = Field(description="8; 4, of type int, for evaluations only")
     type: Literal["int", "float"] = Field(description="int8, or float8_e4m3")
     group_size: int = Field(default=-1, description="features per scale; -1: one per token")
     dynamic: bool = Field(default=True, description="false: one scale a layer, from calibration")
@@ -166,6 +166,8 @@ class Activations(Table):
             raise PydanticCustomError(
                 "dynamic", "one scale for all inputs (dynamic: false) has group_size -1", {}
             )
+        if self.bits == 4 and (self.type != "int" or not self.dynamic):
+            raise PydanticCustomError("bits", "4 bits go with type int, dynamic: true", {})
         if self.dynamic and self.observer != "minmax":
             raise PydanticCustomError(
                 "observer", "an observer is for stored scales (dynamic: false)", {}
