@@ -1,7 +1,7 @@
 """SIGKILL at random moments: every run that goes on ends with the bytes of one never killed.
 
     python tests/bars/kill.py [--model tiny] [--model deep] [--recipe w4g128-awq]... [--kills 20]
-        [--seconds 240] [--figures FILE] [--seed 0] [--option=--samples=8]...
+        [--seconds 240] [--figures FILE] [--seed 0] [--option=--samples=8]... [--fork]
     python tests/bars/kill.py --sum FILE
 
 `deep` is the shipped model with its four blocks over and over, 24 in all, made here. Each recipe
@@ -11,7 +11,8 @@ comes at a moment drawn evenly from all the time of the undisturbed run, one in 
 step (export, verify, the new name), the others behind a random step of those that are left. A
 difference in any byte, more than a block done again, or anything left beside the output, fails
 (exit status 1). With --figures each output's figures are added to a file, so that the bar can be
-run in parts; --sum adds them up.
+run in parts; --sum adds them up. With --fork each command is a process forked from one that has
+imported the libraries, which spares most of the time that is not at stake.
 
     kills      SIGKILLs, and what was going on then: `start` before the first block of that command,
                `blocks`, `end` after the last one, `named` when the output had its name already
@@ -23,6 +24,7 @@ run in parts; --sum adds them up.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -44,11 +46,18 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from qtool.checkpoint import Checkpoint
+from qtool.cli import main as cli
 from qtool.gguf.resume import UNIT_PIECES
 
 MOST_KILLS = 5  # of one output
 DEEP = 24
 LOOK_EVERY = 0.004  # seconds
+PRELOADED = (
+    "qtool.calibrating.blockwise",
+    "qtool.runs.pipeline",
+    "qtool.gguf.quantize",
+    "transformers.models.llama.modeling_llama",
+)
 Event = dict[str, Any]
 
 
@@ -169,17 +178,72 @@ def steps_of(journal: Path) -> int:
     return 0
 
 
-def undisturbed(command: list[str], out: Path, log: Path) -> Whole:
+class Command:
+    """A process that runs the command line, killed where it has not ended."""
+
+    forked = False  # from this one, which has imported all
+
+    def __init__(self, words: list[str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        if self.forked:
+            self._pid = os.fork()
+            if not self._pid:
+                _become(words, self._said.fileno())
+        else:
+            command = [sys.executable, "-m", "qtool", *words]
+            process = subprocess.Popen(command, stdout=self._said, stderr=self._said)
+            self._pid = process.pid
+            process.returncode = 0  # waited for below
+        self.status: int | None = None
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        if self.status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is None
+
+    def kill_after(self, seconds: float) -> bool:
+        """Kill it; False where it ended before by itself, as it should have."""
+        until = time.monotonic() + seconds
+        while self.running() and time.monotonic() < until:
+            time.sleep(min(LOOK_EVERY, max(0.0, until - time.monotonic())))
+        if self.running():
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            return True
+        if self.status:
+            self._said.seek(0)
+            sys.exit(f"status {self.status}: {self._said.read().decode()}")
+        return False
+
+
+def _become(words: list[str], said: int) -> None:
+    """In a new process: the command line, and no way back."""
+    status = 1
+    try:
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.argv = ["qtool", *words]
+        cli.main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def undisturbed(words: list[str], out: Path, log: Path) -> Whole:
     """Run a command as it is."""
     began = time.time()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = Command(words)
     most = 0
-    while process.poll() is None:
+    while command.running():
         most = max(most, steps_of(journal_of(out)))
         time.sleep(LOOK_EVERY)
-    if process.returncode:
-        assert process.stderr is not None
-        sys.exit(f"{' '.join(command)}: {process.stderr.read().decode()}")
+    command.kill_after(0)
     seconds = time.time() - began
     steps = [event for event in events(log) if event["event"] == "step"]
     first, last = steps[0]["time"] - began, steps[-1]["time"] - began
@@ -191,31 +255,23 @@ def journal_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.partial") / "journal"
 
 
-def kill(command: list[str], whole: Whole, out: Path, log: Path) -> bool:
+def kill(words: list[str], whole: Whole, out: Path, log: Path) -> bool:
     """Start a command and kill it at random; False where it came to its end before."""
     have = steps_of(journal_of(out))
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = Command(words)
     where = random.random()
     if where < 1 / 6:
         more = random.uniform(0, whole.seconds)
     elif where < 1 / 2:
-        while process.poll() is None and not Work.of(events(log)).ended(whole.kinds):
+        while command.running() and not Work.of(events(log)).ended(whole.kinds):
             time.sleep(LOOK_EVERY)
         more = random.uniform(0, whole.end)
     else:
         wanted = random.randint(min(have + 1, whole.steps), whole.steps)
-        while process.poll() is None and steps_of(journal_of(out)) < wanted:
+        while command.running() and steps_of(journal_of(out)) < wanted:
             time.sleep(LOOK_EVERY)
         more = random.uniform(0, whole.working / whole.steps)
-    try:
-        _, said = process.communicate(timeout=more)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        return True
-    if process.returncode:
-        sys.exit(f"{' '.join(command)}: {said.decode()}")
-    return False
+    return command.kill_after(more)
 
 
 def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) -> None:
@@ -229,7 +285,7 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
         if tries < MOST_KILLS:
             killed = kill(words, whole, out, log)
         else:
-            subprocess.run(words, capture_output=True, check=True)
+            Command(words).kill_after(1e9)
         work = Work.of(events(log))
         took = any("going on with an earlier run" in e.get("text", "") for e in events(log))
         figures.resumed += took
@@ -254,7 +310,9 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
         _count(figures, stage)
     figures.mismatches += digest(out) != whole.digest
     # Killed behind its last step a run leaves an empty folder, which the next command removes.
-    subprocess.run(command, capture_output=True, check=False)
+    sweeping = Command(command)
+    while sweeping.running():
+        time.sleep(LOOK_EVERY)
     beside = [
         path.name
         for path in out.parent.iterdir()
@@ -324,11 +382,16 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="to add a line for each output to")
     parser.add_argument("--sum", type=Path, help="add up such a file, and do nothing else")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--fork", action="store_true", help="spare the time of importing")
     parser.add_argument("--option", action="append", help="such as --option=--samples=8")
     given = parser.parse_args()
     if given.sum is not None:
         sys.exit(told([json.loads(line) for line in given.sum.read_text().splitlines()]) > 0)
     random.seed(given.seed)
+    if given.fork:
+        Command.forked = True
+        for name in PRELOADED:
+            importlib.import_module(name)
     recipes = given.recipe or ["w4g128-awq", "w4g128-gptq", "q4_k_m", "q4_k_m=importance"]
     options = given.option or ["--samples=8", "--length=128"]
     until = time.monotonic() + (given.seconds or 1e9)
@@ -339,7 +402,7 @@ def main() -> None:
                 folder = Path(root)
                 model = str(deep(folder / "model")) if name == "deep" else name
                 plain, _, importance = recipe.partition("=")
-                command = [sys.executable, "-m", "qtool", "quantize", model, "--recipe", plain]
+                command = ["quantize", model, "--recipe", plain]
                 if importance:
                     command += ["--set", "importance=true"]
                 if importance or plain.startswith("w"):
