@@ -1,0 +1,180 @@
+"""The table of hostile files: each given to a command, which says one sentence and writes nothing.
+
+GGUF files have their own tables (test_gguf_hostile*.py), and so have the headers that are given to
+the reader itself (test_hostile.py).
+"""
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import quantizing
+import range_server
+from hostile import (
+    configs,
+    headers,
+    journals,
+    measurements,
+    recipes,
+    row,
+    servers,
+    tokenizers,
+)
+from hostile.journals import Left
+from hostile.row import Row
+from hostile.servers import Lie
+from quantizing import Call, Called, caller
+from range_server import RangeServer
+
+from qtool.runs.journal import Journal
+
+TABLES = {
+    "header": headers.HEADERS,
+    "index": headers.INDEXES,
+    "link": headers.LINKS,
+    "config": configs.CONFIGS,
+    "tokenizer": tokenizers.TOKENIZERS,
+    "recipe": recipes.RECIPES,
+    "stats": measurements.STATS,
+    "text": measurements.TEXTS,
+}
+ROWS = [
+    pytest.param(one, id=f"{kind}: {one.name}") for kind, some in TABLES.items() for one in some
+]
+SECONDS = 1.0
+KEPT = "what is finished is kept ("
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models() -> Iterator[None]:
+    yield
+    row.forget()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(monkeypatch, capfd)
+
+
+def there(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+        if not path.is_symlink()
+    }
+
+
+def assert_one_sentence(said: Called, says: str, status: int = 1) -> None:
+    assert said.status == status, said
+    lines = [line for line in said.err.splitlines() if not line.startswith(KEPT)]
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0], said.err
+    assert re.search(says, errors[0]), errors[0]
+    assert len(errors[0]) < 2200 and errors[0].isprintable()
+    assert "Traceback" not in said.err and "panicked" not in said.err
+
+
+@pytest.mark.parametrize("one", ROWS)
+def test_a_hostile_file(one: Row, tmp_path: Path, call: Call) -> None:
+    command = one.make(tmp_path)
+    if command[0] in ("quantize", "calibrate"):
+        _import()
+    before = there(tmp_path)
+    start = time.process_time()
+    said = call(*command)
+    took = time.process_time() - start
+    assert_one_sentence(said, one.says, one.status)
+    assert said.out == ""
+    assert there(tmp_path) == before
+    assert took < SECONDS
+
+
+def _import() -> None:
+    """What a command imports is not its work."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import qtool.calibrating.blockwise
+    import qtool.gguf.quantize  # noqa: F401
+
+
+def test_there_are_enough() -> None:
+    assert len(ROWS) >= 100 and len({one.id for one in ROWS}) == len(ROWS)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RangeServer]:
+    with range_server.serve({}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("lie", [pytest.param(one, id=one.name) for one in servers.LIES])
+def test_a_hostile_server(
+    lie: Lie, running: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Call
+) -> None:
+    from huggingface_hub import constants
+
+    for key in ("http_proxy", "HTTP_PROXY", "HF_TOKEN"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", running.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # before a second attempt
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RangeServer, "handle_error", lambda *_: None)  # who hangs up early
+    running.files.clear()
+    running.answers.clear()
+    lie.tell(running)
+    start = time.process_time()
+    address = lie.address if "://" in lie.address else f"{running.url}/{lie.address}"
+    said = call("inspect", address)
+    assert_one_sentence(said, lie.says)
+    assert said.out == "" and there(tmp_path) == {}
+    assert "/tmp" not in said.err and time.process_time() - start < SECONDS
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model m, a finished output `whole`, and what a run killed half way left."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    row.honest(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        commit, done = Journal.commit, 0
+
+        def dying(journal: Journal, name: str, **content: object) -> None:
+            nonlocal done
+            done += 1
+            if done > 2:
+                raise KeyboardInterrupt
+            commit(journal, name, **content)
+
+        run_rtn(folder, "whole")
+        patch.setattr(Journal, "commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_rtn(folder, "out")
+    assert (folder / ".out.partial" / "journal").is_file()
+    return folder
+
+
+def run_rtn(folder: Path, out: str) -> None:
+    quantizing.quantize(folder / "m", "w4g128-rtn", folder / out, "weights.group_size=32")
+
+
+@pytest.mark.parametrize("left", [pytest.param(one, id=one.name) for one in journals.LEFT])
+def test_a_hostile_journal(left: Left, unfinished: Path, tmp_path: Path, call: Call) -> None:
+    folder = tmp_path / "f"
+    shutil.copytree(unfinished, folder)  # times too, which tell one source from another
+    left.change(folder / ".out.partial")
+    kept = there(folder)
+    said = call("quantize", folder / "m", "--recipe", "w4g128-rtn", "--set",
+                "weights.group_size=32", "-o", folder / "out")  # fmt: skip
+    if left.status:
+        assert_one_sentence(said, left.says)
+        assert there(folder) == kept
+        return
+    assert said.status == 0, said.err
+    assert re.search(left.says, said.err, re.DOTALL), said.err
+    assert there(folder / "out") == there(unfinished / "whole")
+    assert not (folder / ".out.partial").exists()
