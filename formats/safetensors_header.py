@@ -155,7 +155,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """What 64 bits can count: of larger numbers the products could not even be printed."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _parse_entry(where: str, name: str, entry: object, data_start: int, size: int) -> TensorInfo:

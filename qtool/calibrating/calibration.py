@@ -12,7 +12,9 @@ came from.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -184,8 +186,10 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
 
     try:
         slow = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+    # What tokenizer classes raise of files that are not theirs, or not as they should be.
+    except (OSError, ValueError, ImportError, TypeError, AttributeError, LookupError,
+            RuntimeError) as error:  # fmt: skip
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(
             f"{model}: no tokenizer that transformers can load ({said}); calibration needs one"
         ) from None
@@ -195,14 +199,20 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
 class _TokenizerErrors:
     """Within, what the tokenizers library says of a file becomes a SourceError.
 
-    Its errors are plain Exceptions: no class of their own, and no other class is taken for one.
+    Its errors are plain Exceptions: no class of their own, and no other class is taken for one. Of
+    some files it panics, which is no Exception at all, and then writes pages to stderr itself.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._stderr: int | None = None
 
     def __enter__(self) -> None:
-        pass
+        with suppress(OSError):  # where there is no stderr, nothing can be written to it
+            self._stderr = os.dup(2)
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, 2)
+            os.close(nothing)
 
     def __exit__(
         self,
@@ -210,7 +220,10 @@ class _TokenizerErrors:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is Exception:
+        if self._stderr is not None:
+            os.dup2(self._stderr, 2)
+            os.close(self._stderr)
+        if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
             said = " ".join(str(error).split())[:200]
             raise SourceError(
                 f"{self._path}: the tokenizer cannot be used ({said}); fetch it again"

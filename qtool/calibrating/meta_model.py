@@ -4,7 +4,9 @@ The class and its options come from config.json alone; code that a repository ca
 Only what no checkpoint holds, such as rotary frequencies, is computed for real.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +21,32 @@ from qtool.names import Names
 _REFUSALS = (
     ValueError,
     TypeError,
-    KeyError,
+    AssertionError,
+    LookupError,
     AttributeError,
     RuntimeError,
     ArithmeticError,
     StrictDataclassError,
 )
+
+
+# Of what transformers makes one after the other, so many as a config says.
+_COUNTED = re.compile(r"(num|n)(_.*)?_(layers?|labels|blocks)")
+_MANY = 1000  # of which no model has more, unless its checkpoint has more tensors
+_MANY_LABELS = 100_000
+
+
+def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
+    """SourceError where building what config.json says would take for ever."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_counts(value, where, tensors)
+        elif isinstance(value, int) and _COUNTED.fullmatch(key):
+            if value > (_MANY_LABELS if key.endswith("labels") else max(_MANY, tensors)):
+                raise SourceError(
+                    f"{where}: {key} is {str(value)[:30]}, and the checkpoint has {tensors} "
+                    "tensors; one of the two is of another model"
+                )
 
 
 def meta_model(checkpoint: Weights) -> Any:
@@ -45,6 +67,7 @@ def meta_model(checkpoint: Weights) -> Any:
     )
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise unknown
+    _check_counts(checkpoint.config, where / "config.json", len(checkpoint.tensors))
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
