@@ -14,8 +14,10 @@ import header_files
 import hub_server
 import pytest
 from hub_here import hub_here
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
+from qtool import schemas
 from qtool.cli.main import app
 from qtool.errors import QtoolError
 from qtool.hub import resolve
@@ -60,6 +62,7 @@ def download(*arguments: str) -> dict[str, object]:
     result = CliRunner().invoke(app, ["download", *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    Draft202012Validator(json.loads(schemas.text("download"))).validate(found)
     assert isinstance(found, dict)
     return found
 

@@ -8,9 +8,10 @@ from typing import Any
 import hub_server
 import pytest
 from hub_here import hub_here
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from qtool import hub
+from qtool import hub, schemas
 from qtool.cli.main import app
 from qtool.errors import QtoolError
 from qtool.hub.card import parts, with_quality
@@ -74,6 +75,7 @@ def test_an_alias_there_and_back(
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
     Path("llama-7b-w4g128-awq.eval.json").write_text(json.dumps(EVAL))
     pushed = json.loads(run("push", artifact, "ann/llama-7b-AWQ", "--private", "--json"))
+    Draft202012Validator(json.loads(schemas.text("push"))).validate(pushed)
     assert pushed["url"] == f"{server.endpoint}/ann/llama-7b-AWQ" and pushed["private"]
     assert server.private == {"ann/llama-7b-AWQ"}
     assert server.messages == [f"{artifact}, made with qtool {hub.qtool.__version__}"]
