@@ -116,8 +116,16 @@ def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
     """How engines load an artifact of a format."""
     if format_ == "dense":
         return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
+    if format_ == "qserve":
+        return (
+            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; its group "
+            "size and the bits of its cache are told on its command line, as `config.json` has "
+            "them under `quantization_config`."
+        )
     lines = ["## Loading", "", "`DIR` is this folder.", ""]
-    engines = symmetric or format_ in ("compressed-tensors", "fp8")
+    if format_ == "bitsandbytes":
+        lines += ["With the package bitsandbytes:", ""]
+    engines = (symmetric and format_ != "bitsandbytes") or format_ in ("compressed-tensors", "fp8")
     if format_ == "awq":
         engines = awq_layout == "gemm"
     if engines:
