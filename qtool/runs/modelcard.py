@@ -118,9 +118,9 @@ def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
         return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
     if format_ == "qserve":
         return (
-            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; its group "
-            "size and the bits of its cache are told on its command line, as `config.json` has "
-            "them under `quantization_config`."
+            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; group size "
+            "and the bits of the cache, which its command line asks for, are in `config.json` "
+            "under `quantization_config`."
         )
     lines = ["## Loading", "", "`DIR` is this folder.", ""]
     if format_ == "bitsandbytes":
