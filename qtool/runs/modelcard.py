@@ -118,8 +118,8 @@ def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
         return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
     if format_ == "qserve":
         return (
-            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; group size "
-            "and the bits of the cache, which its command line asks for, are in `config.json` "
+            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; group "
+            "size and bits of the cache, which its command line asks for, are in `config.json` "
             "under `quantization_config`."
         )
     lines = ["## Loading", "", "`DIR` is this folder.", ""]
