@@ -1,6 +1,7 @@
 """`qtool quantize`: one model, one recipe, one artifact."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,10 @@ def quantize(
     modelfile: Annotated[
         bool, typer.Option("--modelfile", help="write FILE.Modelfile, for Ollama, beside the GGUF")
     ] = False,
+    provenance: Annotated[
+        bool,
+        typer.Option("--provenance", help="write OUT.provenance.json: digests, inputs, times"),
+    ] = False,
     log_file: Annotated[
         Path | None, typer.Option(help="to append to: a line of JSON for each event")
     ] = None,
@@ -74,6 +79,7 @@ def quantize(
 
     check_device(device)
     progress = Progress(quiet=json_, log=log_file)
+    began = time.time()
     summary = api.quantize(
         model,
         recipe,
@@ -93,6 +99,19 @@ def quantize(
         modelfile=modelfile,
         progress=progress,
     )
+    if provenance:
+        from qtool.hub import resolve
+        from qtool.native.library import default_threads
+        from qtool.runs import statement
+
+        own = threads or default_threads()
+        statement.write(
+            Path(summary.artifact),
+            statement.Ran(
+                model, resolve(model), own, summary.seconds, summary.peak_rss_bytes, began,
+                imatrix, stats,
+            ),
+        )  # fmt: skip
     if json_:
         typer.echo(json.dumps(summary.json()))
         return
