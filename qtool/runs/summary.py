@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,10 @@ def not_written(dropped: Iterable[tuple[str, str]]) -> list[str]:
 
 def peak_rss_bytes() -> int:
     """Largest resident memory of this process so far, in bytes."""
+    # Linux's getrusage counts that of the process that this one was started by, too.
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
