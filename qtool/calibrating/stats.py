@@ -35,7 +35,9 @@ from qtool.calibrating.stream import LoadedBlock, Stream, Workers
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 
-NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs", "histogram"})
+NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs"})
+# Measured where it is used: it cannot be mapped to an input that a transform divided.
+HISTOGRAM = frozenset({"histogram"})
 # An expert that saw fewer tokens is rounded to nearest and left out of searches: its statistics
 # would be chance.
 MIN_EXPERT_TOKENS = 64
@@ -158,12 +160,13 @@ def collect(
 ) -> dict[str, SiteStats]:
     """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
 
-    needs: any of NEEDS. Where memory is short, call it for some sites at a time: the forward pass
-    stops after the last of them. advance: run it to its end instead and leave its outputs in the
-    stream, which spares Skeleton.advance a second pass where the block is not changed.
+    needs: any of NEEDS and HISTOGRAM. Where memory is short, call it for some sites at a time: the
+    forward pass stops after the last of them. advance: run it to its end instead and leave its
+    outputs in the stream, which spares Skeleton.advance a second pass where the block is not
+    changed.
     """
     wanted = frozenset(needs)
-    assert wanted <= NEEDS
+    assert wanted <= NEEDS | HISTOGRAM
     index = WeightIndex(block.module)
     by_matrix = {site.matrix: site for site in sites}
     sums = {site.id: _Sum(site.in_features, wanted) for site in sites}
