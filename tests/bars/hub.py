@@ -1,0 +1,144 @@
+"""A model from a hub and its artifact back to it, as a person types it, and the figures of it.
+
+    python tests/bars/hub.py [--out FILE]
+
+A hub on loopback serves the shipped model as huggyllama/llama-7b, at the commit of the alias. The
+download is killed in the middle; `qtool quantize llama-7b --recipe w4g128-awq` goes on with it; the
+artifact is verified, pushed and inspected where it lies then. Bars: no byte of a file is served
+that was on the disk already, and no process connects to another machine (tests/guard).
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+ROOT = TESTS.parent
+sys.path[:0] = [str(TESTS), str(ROOT)]
+
+import hub_server  # noqa: E402
+
+from qtool import hub  # noqa: E402
+
+WEIGHTS = "model.safetensors"
+
+
+def environment(folder: Path, endpoint: str) -> dict[str, str]:
+    """Of a user who has this hub and nothing else."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return kept | {
+        "HOME": str(folder),
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": hub_server.TOKEN,
+        "QTOOL_TEST_GUARD": str(folder / "refused"),
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "guard"), str(ROOT)]),
+    }
+
+
+def qtool(folder: Path, asked: str, env: dict[str, str]) -> tuple[str, float]:
+    """What a command printed, and its seconds."""
+    began = time.monotonic()
+    made = subprocess.run(
+        [sys.executable, "-m", *asked.split()],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        sys.exit(f"{asked}: exit status {made.returncode}\n{made.stderr}")
+    return made.stdout, round(time.monotonic() - began, 2)
+
+
+def killed_download(folder: Path, env: dict[str, str]) -> int:
+    """Start a download, kill it; bytes of the weights that are on the disk."""
+    blobs = folder / "hf" / "hub" / "models--huggyllama--llama-7b" / "blobs"
+
+    def have() -> int:
+        sizes = [one.stat().st_size for one in blobs.glob("*.incomplete")]
+        return max(sizes, default=0)
+
+    command = [sys.executable, "-m", "qtool", "download", "llama-7b"]
+    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.DEVNULL) as process:
+        while have() < 1_000_000:
+            if process.poll() is not None:
+                sys.exit("the download ended before it could be killed")
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    time.sleep(0.2)
+    return have()
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """All of it, and the figures."""
+    source = folder / "source"
+    source.mkdir()
+    for path in hub.tiny_folder().iterdir():
+        if path.suffix in (".json", ".safetensors"):
+            (source / path.name).write_bytes(path.read_bytes())
+    (source / "pytorch_model.bin").write_bytes(bytes(10_000_000))
+    alias = hub.ALIASES["llama-7b"]
+    size = (source / WEIGHTS).stat().st_size
+    with hub_server.serve({alias.repository: source}, {alias.repository: alias.revision}) as server:
+        server.uploads = folder / "uploads"
+        server.uploads.mkdir()
+        env = environment(folder, server.endpoint)
+        server.slow[WEIGHTS] = 0.02
+        kept = killed_download(folder, env)
+        server.slow.clear()
+        server.sent.clear()
+        seconds = {}
+        _, seconds["quantize"] = qtool(folder, "qtool quantize llama-7b --recipe w4g128-awq", env)
+        resumed = server.sent[WEIGHTS]
+        said, seconds["verify"] = qtool(folder, "qtool verify llama-7b-w4g128-awq", env)
+        pushed, seconds["push"] = qtool(
+            folder, "qtool push llama-7b-w4g128-awq ann/llama-7b-AWQ --json", env
+        )
+        server.requests.clear()
+        before = server.sent.total()
+        found, seconds["inspect"] = qtool(folder, "qtool inspect ann/llama-7b-AWQ --json", env)
+        fetched, asked = server.sent.total() - before, len(server.requests)
+        _, seconds["download again"] = qtool(folder, "qtool download llama-7b", env)
+    refused = folder / "refused"
+    return {
+        "weights_bytes": size,
+        "on_disk_when_killed": kept,
+        "served_after": resumed,
+        "fetched_twice": resumed + kept - size,
+        "pickles_served": server.sent["pytorch_model.bin"],
+        "verify": said.splitlines()[-1].partition(": ")[2],
+        "pushed_files": len(json.loads(pushed)["files"]),
+        "inspected_format": json.loads(found)["format"],
+        "inspect_bytes": fetched,
+        "inspect_requests": asked,
+        "outside_loopback": len(refused.read_text().splitlines()) if refused.exists() else 0,
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Print the figures; exit status 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="qtool-hub-") as folder:
+        found = measure(Path(folder))
+    text = json.dumps(found, indent=1)
+    print(text)
+    if asked.out is not None:
+        asked.out.write_text(text + "\n")
+    good = found["fetched_twice"] == 0 and found["outside_loopback"] == 0
+    sys.exit(0 if good and "nothing wrong" in found["verify"] else 1)
+
+
+if __name__ == "__main__":
+    main()
