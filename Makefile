@@ -17,7 +17,7 @@ SECONDS ?= 600
 TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
-.PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel \
+.PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
 	fuzz-kernels lint kernels wheel clean
 
 demo: $(VENV)/.installed
@@ -125,6 +125,27 @@ test-wheel: $(VENV)/.installed
 		qemu-x86_64 -cpu qemu64 build/wheel-$$cc/digests 4 >build/wheel-$$cc/baseline && \
 		diff build/wheel-$$cc/here build/wheel-$$cc/baseline || exit 1; \
 	done
+
+# A source distribution, a wheel made of it, and that wheel in an environment of its own where no
+# compiler is on PATH. Its dependencies are those of .venv; DEPENDENCIES=install installs them anew.
+SDIST := $(ROOT)/build/sdist
+CLEAN := env -i PATH=$(SDIST)/venv/bin HOME=$(SDIST) HF_HUB_OFFLINE=1
+test-sdist: $(VENV)/.installed
+	rm -rf $(SDIST) && mkdir -p $(SDIST)
+	$(PIP) install -q -c constraints.txt scikit-build-core
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('$(SDIST)')"
+	$(PIP) wheel -q --no-deps -w $(SDIST) $(SDIST)/qtool-*.tar.gz
+	$(PYTHON) -m venv $(SDIST)/venv
+ifeq ($(DEPENDENCIES),install)
+	$(SDIST)/venv/bin/pip install -q -c constraints.txt $(SDIST)/qtool-*.whl
+else
+	$(SDIST)/venv/bin/pip install -q --no-deps $(SDIST)/qtool-*.whl
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		>"$$(echo $(SDIST)/venv/lib/python3*/site-packages)/dependencies.pth"
+endif
+	cd $(SDIST) && $(CLEAN) qtool --version && $(CLEAN) qtool doctor
+	cd $(SDIST) && $(CLEAN) qtool quantize tiny --recipe w4g128-awq --samples 8 --length 64
+	cd $(SDIST) && $(CLEAN) qtool verify tiny-w4g128-awq
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

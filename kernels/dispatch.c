@@ -10,7 +10,11 @@
 #include <cpuid.h>
 #endif
 
+#if defined(_WIN32)
+#define QT_EXPORT __declspec(dllexport)
+#else
 #define QT_EXPORT __attribute__((visibility("default")))
+#endif
 
 typedef struct {
     const char *name;
