@@ -12,13 +12,14 @@ ROOT := $(CURDIR)
 # The tests are small matrices; threads of a BLAS only stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-# Of fuzz-kernels; of test-aarch64 and test-sanitize for each kernel and block type.
+# Of fuzz-kernels; of fuzz-readers for each reader; of test-aarch64 and test-sanitize for each kernel
+# and block type.
 SECONDS ?= 600
 TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels lint kernels wheel clean
+	fuzz-kernels fuzz-readers lint kernels wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -78,6 +79,19 @@ fuzz-kernels:
 	mkdir -p build/fuzz/corpus
 	build/fuzz/fuzz_kernels -max_total_time=$(SECONDS) -max_len=4096 -print_final_stats=1 \
 		build/fuzz/corpus
+
+# Inputs that lie, for one reader after the other; what failed is kept in build/readers. libFuzzer
+# chooses them where atheris can be installed, chance where not. One reader: READERS=config.
+READERS ?= gguf header index config recipe tokenizer stats journal remote
+fuzz-readers: $(VENV)/.installed-test
+	$(PIP) install -q atheris || echo "without atheris: lies by chance alone" >&2
+	mkdir -p build/readers
+	cd build/readers && guide=$$($(ROOT)/$(BIN)/python -c "import atheris" 2>/dev/null && echo --atheris); \
+	for reader in $(READERS); do \
+		program="fuzz_readers.py $$reader"; \
+		if [ $$reader = gguf ]; then program=fuzz_gguf.py; fi; \
+		$(ROOT)/$(BIN)/python $(ROOT)/tests/fuzz/$$program $$guide --seconds $(SECONDS) || exit 1; \
+	done
 
 # The same tasks here and, emulated, on aarch64: what the kernels make of them must not differ.
 test-aarch64:
