@@ -66,6 +66,7 @@ class HubServer(ThreadingHTTPServer):
         self.slow: dict[str, float] = {}  # file name to seconds for each 64 KiB
         self.refusals: dict[str, Refusal] = {}  # by a part of the path
         self.without_digests = False
+        self.more_files: list[dict[str, object]] = []  # that it says it has
         self.damaged_uploads = False
         self.without_ranges = False
         self.sent: Counter[str] = Counter()
@@ -189,6 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
                 sibling |= {"size": entry["size"], "blobId": entry["oid"]}
                 if isinstance(lfs := entry.get("lfs"), dict):
                     sibling["lfs"] = {**lfs, "sha256": lfs["oid"]}
+        siblings += self.server.more_files
         return self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
 
     def _file(self, folder: Path, relative: str, commit: str) -> None:

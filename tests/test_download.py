@@ -247,6 +247,14 @@ def test_busy_servers(
     assert len(server.requests) - asked == ATTEMPTS + 1  # and once by huggingface_hub
 
 
+@pytest.mark.parametrize("name", ["../../../x.json", "/x.json", "a/../x.json", "c:x.json", "a\\b"])
+def test_names_that_lead_elsewhere(name: str, server: hub_server.HubServer, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("mine")
+    server.more_files = [{"rfilename": name, "size": 4, "blobId": "0" * 40}]
+    assert "would lie outside of its folder" in refusal("ann/llama")
+    assert (tmp_path / "x.json").read_text() == "mine" and server.sent.total() == 0
+
+
 def test_pauses() -> None:
     error = ConnectionError("gone")
     assert [pause_before_next(error, n) for n in (1, 2, 3, 4, 5)] == [1.0, 2.0, 4.0, 8.0, None]

@@ -71,7 +71,7 @@ WANTED = (
 )
 # Whole copies of the weights in other formats that some repositories keep in subfolders.
 UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consolidated*.safetensors")
-PICKLES = (".bin", ".pt", ".pth")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)

@@ -82,8 +82,21 @@ def ask(model: HubModel, pause: Callable[[float, BaseException], None]) -> Listi
     for sibling in info.siblings or ():
         sha256 = None if sibling.lfs is None else sibling.lfs.sha256
         size = sibling.size if sibling.lfs is None else sibling.lfs.size
+        if not _is_inside(sibling.rfilename):
+            raise SourceError(
+                f"{model}: the hub names a file {sibling.rfilename!r}, which would lie outside of "
+                "its folder; nothing is taken from it"
+            )
         files.append(_file(sibling.rfilename, size, sha256, sibling.blob_id))
     return Listing(model.repository, info.sha, tuple(files))
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name stays in the folder that it is joined to, on every system."""
+    parts = name.split("/")
+    return not any(part in ("", ".", "..") or "\\" in part or ":" in part for part in parts) and (
+        name.isprintable()
+    )
 
 
 def _file(name: str, size: int | None, sha256: str | None, sha1: str | None) -> HubFile:

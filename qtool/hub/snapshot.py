@@ -9,6 +9,7 @@ another program downloaded; a file that has another is taken out of the cache.
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,8 @@ def including(patterns: Sequence[str]) -> Selection:
 def fetch(model: HubModel, selection: Selection, progress: Progress | None = None) -> Snapshot:
     """The snapshot of a revision, with every chosen file in it."""
     where = f"{model.repository} on the hub (there is no such folder here)"
-    progress = progress or Progress(quiet=True)
+    # Bytes by the billion should not come unseen, whichever command asks for them.
+    progress = progress or Progress(quiet=not sys.stderr.isatty())
     with explained(model, where):
         listing = _listing(model, progress)
         if listing is None:
