@@ -1,0 +1,210 @@
+"""The documentation: generated pages are up to date, links lead somewhere, examples run.
+
+A block of commands under `<!-- run -->` runs in the slow suite, all of a page in one empty folder
+and in order; one under `<!-- run: quick -->` in the default suite, in this process.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from quantizing import caller
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+MARK = re.compile(r"<!-- run(: quick)? -->")
+
+
+def blocks(page: Path) -> Iterator[tuple[bool, str]]:
+    """Blocks of commands marked to be run, in order, and whether they are quick."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        mark = MARK.fullmatch(line.strip())
+        if mark is None:
+            continue
+        following = lines[number + 1 :]
+        while following and not following[0].strip():
+            following.pop(0)
+        found = []
+        for one in following:
+            if one.strip() and not one.startswith("    "):
+                break
+            found.append(one[4:])
+        assert found, f"{page.name}: nothing to run after line {number + 1}"
+        yield mark[1] is not None, "\n".join(found).strip() + "\n"
+
+
+def has(page: Path, quick: bool) -> bool:
+    return any(is_quick == quick for is_quick, _ in blocks(page))
+
+
+@pytest.fixture(scope="module")
+def generate() -> Any:
+    spec = spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["recipes.md", "cli.md"])
+def test_generated_pages_are_up_to_date(name: str, generate: Any) -> None:
+    made = generate.PAGES[name]()
+    assert made == (DOCS / name).read_text(encoding="utf-8"), f"docs/{name}: run `make docs`"
+
+
+def test_references_are_complete(generate: Any) -> None:
+    recipes, cli = (DOCS / "recipes.md").read_text(), (DOCS / "cli.md").read_text()
+    for path in (ROOT / "recipes").glob("*.yaml"):
+        assert f"| `{path.stem}` |" in recipes
+    for name in generate.commands():
+        assert f"## qtool {name}\n" in cli
+    assert "`weights.group_size`" in recipes and "`overrides[].match`" in recipes
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+    index = (DOCS / "README.md").read_text()
+    assert all(f"({page.name})" in index for page in DOCS.glob("*.md") if page.name != "README.md")
+
+
+def test_recipes_that_pages_name_exist() -> None:
+    known = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    for page in PAGES:
+        for words in re.findall(r"--recipes? ([a-z][\w.,{}-]*)", page.read_text(encoding="utf-8")):
+            for name in words.split(","):
+                if name.strip(".") and not name.endswith(".yaml"):
+                    assert name in known, f"{page.name}: recipe {name}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if has(p, True)], ids=lambda p: p.name)
+def test_quick_examples(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = caller(monkeypatch, capfd)
+    for _, text in filter(lambda block: block[0], blocks(page)):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line)
+            assert words[0] == "qtool"
+            into = words.index(">") if ">" in words else len(words)
+            said = call(*words[1:into])
+            assert said.status == 0 and said.out, f"{line}: {said.err}"
+            for target in words[into + 1 :]:
+                Path(target).write_text(said.out)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """qtool and python on the PATH, those of these tests."""
+    bin_ = folder / "bin"
+    bin_.mkdir()
+    (bin_ / "qtool").write_text(f'#!/bin/sh\nexec {sys.executable} -m qtool "$@"\n')
+    (bin_ / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for path in bin_.iterdir():
+        path.chmod(0o755)
+    found = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "COLUMNS": "100"}
+    if "site-packages" not in sys.modules["qtool"].__file__:  # type: ignore[operator]
+        found["PYTHONPATH"] = str(ROOT)
+    return found
+
+
+def shell(text: str, folder: Path, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if has(p, False)], ids=lambda p: p.name)
+def test_examples(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    variables = environment(tmp_path)
+    for _, text in blocks(page):
+        shell(text, folder, variables)
+
+
+def github() -> dict[str, Any]:
+    found = yaml.safe_load((DOCS / "ci/github-actions.yml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def gitlab() -> dict[str, Any]:
+    found = yaml.safe_load((DOCS / "ci/gitlab-ci.yml").read_text())
+    assert isinstance(found, dict)
+    return found["quantize"]  # type: ignore[no-any-return]
+
+
+def steps(which: str) -> tuple[list[str], dict[str, str]]:
+    """The commands of a pipeline without installation and publishing, and its variables."""
+    if which == "github":
+        job = github()["jobs"]["quantize"]
+        runs = {one["name"]: one["run"] for one in job["steps"] if "run" in one}
+        assert list(runs) == ["Install", "Quantize", "Verify", "Evaluate", "Report", "Publish"]
+        return [runs[name] for name in list(runs)[1:-1]], job["env"]
+    job = gitlab()
+    assert "qtool push" in job["script"][-1]
+    return job["script"], job["variables"]  # publishes nothing where REPOSITORY is empty
+
+
+def test_both_pipelines_do_the_same() -> None:
+    def words(which: str) -> list[list[str]]:
+        found, _ = steps(which)
+        return [shlex.split(one.replace("\\\n", " ")) for one in found if "push" not in one]
+
+    assert words("github") == words("gitlab")
+    publish = github()["jobs"]["quantize"]["steps"][-1]
+    assert publish["run"] in gitlab()["script"][-1] and "HF_TOKEN" in publish["env"]
+    # Each option is one that there is.
+    from typer.main import get_command
+
+    from qtool.cli.main import app
+
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    for line in [*words("github"), shlex.split(publish["run"])]:
+        known = {opt for p in commands[line[1]].params for opt in (*p.opts, *p.secondary_opts)}
+        assert {word for word in line if word.startswith("-")} <= known, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["github", "gitlab"])
+def test_pipelines_run_as_plain_shell(which: str, tmp_path: Path) -> None:
+    """On tiny; and the job fails where the artifact is worse than allowed."""
+    from pydoc_data.topics import topics
+
+    found, variables = steps(which)
+    text = tmp_path / "calibration.txt"
+    text.write_text("\n".join(topics[name] for name in sorted(topics))[:150_000])
+    small = {"MODEL": "tiny", "RECIPE": "w4g64-awq", "SAMPLES": "8", "LENGTH": "128",
+             "WINDOWS": "4", "REPOSITORY": ""}  # fmt: skip
+    own = environment(tmp_path) | {k: str(v) for k, v in variables.items()} | small
+    for command in found:
+        shell(command, tmp_path, own)
+    figures = json.loads((tmp_path / "artifact.eval.json").read_text())
+    assert figures["failed"] == [] and 0 < figures["kld"]["mean"] < 0.5
+    assert json.loads((tmp_path / "verify.json").read_text())["ok"]
+    assert (tmp_path / "report.html").is_file()
+    assert (tmp_path / "artifact.provenance.json").is_file()
+    evaluate = next(one for one in found if "qtool eval" in one)
+    with pytest.raises(AssertionError, match="failed: "):
+        shell(evaluate, tmp_path, own | {"LIMIT": "kld>0.000001"})
