@@ -19,7 +19,7 @@ TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint kernels wheel clean
+	fuzz-kernels fuzz-readers lint docs kernels wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -41,6 +41,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $$(mktemp -d) && $(ROOT)/$(BIN)/mypy --config-file $(ROOT)/pyproject.toml --strict -p qtool
+
+# The pages of docs/ that are made from the program itself.
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/generate.py
 
 # For development: the library in build/, where a checkout looks for it.
 kernels:
