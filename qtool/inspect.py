@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifact import Artifact, Entry, without_layers
+from qtool.artifact import Artifact, Entry, quantization_config, without_layers
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.printable import printable, sayable
@@ -72,6 +72,8 @@ class Inspection:
         if found.scheme is not None:
             schemes = sorted({str(e.scheme) for e in self.entries if e.scheme is not None})
             lines.append(("scheme", ", ".join(schemes) or str(found.scheme)))
+        if (cache := cache_text(quantization_config(self.artifact.checkpoint))) is not None:
+            lines.append(("KV cache", cache))
         lines += [
             ("size", f"{self.size_bytes / 1e6:.1f} MB"),
             ("parameters", f"{self.parameters:,}"),
@@ -125,6 +127,18 @@ def inspection(artifact: Artifact, size_bytes: int) -> Inspection:
         tensor_bytes=sum(e.nbytes for e in entries),
         unquantized=sum(e.parameters for e in entries if e.scheme is None),
     )
+
+
+def cache_text(config: Mapping[str, Any]) -> str | None:
+    """How a config says that keys and values are kept, in a few words; None where they are not
+    quantized."""
+    scheme = config.get("kv_cache_scheme")
+    if not isinstance(scheme, Mapping):
+        return None
+    words = [f"{scheme.get('num_bits', 8)}-bit", scheme.get("type", "int"), "per",
+             scheme.get("strategy", "tensor")]  # fmt: skip
+    when = "as they come" if scheme.get("dynamic") else "as stored"
+    return f"{' '.join(printable(str(word))[:20] for word in words)}, {when}"
 
 
 def scheme_text(entry: Entry) -> str:

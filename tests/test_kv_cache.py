@@ -15,6 +15,7 @@ from qtool.artifact import Artifact
 from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, RecipeError, UnsupportedError
+from qtool.inspect import inspect
 from qtool.plan.cache import attention_of
 from qtool.plan.plan import make_plan
 from qtool.quality import activations
@@ -150,6 +151,7 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     sets = settings(text, "kv_cache.scale=head")
     out = quantizing.quantize(source, "kv-fp8", tmp_path / "out", *sets).out
     assert not verify_artifact(out, engine="vllm").findings
+    assert ("KV cache", "8-bit float per attn_head, as stored") in inspect(out).summary()
     name = "model.layers.1.self_attn.k_scale"
     for number, (value, said) in enumerate(
         [

@@ -16,9 +16,7 @@ from qtool.formats.safetensors_file import TensorSpec
 from qtool.structure import Role, text_config
 
 # What makes keys, alone or together with queries and values.
-_KEYS = (
-    "k_proj", "key", "wk", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv",
-)  # fmt: skip
+_KEYS = ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv")
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
 
 
@@ -85,5 +83,13 @@ def planned_scales(
 ) -> dict[str, Kept]:
     """attention_of() the tensors inside the decoder's blocks."""
     inside = [name for name, role in roles.items() if role.block is not None]
-    matrices = [name for name in inside if name.endswith(".weight")]
-    return attention_of(matrices, config, each)
+    found = attention_of([name for name in inside if name.endswith(".weight")], config, each)
+    blocks: dict[int | None, str] = {}
+    for name in found:
+        other = blocks.setdefault(roles[name].block, name)
+        if other != name:
+            raise UnsupportedError(
+                f"{other} and {name} both make keys in one block, whose scales cannot be told "
+                "apart; remove kv_cache from the recipe"
+            )
+    return found

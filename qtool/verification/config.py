@@ -195,8 +195,8 @@ def check_share(subject: Subject) -> Iterator[Finding]:
             kind = _kind(entry)
             kinds[kind] += entry.parameters
             names.setdefault(kind, name)
-    kept = quantization_config(subject.artifact.checkpoint).get("kv_cache_scheme")
-    if total and dense == total and kept:
+    config = quantization_config(subject.artifact.checkpoint)
+    if dense == total and config.get("kv_cache_scheme") and not config.get("config_groups"):
         return  # the cache alone
     if total and not any(entry.scheme for entry in subject.entries.values()):
         yield Finding(
