@@ -272,3 +272,74 @@ def test_gguf_of_a_rotated_checkpoint_is_that_of_the_dense_run(
     assert found["blk.0.ffn_up.weight"] != tensors(source.path, "q8_0")["blk.0.ffn_up.weight"]
     with pytest.raises(RecipeError, match="learned rotations go with formats other than gguf"):
         recipes.load("q8_0", ["transforms=[rotate]", "rotate.kind=learned"])
+
+
+def test_verify_rotates_the_source_as_the_artifact_was(models: Path, tmp_path: Path) -> None:
+    from qtool.verification.run import verify_artifact
+
+    source = checkpoint(models, "qwen3")
+    run = quantizing.quantize(
+        source.path, "w4-gptq-rotated", tmp_path / "out", "method=rtn", "rotate.seed=3"
+    )
+    verdict = verify_artifact(run.out, against=source.path)
+    assert not [f for f in verdict.findings if f.severity == "error"]
+    assert any("rotated as qtool.json says" in f.message for f in verdict.findings)
+    assert len(verdict.layers) == 14
+    for layer in verdict.layers:
+        assert layer.expected is not None and layer.relative_error < 1.5 * layer.expected, layer
+    record = json.loads((run.out / "qtool.json").read_text())
+    record["rotation"]["seed"] = 4
+    (run.out / "qtool.json").write_text(json.dumps(record))
+    verdict = verify_artifact(run.out, against=source.path)
+    assert any(f.severity == "error" for f in verdict.findings)
+    record["rotation"]["kind"] = "learned"
+    (run.out / "qtool.json").write_text(json.dumps(record))
+    verdict = verify_artifact(run.out, against=source.path)
+    assert any("what was learned, and is not kept" in f.message for f in verdict.findings), verdict
+    assert not verdict.layers
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_learned_rotations_cost_less_and_change_no_logits(name: str, models: Path) -> None:
+    from qtool.runs.progress import Progress
+    from qtool.transforms import learned
+
+    source = checkpoint(models, name)
+    view = rotated.untied(source)
+    start = rotate.prepare(view, RotateOptions(), quiet)
+    recipe = recipes.load("w4-gptq-rotated")
+    assert isinstance(recipe, recipes.Recipe)
+    schemes = {t.name: t.scheme for t in make_plan(recipe, view).quantized if t.scheme}
+    tokens = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (2, 40), dtype=np.int64)
+    found = learned.learn(view, start, schemes, tokens, 20, 1.0, Progress(quiet=True))
+    found.apply(view)
+    assert found.r1 is not None and found.r1.kind == "learned"
+    assert found.learned is not None and found.learned.count("by -") == 2, found.learned
+    for one in (found.r1, *found.r2.values()):
+        dense = one.dense()
+        assert np.abs(dense @ dense.T - np.eye(one.size)).max() < 1e-12
+    if name in CENTERED:
+        assert np.abs(found.r1.dense().sum(axis=0) - 1).max() < 1e-12
+    assert difference(logits(source), logits(view)) < 2e-6
+
+
+def test_a_run_goes_on_with_the_rotations_that_it_learned(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qtool.runs.sink import Sink
+    from qtool.transforms import learned
+
+    source = checkpoint(models, "llama").path
+    sets = (*settings(models), "rotate.steps=4")
+    whole = quantizing.quantize(source, "w4-gptq-rotated-learned", tmp_path / "whole", *sets)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("pulled out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sink, "quantized", fail)
+        with pytest.raises(RuntimeError, match="pulled out"):
+            quantizing.quantize(source, "w4-gptq-rotated-learned", tmp_path / "out", *sets)
+    monkeypatch.setattr(learned, "learn", fail)
+    run = quantizing.quantize(source, "w4-gptq-rotated-learned", tmp_path / "out", *sets)
+    assert quantizing.files(run.out) == quantizing.files(whole.out)

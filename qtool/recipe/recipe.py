@@ -148,6 +148,8 @@ class Recipe(NamedTable):
             raise conflict("transforms", "rotate turns the whole network and comes first")
         if self.rotates and not (self.rotate.r1 or self.rotate.r2):
             raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
+        if self.learns_rotations and self.weights is not None and self.weights.type != "int":
+            raise conflict("rotate.kind", "learned rotations are for weights of type int")
         if self.weights is not None and self.rounding != "none":
             self._check_numbers(self.weights)
         return self

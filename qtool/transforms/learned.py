@@ -364,8 +364,8 @@ def _learn_heads(start: Rotation, rows: HeadRows, rate: float) -> tuple[Rotation
     for step in range(_STEPS_R2):
         matrix = current.float().requires_grad_(True)
         value = cost(matrix)
-        if float(value) < least:
-            least, best = float(value), current
+        if float(value.detach()) < least:
+            least, best = float(value.detach()), current
         value.backward()  # type: ignore[no-untyped-call]
         assert matrix.grad is not None
         size = rate * 0.5 * (1 + np.cos(np.pi * step / _STEPS_R2))

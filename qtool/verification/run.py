@@ -107,8 +107,10 @@ def verify_artifact(
         source = None
         if against is not None:
             from qtool.quality.weights import open_weights
+            from qtool.verification.rotated import as_rotated
 
-            source = stack.enter_context(open_weights(against))
+            source, said = as_rotated(artifact, stack.enter_context(open_weights(against)))
+            findings += said
         subject = subject_of(path, artifact, source)
         checks.append("shapes")
         findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
