@@ -135,7 +135,7 @@ def download(
     model: str, include: Sequence[str] = (), *, quiet: bool = True, progress: Progress | None = None
 ) -> Path:
     """Bring a model of the hub into its cache, as `qtool download` does; its folder, or file."""
-    from qtool.hub.snapshot import asked
+    from qtool.hub.asked import asked
     from qtool.runs.progress import Progress
 
     found = asked(model, include, progress or Progress(quiet=quiet))

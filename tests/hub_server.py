@@ -66,6 +66,7 @@ class HubServer(ThreadingHTTPServer):
         self.slow: dict[str, float] = {}  # file name to seconds for each 64 KiB
         self.refusals: dict[str, Refusal] = {}  # by a part of the path
         self.without_digests = False
+        self.is_a_page = False  # answers as a proxy's page for logging in does
         self.more_files: list[dict[str, object]] = []  # that it says it has
         self.damaged_uploads = False
         self.without_ranges = False
@@ -122,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _json(self, content: object) -> None:
-        body = json.dumps(content).encode()
+        body = b"<html>" if self.server.is_a_page else json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

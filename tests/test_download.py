@@ -255,6 +255,12 @@ def test_names_that_lead_elsewhere(name: str, server: hub_server.HubServer, tmp_
     assert (tmp_path / "x.json").read_text() == "mine" and server.sent.total() == 0
 
 
+def test_a_proxy_in_between(server: hub_server.HubServer) -> None:
+    server.is_a_page = True
+    said = refusal("ann/llama")
+    assert "answers with something else than a hub does; check HF_ENDPOINT" in said
+
+
 def test_pauses() -> None:
     error = ConnectionError("gone")
     assert [pause_before_next(error, n) for n in (1, 2, 3, 4, 5)] == [1.0, 2.0, 4.0, 8.0, None]

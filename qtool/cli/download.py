@@ -29,7 +29,7 @@ def download(
     login` or HF_TOKEN. What was interrupted goes on where it ended; every file is compared with
     the digest that the hub states.
     """
-    from qtool.hub.snapshot import asked
+    from qtool.hub.asked import asked
     from qtool.runs.progress import Progress
 
     progress = Progress(quiet=json_)

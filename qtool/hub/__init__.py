@@ -196,7 +196,7 @@ def download(model: HubModel, progress: Progress | None = None) -> Path:
 
 def download_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Path:
     """A GGUF file of a repository, by the end of its name."""
-    from qtool.hub.snapshot import fetch_gguf
+    from qtool.hub.asked import fetch_gguf
 
     found = fetch_gguf(model, quant, progress)
     return found.named or found.folder

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qtool import front_matter
+
 _MAX_BYTES = 1_000_000
 _HEAD = re.compile(r"\A---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _LICENSE = ("license", "license_name", "license_link")
@@ -25,16 +27,10 @@ _QUALITY = "## Quality"
 
 def parts(text: str) -> tuple[dict[str, Any], str]:
     """The metadata and the text below it; {} where there is none that can be read."""
-    import yaml
-
     found = _HEAD.match(text)
     if found is None:
         return {}, text
-    try:
-        head = yaml.safe_load(found[1])
-    except (yaml.YAMLError, ValueError):
-        return {}, text[found.end() :]
-    return head if isinstance(head, dict) else {}, text[found.end() :]
+    return front_matter.read(found[1]), text[found.end() :]
 
 
 def joined(head: Mapping[str, Any], body: str) -> str:

@@ -22,6 +22,7 @@ from qtool.errors import FormatError, SourceError
 from qtool.formats.safetensors_header import read_json
 from qtool.hub import HubModel
 from qtool.hub.failures import with_patience
+from qtool.remote.answers import shown
 
 COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -69,13 +70,22 @@ class Listing:
 
 def ask(model: HubModel, pause: Callable[[float, BaseException], None]) -> Listing:
     """What the hub says of a revision; errors of huggingface_hub where it does not."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     api = HfApi(library_name="qtool")
-    info = with_patience(
-        lambda: api.model_info(model.repository, revision=model.revision, files_metadata=True),
-        pause,
-    )
+    try:
+        info = with_patience(
+            lambda: api.model_info(model.repository, revision=model.revision, files_metadata=True),
+            pause,
+        )
+    except (HfHubHTTPError, HFValidationError):
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise SourceError(
+            f"{model}: {shown(constants.ENDPOINT)} answers with something else than a hub does; "
+            "check HF_ENDPOINT, and whether a proxy answers in its place"
+        ) from None
     if info.sha is None or COMMIT.fullmatch(info.sha) is None:
         raise SourceError(f"{model}: the hub states no commit of it; expected 40 hex digits")
     files = []

@@ -13,21 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qtool.errors import SourceError, UnsupportedError
-from qtool.hub import (
-    ALIASES,
-    PICKLES,
-    QUANTIZED,
-    UNWANTED,
-    WANTED,
-    HubModel,
-    parse,
-    unusable,
-)
+from qtool.errors import SourceError
+from qtool.hub import UNWANTED, WANTED, HubModel, unusable
 from qtool.hub.failures import explained, no_room, status_of, transport_errors
 from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask
 from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
@@ -83,17 +74,6 @@ class Snapshot:
             "fetched_bytes": sum(self.received.values()),
             "checked_files": self.checked,
         }
-
-
-def including(patterns: Sequence[str]) -> Selection:
-    """The files that were asked for by name; UnsupportedError where these are Python pickles."""
-    for pattern in patterns:
-        if pattern.endswith(PICKLES):
-            raise UnsupportedError(
-                f"--include {pattern}: Python pickles can run any code when loaded and are refused"
-            )
-    kept = tuple(f"*{ending}" for ending in PICKLES)
-    return Selection(tuple(patterns), kept, checkpoint=False)
 
 
 def fetch(model: HubModel, selection: Selection, progress: Progress | None = None) -> Snapshot:
@@ -208,7 +188,11 @@ class _Fetching:
         missing = [file for file in self.chosen if not self._is_there(folder, file)]
         received: dict[str, int] = {}
         if missing:
-            received = self._bring([f for f in missing if f.etag and f.size is not None])
+            # Larger ones than that the hub gives by its own protocol only, which _link speaks.
+            most = getattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 50_000_000_000)
+            received = self._bring(
+                [f for f in missing if f.etag and f.size is not None and f.size <= most]
+            )
             for file in missing:
                 blob = self.storage / "blobs" / (file.etag or "")
                 if file.name in received and blob.is_file():
@@ -328,32 +312,3 @@ def _check(folder: Path, files: Sequence[HubFile], memory: Memory, where: str) -
         memory.remember(blob)
         count += 1
     return count
-
-
-def asked(model: str, include: Sequence[str], progress: Progress) -> Snapshot:
-    """What `qtool download` means by its arguments; SourceError where that is nothing of a hub."""
-    quantized = QUANTIZED.fullmatch(model)
-    if quantized is not None and not include:
-        return fetch_gguf(HubModel(quantized[1]), quantized[2], progress)
-    found = parse(model)
-    if found is None:
-        raise SourceError(
-            f"{model}: no hub id (OWNER/NAME, with @REVISION or :QUANT) and no alias "
-            f"({', '.join(ALIASES)})"
-        )
-    return fetch(found, including(include) if include else Selection(), progress)
-
-
-def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Snapshot:
-    """The GGUF file of a repository whose name ends with `quant`; the first part of a split one."""
-    from qtool.formats.gguf_file import first_parts
-
-    either = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in quant)
-    endings = [f"*{mark}{either}{part}.gguf" for mark in "-._" for part in ("", "-*-of-*")]
-    selection = Selection(tuple(endings), ("*mmproj*",), checkpoint=False, said=f"*{quant}.gguf")
-    found = fetch(model, selection, progress)
-    models = first_parts(Path(file.name) for file in found.files)
-    if len(models) > 1:
-        names = ", ".join(map(str, models))
-        raise SourceError(f"{model}:{quant} means {len(models)} models ({names}); name more of it")
-    return replace(found, named=found.folder / models[0])
