@@ -4,7 +4,9 @@ import hashlib
 import json
 from pathlib import Path
 
+import gguf
 import gguf_files
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -107,6 +109,23 @@ def test_modelfiles(tmp_path: Path) -> None:
     assert modelfile_text(model) == "FROM ./Some Model-q8.gguf\n"
     assert create_line(model).startswith("ollama create some-model-q8 -f '")
     assert create_line(model).endswith("/Some Model-q8.Modelfile'")
+
+
+def test_modelfiles_say_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "chat.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_float32("general.sampling.temp", 0.6)
+    writer.add_int32("general.sampling.top_k", 20)
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m }}<|im_end|>{% endfor %}")
+    writer.add_tensor("output_norm.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    lines = modelfile_text(path).splitlines()
+    assert lines[:3] == ["FROM ./chat.gguf", "PARAMETER temperature 0.6", "PARAMETER top_k 20"]
+    assert lines[3].startswith('TEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}')
+    assert lines[-1] == 'PARAMETER stop "<|im_end|>"'
 
 
 def test_names_that_llama_cpp_finds(tmp_path: Path) -> None:
