@@ -153,10 +153,10 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
     }
     if scheme.group_size < 0:
         scaled = quant.zero[:, 0].astype(np.float32) * outer.astype(np.float32)
-        zeros = scaled.astype(np.float16)
-        if (zeros.astype(np.float32) != scaled).any() or (quant.scale != 1).any():
+        halves = scaled.astype(np.float16)
+        if (halves.astype(np.float32) != scaled).any() or (quant.scale != 1).any():
             raise FormatError(f"{module}: the zero times the scale of a row is no float16 number")
-        return stored | {f"{module}.s1_szeros": zeros}
+        return stored | {f"{module}.s1_szeros": halves}
     scale = quant.scale.astype(np.int32)
     if (scale != quant.scale).any() or scale.min() < 1 or scale.max() > _LARGEST:
         raise FormatError(f"{module}: scales of groups are whole numbers from 1 to {_LARGEST}")
@@ -228,14 +228,14 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     if steps.min() < 1:
         raise FormatError(f"{module}.s2_scales: it has the scale {steps.min()}; they are positive")
     shifted = (-_back(get(f"{module}.s2_zeros")).astype(np.int16)) % 256
-    zero = shifted // steps
-    if (zero * steps != shifted).any() or zero.max() > 15:
+    wide = shifted // steps
+    if (wide * steps != shifted).any() or wide.max() > 15:
         raise UnsupportedError(
             f"{module}.s2_zeros: a number is no zero from 0 to 15 times the scale of its group; "
             "files of that kind are not read here"
         )
     quant = GroupQuant(
-        scheme, codes, steps.astype(np.float32), zero.astype(np.uint8), outer_rows=outer
+        scheme, codes, steps.astype(np.float32), wide.astype(np.uint8), outer_rows=outer
     )
     _check_range(module, quant)
     return quant

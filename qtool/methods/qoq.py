@@ -127,8 +127,8 @@ def grids(weight: Floats, scheme: Scheme, importance: Floats | None, search: boo
     for part in _parts(weight):
         if scheme.group_size > 0:
             outer[part] = _row_scale(np.abs(weight[part]).max(1) / np.float32(REACH))
-            inner = weight[part] / outer[part, None].astype(np.float32)
-            grouped = inner.reshape(-1, groups, width)
+            inner: Floats = weight[part] / outer[part, None].astype(np.float32)
+            grouped: Floats = inner.reshape(-1, groups, width)
             scale[part], zero[part] = _whole(grouped, cost.reshape(groups, width), search)
         else:
             outer[part], zero[part, 0] = _alone(weight[part], cost, search)

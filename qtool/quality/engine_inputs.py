@@ -168,10 +168,12 @@ def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
     none, as engines have it."""
     bits, kind = scheme.get("num_bits"), str(scheme.get("type") or "int")
     strategy = scheme.get("strategy", "tensor")
+    if not isinstance(bits, int):
+        return None
     if artifact.found.format == "qserve" and scheme.get("dynamic") is True:
         if kind != "int" or bits not in (4, 8):
             return None
-        comes = known.kept_as_it_comes(int(bits))
+        comes = known.kept_as_it_comes(bits)
         return Kept(f"{comes.name} per token and head", lambda _: (comes, comes))
     if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)) or scheme.get("dynamic"):
         return None
