@@ -89,9 +89,10 @@ static __attribute__((noinline)) void D(look_up_columns)(OUT *to, const uint8_t 
 #undef COLUMNS
 }
 
-/* One row of a tile. */
+/* One row of a tile. Meanwhile lines of the next one are fetched. */
 ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row,
-                       const uint8_t *codes, int bits, int streaming, const qt_lookup *of)
+                       const uint8_t *codes, int bits, int streaming, const qt_lookup *of,
+                       qt_reading *ahead)
 {
     const qt_packing *p = &d->packing;
     int64_t col = tile->col, end = col + tile->cols;
@@ -99,6 +100,7 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
     const uint8_t *zero = d->zero + row * d->groups;
     OUT *to = (OUT *)d->values + (row - p->origin) * p->cols + col;
     if (of->index) {
+        qt_fetch_lines(ahead, ahead->left);
         look_at_row(d, row, of);
         D(look_up_columns)(to, codes, of->index + col, tile->cols, of, group_pairs(d), streaming);
         return;
@@ -106,6 +108,7 @@ ALWAYS void D(put_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t ro
     int64_t group = col / d->group_size;
     for (int64_t from = col, next; from < end; from = next, group++) {
         next = qt_least(end, (group + 1) * d->group_size);
+        qt_fetch_lines(ahead, qt_lines_of(next - from, bits));
         D(put_run)(to + (from - col), codes + (from - col), next - from,
                    qt_plain_nan(scale[group]), (float)zero[group], bits, streaming);
     }
@@ -117,10 +120,15 @@ ALWAYS void D(put_tile)(const qt_dequantizing *d, qt_tile *tile, qt_tile *next, 
 {
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
         qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
+        if (bits == 8 && d->packing.layout == QT_COLUMNS) { /* words of codes as they are */
+            const uint8_t *codes = (const uint8_t *)tile->words + row * tile->stride;
+            D(put_row)(d, tile, tile->row + row, codes, bits, streaming, of, &next->reading);
+            continue;
+        }
         qt_unpack_rows(&d->packing, tile, row, bits);
         for (int64_t r = 0; r < tile->together; r++)
             D(put_row)(d, tile, tile->row + row + r, tile->codes + r * tile->stride, bits,
-                       streaming, of);
+                       streaming, of, &next->reading);
     }
 }
 

@@ -51,7 +51,7 @@ ALWAYS void D(put_four)(OUT *to, const uint8_t *from, const ORDER *order, __m512
 /* Eight rows of 32 * lines weights, all of one group: row order[i] by nibble i of the words. Lanes
  * of sixteen bits take the lower halves of 32 words, or the upper ones. */
 ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col, int64_t group,
-                          const uint32_t *words, int lines, int streaming)
+                          const uint32_t *words, int lines, int streaming, qt_reading *ahead)
 {
     const qt_packing *p = &d->packing;
     __m512i part[4][2];
@@ -69,6 +69,7 @@ ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col, in
     QT_UNROLL
     for (int i = 0; i < 8; i++) {
         int64_t at = row + p->order[i];
+        qt_fetch_lines(ahead, 1);
         OUT *to = (OUT *)d->values + (at - p->origin) * p->cols + col;
         float scale = qt_plain_nan(d->scale[at * d->groups + group]);
         __m512i table = D(four_table)(scale, (float)d->zero[at * d->groups + group]);
@@ -90,16 +91,18 @@ ALWAYS void D(put_across)(const qt_dequantizing *d, int64_t row, int64_t col, in
 
 /* Eight rows of a tile. */
 ALWAYS void D(across_rows)(const qt_dequantizing *d, const qt_tile *tile, int64_t row,
-                           int streaming)
+                           int streaming, qt_reading *ahead)
 {
     const uint32_t *words = tile->words + row / 8 * tile->stride;
     int64_t col = tile->col, end = col + tile->cols;
     for (int64_t group = col / d->group_size; col < end; group++) {
         int64_t next = qt_least(end, (group + 1) * d->group_size);
         for (; col + 128 <= next; col += 128)
-            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 4, streaming);
+            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 4, streaming,
+                          ahead);
         for (; col < next; col += 32)
-            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 1, streaming);
+            D(put_across)(d, tile->row + row, col, group, words + (col - tile->col), 1, streaming,
+                          ahead);
     }
 }
 
@@ -116,7 +119,7 @@ ALWAYS const uint8_t *D(nibbles_of)(const qt_packing *p, const qt_tile *tile, in
 
 /* One row of a tile; `row` counts from the tile's first. */
 ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int layout,
-                        int streaming)
+                        int streaming, qt_reading *ahead)
 {
     const qt_packing *p = &d->packing;
     const ORDER order = ORDER_OF(layout == QT_STRIPS);
@@ -128,6 +131,13 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
     for (int64_t group = col / d->group_size; col < end; group++) {
         int64_t next = qt_least(end, (group + 1) * d->group_size);
         __m512i table = D(four_table)(qt_plain_nan(scale[group]), (float)zero[group]);
+        qt_fetch_lines(ahead, qt_lines_of(next - col, 4));
+        for (; layout != QT_STRIPS && col + 128 <= next; col += 128) {
+            QT_UNROLL
+            for (int k = 0; k < 128; k += 32)
+                D(put_four)(to + col + k, from + (col - tile->col + k) / 2, &order, table,
+                            streaming);
+        }
         for (; col < next; col += 32) {
             int64_t k = col - tile->col;
             int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
@@ -138,7 +148,7 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
 
 /* One row of a tile whose columns look up their scales and zeros in registers. */
 ALWAYS void D(four_columns)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int layout,
-                            const qt_lookup *of, int streaming)
+                            const qt_lookup *of, int streaming, qt_reading *ahead)
 {
     const qt_packing *p = &d->packing;
     const qt_order16 order = qt_beside_order_of(layout == QT_STRIPS);
@@ -149,6 +159,8 @@ ALWAYS void D(four_columns)(const qt_dequantizing *d, const qt_tile *tile, int64
         int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
         int64_t col = tile->col + k;
         V v[2];
+        if (k % 128 == 0)
+            qt_fetch_lines(ahead, qt_lines_of(128, 4));
         qt_of_few_groups(v, &groups, from + skip, &order, of->index + col, of->beside + col);
         D(put_two)(to + k, v[0], v[1], streaming);
     }
@@ -160,13 +172,13 @@ ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile 
     for (int64_t row = 0; row < tile->rows; row += tile->together) {
         qt_read_words(&d->packing, next, row / tile->together, tile->rows / tile->together);
         if (layout == QT_ACROSS)
-            D(across_rows)(d, tile, row, streaming);
+            D(across_rows)(d, tile, row, streaming, &next->reading);
         else if (d->g_idx)
             for (int r = 0; r < tile->together; r++)
-                D(four_columns)(d, tile, row + r, layout, of, streaming);
+                D(four_columns)(d, tile, row + r, layout, of, streaming, &next->reading);
         else
             for (int r = 0; r < tile->together; r++)
-                D(four_row)(d, tile, row + r, layout, streaming);
+                D(four_row)(d, tile, row + r, layout, streaming, &next->reading);
     }
 }
 

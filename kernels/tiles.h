@@ -16,11 +16,30 @@ static inline int64_t qt_least(int64_t a, int64_t b)
 /* A tile has `max_rows` rows of `stride` codes. Of those, `together` are decoded at a time: few
  * enough that what is computed from them is still on its way to memory when the next are decoded.
  * Vectors may be read and written past the last code by less than the slack. */
-enum { TILE_CODES = 2048, TILE_WORDS = 16384, TILE_SLACK = 64 };
+enum { TILE_CODES = 2048, TILE_WORDS = 16384, TILE_SLACK = 64, LINE_WORDS = 16 };
+
+/* Where the words of a transposed tile lie in the file: `count` rows of `across` words, a stride
+ * apart; a row of the tile has room for `room` of them. Zero across for the other layouts. */
+typedef struct {
+    uint8_t *file;
+    int64_t stride, count, across, room;
+} qt_area;
+
+/* Where a tile's words are being read: in squares of a cache line by as many word rows, of which
+ * `wide` lie beside each other. */
+typedef struct {
+    qt_area area;
+    uint32_t wide, squares, read;
+    /* The lines of the squares below: the next to fetch, where in its square it is, which of the
+     * squares beside each other that is, how many were to be fetched up to now, and are left. */
+    uintptr_t line;
+    uint32_t line_row, line_square, lines, left;
+} qt_reading;
 
 typedef struct {
     int64_t row, rows, col, cols; /* where the tile lies and what of it is used */
     int64_t max_rows, stride, together;
+    qt_reading reading;                     /* for QT_COLUMNS and QT_ACROSS */
     uint32_t *words;                        /* TILE_WORDS and the slack */
     uint8_t codes[TILE_CODES + TILE_SLACK]; /* [together, stride] */
 } qt_tile;
@@ -175,7 +194,8 @@ static inline void qt_strips(const qt_packing *p, qt_tile *tile, int writing)
 }
 
 /* One row of codes, or the few that share their words. */
-static inline void qt_unpack_rows(const qt_packing *p, qt_tile *tile, int64_t row, int bits)
+static inline __attribute__((always_inline)) void qt_unpack_rows(const qt_packing *p, qt_tile *tile,
+                                                                 int64_t row, int bits)
 {
     int64_t count;
     const uint8_t *stream = qt_tile_words(p, tile, tile->row + row, &count);
@@ -225,13 +245,6 @@ static inline void qt_pack_rows(const qt_packing *p, qt_tile *tile, int64_t row,
     }
 }
 
-/* Where the words of a transposed tile lie in the file: `count` rows of `across` words, a stride
- * apart; a row of the tile has room for `room` of them. Zero across for the other layouts. */
-typedef struct {
-    uint8_t *file;
-    int64_t stride, count, across, room;
-} qt_area;
-
 static inline qt_area qt_area_of(const qt_packing *p, const qt_tile *tile)
 {
     qt_area area = {p->words, 0, 0, 0, 0};
@@ -251,15 +264,54 @@ static inline qt_area qt_area_of(const qt_packing *p, const qt_tile *tile)
     return area;
 }
 
-/* Reads part `part` of `parts` of a tile's words, in squares of a cache line by as many rows. The
- * squares below them are fetched meanwhile: the words lie so far apart that the processor does not
- * see it coming. Below the last of them lies the next tile, or nothing, which does no harm.
+/* Before the first words of a tile are read. */
+static inline void qt_begin_reading(const qt_packing *p, qt_tile *tile)
+{
+    qt_reading *r = &tile->reading;
+    *r = (qt_reading){0};
+    if (!tile->rows || (p->layout != QT_COLUMNS && p->layout != QT_ACROSS))
+        return;
+    r->area = qt_area_of(p, tile);
+    r->wide = (uint32_t)(r->area.across + LINE_WORDS - 1) / LINE_WORDS;
+    r->squares = r->wide * ((uint32_t)(r->area.count + LINE_WORDS - 1) / LINE_WORDS);
+    r->line = (uintptr_t)r->area.file + (uintptr_t)(4 * LINE_WORDS * r->area.stride);
+}
+
+/* Fetches up to `count` more of the lines that are to be read next. Below a tile's last squares
+ * lies the next tile, or nothing, which does no harm. */
+static inline void qt_fetch_lines(qt_reading *r, uint32_t count)
+{
+    uintptr_t stride = (uintptr_t)(4 * r->area.stride);
+    for (; count && r->left; count--, r->left--) {
+        __builtin_prefetch((const void *)r->line);
+        r->line += stride;
+        if (++r->line_row < LINE_WORDS)
+            continue;
+        r->line_row = 0;
+        r->line += 4 * LINE_WORDS - LINE_WORDS * stride;
+        if (++r->line_square < r->wide)
+            continue;
+        r->line_square = 0;
+        r->line += LINE_WORDS * stride - 4 * LINE_WORDS * r->wide;
+    }
+}
+
+/* How many of them while a run of transposed codes is put: as many as hold such a run. */
+static inline uint32_t qt_lines_of(int64_t run, int bits)
+{
+    return (uint32_t)((run * bits + 32 * LINE_WORDS - 1) / (32 * LINE_WORDS));
+}
+
+/* Reads part `part` of `parts` of a tile's words. The squares below them are to be fetched
+ * meanwhile: the words lie so far apart that the processor does not see it coming. They are fetched
+ * by qt_fetch_lines, a few at a time between the stores of what was read before: all at once, they
+ * and the stores would wait for each other. A whole tile, which has no such stores, fetches them
+ * here.
  *
  * Padded words, which have one row to a tile, are decoded here: their codes are written in pieces
  * of eight, which wide loads find only once they have reached the cache. */
 static inline void qt_read_words(const qt_packing *p, qt_tile *tile, int64_t part, int64_t parts)
 {
-    enum { LINE = 16 };
     if (p->layout == QT_PADDED) {
         int64_t count = 0;
         const uint8_t *words = qt_tile_words(p, tile, tile->row, &count);
@@ -269,21 +321,22 @@ static inline void qt_read_words(const qt_packing *p, qt_tile *tile, int64_t par
 #undef QT_DECODE
         return;
     }
-    if (p->layout != QT_COLUMNS && p->layout != QT_ACROSS)
+    qt_reading *r = &tile->reading;
+    if (!r->squares)
         return;
-    qt_area area = qt_area_of(p, tile);
-    uint32_t wide = (uint32_t)(area.across + LINE - 1) / LINE;
-    uint32_t squares = wide * ((uint32_t)(area.count + LINE - 1) / LINE);
-    uint32_t begin = (uint32_t)part * squares / (uint32_t)parts;
-    uint32_t end = (uint32_t)(part + 1) * squares / (uint32_t)parts;
-    for (uint32_t s = begin; s < end; s++) {
-        int64_t w = s / wide * LINE, at = s % wide * LINE;
-        const uint8_t *from = area.file + 4 * (w * area.stride + at);
-        uintptr_t below = (uintptr_t)from + (uintptr_t)(4 * LINE * area.stride);
-        for (int64_t i = 0; i < LINE; i++)
-            __builtin_prefetch((const void *)(below + (uintptr_t)(4 * i * area.stride)));
-        qt_transpose(tile->words + at * area.room + w, area.room, from, area.stride,
-                     qt_least(area.count - w, LINE), qt_least(area.across - at, LINE));
+    const qt_area *area = &r->area;
+    uint32_t done = (uint32_t)part + 1, of = (uint32_t)parts;
+    uint32_t lines = done * r->squares * LINE_WORDS / of;
+    r->left += lines - r->lines;
+    r->lines = lines;
+    for (uint32_t end = lines / LINE_WORDS; r->read < end; r->read++) {
+        int64_t w = r->read / r->wide * LINE_WORDS, at = r->read % r->wide * LINE_WORDS;
+        if (parts == 1)
+            qt_fetch_lines(r, LINE_WORDS);
+        const uint8_t *from = area->file + 4 * (w * area->stride + at);
+        qt_transpose(tile->words + at * area->room + w, area->room, from, area->stride,
+                     qt_least(area->count - w, LINE_WORDS),
+                     qt_least(area->across - at, LINE_WORDS));
     }
 }
 
@@ -322,6 +375,7 @@ static inline void qt_place_tile(const qt_packing *p, qt_tile *tile, int64_t row
     tile->col = col;
     tile->rows = row < p->last ? qt_least(p->last - row, tile->max_rows) : 0;
     tile->cols = qt_least(p->cols - col, tile->stride);
+    qt_begin_reading(p, tile);
 }
 
 static inline void qt_first_tile(const qt_packing *p, qt_tile *tile, uint32_t *words)
