@@ -116,7 +116,7 @@ def _characters(field: tuple[int, int]) -> NDArray[np.int8]:
     prime, exponent = field
     if exponent == 1:
         elements: list[tuple[int, ...]] = [(a,) for a in range(prime)]
-        squares = {(a * a % prime,) for a in range(1, prime)}
+        squares: set[tuple[int, ...]] = {(a * a % prime,) for a in range(1, prime)}
     else:  # a + b r, where r r is a number without a root
         residues = {a * a % prime for a in range(1, prime)}
         rr = next(a for a in range(2, prime) if a not in residues)
