@@ -30,6 +30,8 @@ from quantizing import Call, Called, caller
 from range_server import RangeServer
 
 from qtool.calibrating import calibration
+from qtool.formats.gguf_writer import lay_out
+from qtool.gguf.general import general_metadata
 from qtool.runs.journal import Journal
 
 TABLES = {
@@ -183,3 +185,33 @@ def test_a_hostile_journal(left: Left, unfinished: Path, tmp_path: Path, call: C
     assert re.search(left.says, said.err, re.DOTALL), said.err
     assert there(folder / "out") == there(unfinished / "whole")
     assert not (folder / ".out.partial").exists()
+
+
+CARDS = {
+    "a bomb of aliases": recipes.BOMB,
+    "a list without a bottom": "license: " + "[" * 30_000,
+    "a date of no calendar": "license: mit\ndate: 2024-13-45",
+    "a character beyond Unicode": 'license: "\\UFFFFFFFF"',
+    "an object of Python": "license: !!python/object/apply:os.system ['touch ran']",
+    "a licence that is a list of lists": "license: [[a, b], [c]]",
+    "base models that are lists": "base_model: [[a], [b]]",
+    "a name that is a mapping": "model_name: {a: {b: c}}",
+    "two hundred thousand values": "tags: [" + "a," * 100_000 + "]",
+    "half a megabyte": "license: " + "x" * 600_000,
+    "a number of 5000 digits": "license: " + "9" * 5000,
+    "no end": "license: 'mit",
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_hostile_card(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a card that cannot be read, nothing is taken over into the keys of a GGUF file."""
+    import gguf  # noqa: F401
+
+    (tmp_path / "README.md").write_text(f"---\n{CARDS[card]}\n---\n# A model\n")
+    monkeypatch.chdir(tmp_path)
+    start = time.process_time()
+    made = general_metadata(tmp_path, [])
+    assert time.process_time() - start < SECONDS and not (tmp_path / "ran").exists()
+    assert "general.name" in made and lay_out(made, []).header
+    assert sum(len(str(value.value)) for value in made.values()) < 20_000

@@ -5,11 +5,13 @@ of the folder; the same rules give the same keys as convert_hf_to_gguf.py's.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from qtool.errors import FormatError
+from qtool import front_matter
+from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.formats.safetensors_file import parse_json
 from qtool.gguf.source import SourceTensor
@@ -38,8 +40,24 @@ def general_metadata(folder: Path, tensors: Sequence[SourceTensor]) -> dict[str,
     import gguf
 
     total, shared, expert, experts = parameter_counts(tensors)
+    label = gguf.size_label(total, shared, expert, experts)
+    card, config = _card(folder), _json(folder / "config.json")
+    # A card or config that holds other things than it should says nothing.
+    for said in ((card, config), ({}, config), ({}, {})):
+        # What is raised by code that looks into values which are not what their names promise.
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            return _keys(folder, *said, total, label)
+    raise SourceError(f"{folder}: nothing tells what the model is called")
+
+
+def _keys(
+    folder: Path, card: dict[str, Any], config: dict[str, Any], total: int, label: str
+) -> dict[str, Value]:
+    """The same, from a card and a config as the gguf package expects them."""
+    import gguf
+
     known = gguf.Metadata.apply_metadata_heuristic(
-        gguf.Metadata(), _card(folder), _json(folder / "config.json"), _named(folder), total
+        gguf.Metadata(), card, config, _named(folder), total
     )
     for name, key in _SAMPLING.items():
         value = _json(folder / "generation_config.json").get(key)
@@ -47,8 +65,9 @@ def general_metadata(folder: Path, tensors: Sequence[SourceTensor]) -> dict[str,
             value, bool
         ):
             setattr(known, name, value)
+    known.name = known.name if isinstance(known.name, str) else _named(folder).name
     known.name = known.name or _named(folder).name or "model"
-    known.size_label = known.size_label or gguf.size_label(total, shared, expert, experts)
+    known.size_label = known.size_label or label
     writer = gguf.GGUFWriter(None, "llama")
     writer.add_type(gguf.GGUFType.MODEL)
     known.set_gguf_meta_model(writer)
@@ -102,8 +121,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _card(folder: Path) -> dict[str, Any]:
     """The front matter of README.md; a card that cannot be read says nothing."""
-    import yaml
-
     path = folder / "README.md"
     if not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
         return {}
@@ -113,8 +130,4 @@ def _card(folder: Path) -> dict[str, Any]:
     end = lines.index("---", 1) if "---" in lines[1:] else len(lines)
     # A language `no` would be read as False.
     text = "\n".join(lines[1:end]).replace("\t", "  ") + "\n"
-    try:
-        found = yaml.safe_load(text.replace("- no\n", '- "no"\n'))
-    except yaml.YAMLError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return front_matter.read(text.replace("- no\n", '- "no"\n'))

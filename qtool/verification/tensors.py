@@ -55,7 +55,7 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
         for name in subject.present
         if name.startswith(start)
     }
-    lost = [n for n in range(min(declared, 100_000)) if n not in there]
+    lost = [n for n in range(min(declared, 10_000)) if n not in there]
     if lost:
         yield Finding(
             "error", CHECK, f"{blocks.prefix}.{lost[0]}",

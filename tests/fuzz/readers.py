@@ -217,7 +217,7 @@ class Config:
                 _quietly(lambda n=name: artifact.read(n))
             json.loads(json.dumps(inspection(artifact, 1).json()), parse_constant=_no_constant)
             plan = _quietly(
-                lambda: make_plan(load("w4g128-rtn", ["weights.group_size=8"]), artifact.checkpoint)
+                lambda: make_plan(load("w4g128-rtn", ["weights.group_size=16"]), artifact.checkpoint)
             )
             if plan is not None:
                 assert plan.layout.size > 0
@@ -392,6 +392,79 @@ def _unigram(small: Any) -> dict[str, Any]:
     added = [small.added(n, text) for n, text in enumerate(("<unk>", "<s>", "</s>"))]
     return {"version": "1.0", "added_tokens": added, "post_processor": None,
             **unigram_tokenizer(model, 0)}  # fmt: skip
+
+
+class Card:
+    """README.md and the JSON files that say what a model is called, for the keys of a GGUF file."""
+
+    name = "card"
+    beside = 0
+    _README = b"""---
+license: apache-2.0
+language:
+- en
+- no
+base_model: [owner/name, other/model]
+base_model_relation: finetune
+datasets:
+- owner/data
+tags: [a, b]
+model_name: A Model
+model_creator: Somebody
+library_name: transformers
+license_name: x
+license_link: https://example.org/x
+version: 1.5
+date: 2024-02-03
+---
+# A Model
+"""
+    _CONFIG = b'{"_name_or_path": "owner/Name-7B-Instruct-v1.2", "model_type": "llama"}'
+    _SAMPLING = b'{"temperature": 0.6, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1}'
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "Name-7B-v1"
+        self.folder.mkdir()
+        self.files = {"README.md": self._README, "config.json": self._CONFIG,
+                      "generation_config.json": self._SAMPLING}  # fmt: skip
+
+    @staticmethod
+    def lie(data: bytes, choose: Any) -> bytes:
+        number, content = data[:1], data[1:]
+        if content[:1] == b"{":
+            return number + lies.json_lie(content, choose)
+        lines = content.split(b"\n")
+        at = choose.randrange(len(lines))
+        key = lines[at].partition(b":")[0]
+        made = json.dumps(choose.choice(lies.VALUES)).encode()
+        text = made if choose.random() < 0.7 else choose.choice(lies.WORDS)
+        kind = choose.randrange(4)
+        if kind == 0:
+            return number + lies.byte_lie(content, choose)
+        if kind == 1:
+            lines[at] = key + b": " + text
+        elif kind == 2:
+            lines[at] = key + b": [" + text + b", {name: a, 2: [b]}, 2024-13-45]"
+        else:
+            lines.insert(at, b"- " + text if choose.random() < 0.5 else choose.choice(lines))
+        return number + b"\n".join(lines)
+
+    def seeds(self) -> list[bytes]:
+        return [bytes([number]) + content for number, content in enumerate(self.files.values())]
+
+    def attempt(self, data: bytes) -> None:
+        from qtool.formats.gguf_values import Kind
+        from qtool.formats.gguf_writer import lay_out
+        from qtool.gguf.general import general_metadata
+
+        lied = list(self.files)[(data[0] if data else 0) % len(self.files)]
+        for name, content in self.files.items():
+            (self.folder / name).write_bytes(data[1:] if name == lied else content)
+        made = general_metadata(self.folder, [])
+        lay_out(made, [])
+        for key, value in made.items():
+            assert key.startswith("general."), key
+            assert isinstance(value.value, list) == (value.kind is Kind.ARRAY)
 
 
 class Stats:
@@ -741,5 +814,5 @@ class Remote:
 _TEMPLATE = "https://hub/{repo_id}/resolve/{revision}/{filename}"
 READERS: dict[str, Callable[[Path], Any]] = {
     reader.name: reader
-    for reader in (Header, Index, Config, Recipe, Tokenizer, Stats, Journal, Remote)
+    for reader in (Header, Index, Config, Recipe, Tokenizer, Card, Stats, Journal, Remote)
 }
