@@ -34,7 +34,7 @@ from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
-from qtool.runs import resume
+from qtool.runs import layer_errors, resume
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
@@ -418,7 +418,8 @@ def _quantize_site(
         run.sink.quantized(planned, quant, input_scale)
         dequantized = quant.dequantize()
         error = output_error(weight, dequantized, seen)
-        reports.append(LayerReport(planned.name, str(scheme), error))
+        coarse = layer_errors.coarseness(weight, dequantized, scheme)
+        reports.append(LayerReport(planned.name, str(scheme), error, coarse))
         if view is not None:
             view.copy_(torch.from_numpy(dequantized))
     return reports, notes

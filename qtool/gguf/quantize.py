@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import native_gguf
 from qtool.calibrating.weights import Weights
+from qtool.formats.dtypes import to_float32
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
@@ -29,9 +31,10 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
-from qtool.gguf_types import BY_NAME
+from qtool.gguf_types import BY_NAME, FLOATS
 from qtool.hub import plain_name, public_name
 from qtool.native.sums import checksum
+from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
@@ -42,6 +45,8 @@ from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated
+
+_TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,10 @@ def _run(
             with progress.stage("quantize"):
                 work = _Work(plan, pieces, done, writer, descriptor, space.journal)
                 _encode(work, importance, request.threads, progress)
+            reports = _reports(plan, pieces, done)
+            if odd := layer_errors.checked(reports):
+                progress.event("flagged", text=odd)
+                notes.append(odd)
             with progress.stage("verify"):
                 digest = source_checksum(plan, pieces, done)
                 writer.text(CHECKSUM_KEY, digest)
@@ -170,7 +179,7 @@ def _run(
         bits_per_weight=plan.bits_per_weight,
         unquantized_share=plan.unquantized_share,
         tensors=_counts(plan),
-        layers=_reports(plan, pieces, done),
+        layers=reports,
         warnings=warnings,
         notes=notes,
         dropped=plan.dropped_json(),
@@ -292,8 +301,25 @@ def _reports(plan: GgufPlan, pieces: Pieces, done: Done) -> list[LayerReport]:
             numbers = pieces.of(number)
             size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
             error = math.sqrt(lost / size) if size else 0.0
-            found.append(LayerReport(tensor.name, tensor.type.name, error))
+            coarse = _coarseness(tensor, lost)
+            found.append(LayerReport(tensor.name, tensor.type.name, error, coarse))
     return found
+
+
+def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:
+    """That of a tensor in blocks, by some of its rows. lost: the sum of all squared errors."""
+    source = tensor.source
+    if tensor.type.name not in BY_NAME or not source.rows:
+        return None
+    some = np.empty((min(source.rows, _TYPICAL_ROWS), source.in_features), np.float32)
+    for place, row in enumerate(np.linspace(0, source.rows - 1, len(some)).astype(int).tolist()):
+        raw, out = np.ascontiguousarray(source.read(row, row + 1)), some[place : place + 1]
+        if source.type in FLOATS:
+            out[:] = to_float32(raw.reshape(-1), source.type.name, out.shape)
+        else:
+            native_gguf.dequantize(raw, source.type, source.in_features, out=out)
+    mean = lost / (source.rows * source.in_features)
+    return layer_errors.coarseness_of_blocks(some, mean, tensor.type)
 
 
 def _counts(plan: GgufPlan) -> dict[str, int]:

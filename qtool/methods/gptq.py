@@ -138,7 +138,9 @@ def _damped_root(
     if not np.isfinite(diagonal).all() or (diagonal < 0).any():
         raise SourceError(
             f"the Gram matrix has {diagonal.min():.3g} on its diagonal, where sums of squares "
-            "were expected; the calibration run produced infinite or undefined activations"
+            "were expected: calibration met infinite or undefined activations, so weights of this "
+            "block or of one before it are damaged or too large; see their range with "
+            "`qtool inspect MODEL --tensor NAME`"
         )
     dead = diagonal == 0
     notes = []
@@ -169,7 +171,8 @@ def _damped_root(
         if damping > _LARGEST_DAMPING:
             raise SourceError(
                 f"the Gram matrix cannot be factored even with {damping / 10:.0%} of its mean "
-                "diagonal added; it is not a sum of squares of finite activations"
+                "diagonal added, so it is not a sum of squares of finite activations; calibrate "
+                "on other text, or use a recipe that rounds to nearest"
             )
     if damping != start:
         notes.append(f"damping raised from {start:.2%} to {damping:.2%}")

@@ -22,7 +22,7 @@ from qtool.methods import rtn
 from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
-from qtool.runs import modelcard, provenance, resume
+from qtool.runs import layer_errors, modelcard, provenance, resume
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
@@ -88,6 +88,9 @@ def run(request: Request, progress: Progress) -> Summary:
                 outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
             if rotations is not None:
                 outcome = replace(outcome, notes=[*rotations.notes(), *outcome.notes])
+            if odd := layer_errors.checked(outcome.layers):
+                progress.event("flagged", text=odd)
+                outcome = replace(outcome, notes=[*outcome.notes, odd])
             progress.apart("quantize", "pack", sum(sink.pack_seconds) / request.threads)
             with progress.stage("export"):
                 shards = request.max_shard_bytes
@@ -171,7 +174,9 @@ def _quantize_each(
         with methods.named(planned.name):
             quant = rtn.quantize(weight, None, planned.action, options).quant
         sink.quantized(planned, quant)
-        return LayerReport(planned.name, str(planned.action), frobenius_error(weight, quant))
+        found = quant.dequantize()
+        coarse = layer_errors.coarseness(weight, found, planned.action)
+        return LayerReport(planned.name, str(planned.action), _norms(weight, found), coarse)
 
     units = [*range(plan.blocks.count), None]
     with progress.stage("quantize"):
@@ -208,11 +213,16 @@ def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
-    """Norm of W - Q over the norm of W; 0 for a zero matrix.
+    """Norm of W - Q over the norm of W; 0 for a zero matrix."""
+    return _norms(weight, quant.dequantize())
+
+
+def _norms(weight: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """The same. found: Q, written over.
 
     numpy's own sums: those of BLAS depend on its threads, and the number goes into the card.
     """
     size = float((weight * weight).sum(dtype=np.float64))
-    lost = weight - quant.dequantize()
+    lost = np.subtract(weight, found, out=found)
     lost *= lost
     return math.sqrt(float(lost.sum(dtype=np.float64)) / size) if size else 0.0

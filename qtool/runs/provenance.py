@@ -60,7 +60,11 @@ def record(
         **_outliers(recipe, outcome),
         LAYERS: [
             # Four digits: the last ones of a sum depend on the threads that it was made by.
-            {**asdict(layer), "relative_error": float(f"{layer.relative_error:.4g}")}
+            {
+                "name": layer.name,
+                "scheme": layer.scheme,
+                "relative_error": float(f"{layer.relative_error:.4g}"),
+            }
             for layer in outcome.layers
             if isfinite(layer.relative_error)
         ],

@@ -14,11 +14,12 @@ _SHOWN = 3  # names in a line
 @dataclass(frozen=True)
 class LayerReport:
     """relative_error: sqrt(tr(E H E') / tr(W H W')) where the inputs' Gram matrix H is known,
-    else the Frobenius norm of E = W - Q over that of W."""
+    else the Frobenius norm of E = W - Q over that of W. coarseness: see qtool.runs.layer_errors."""
 
     name: str
     scheme: str
     relative_error: float
+    coarseness: float | None = None
 
 
 @dataclass(frozen=True)

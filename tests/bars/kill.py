@@ -335,7 +335,10 @@ def _done_again(
         parts = lost.parts.get(kind) or work.parts.get(kind, 1)
         # A command that finds a kind finished tells nothing of it.
         gone = max(0.0, known.get(kind, 0.0) - work.began.get(kind, 1.0))
-        under_way = 1 / parts if known.get(kind, 0.0) < 1 and kind in work.began else 0.0
+        begun = kind == "block" or (
+            "block" not in whole.kinds or known.get("block", 0.0) >= 1
+        )  # pieces come after all blocks
+        under_way = 1 / parts if begun and known.get(kind, 0.0) < 1 and kind in work.began else 0.0
         again += (gone + under_way) / len(whole.kinds)
         blocks += (gone + under_way) * parts / (1 if kind == "block" else UNIT_PIECES)
     figures.again.append(again)
@@ -406,7 +409,7 @@ def main() -> None:
                 if importance:
                     command += ["--set", "importance=true"]
                 if importance or plain.startswith("w"):
-                    command += [word for option in options for word in option.split("=")]
+                    command += [word for option in options for word in option.split("=", 1)]
                 work = folder / "work"
                 work.mkdir()
                 whole_out, log = work / "whole", work / "whole.log"
