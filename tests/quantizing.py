@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from safetensors.torch import save_file as save_torch
 
 from qtool.artifact import Artifact
 from qtool.calibrating import blockwise
+from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
+from qtool.hub import tiny_folder
 from qtool.plan.plan import MAX_SHARD_BYTES
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
@@ -72,6 +76,20 @@ def add_tokenizer(folder: Path) -> Path:
 def build(name: str, folder: Path) -> Path:
     """A small random checkpoint of an architecture, with a tokenizer."""
     return add_tokenizer(arch_models.build(name, folder))
+
+
+def first_block_of_tiny(folder: Path) -> Path:
+    """`tiny` cut after its first block: a real tokenizer, and a quarter of the work."""
+    folder.mkdir(parents=True)
+    source = Checkpoint.open(tiny_folder())
+    for file in source.side_files:
+        (folder / file).write_bytes((source.folder / file).read_bytes())
+    config = {**source.config, "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = load_file(source.files[0])
+    kept = {name: t for name, t in tensors.items() if ".layers." not in name or ".0." in name}
+    save_torch(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def quantize(

@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from quantizing import Call, Called, caller, files, text_file
+from quantizing import Call, Called, caller, files, first_block_of_tiny, text_file
 
 from qtool import schemas
+from qtool.cli import main as cli
 from qtool.matrix import run as running
 from qtool.runs import statement
 
 SCHEMA = Path(__file__).parent / "provenance.schema.json"
-RECIPES = "w4g64-gptq,w4g128-awq,iq2_xs,w4g128-rtn,w8a8-static,nothing-fits"
-SMALL = ("--samples", "4", "--length", "64")
+GROUPS = "weights: {bits: 4, group_size: 32, symmetric: true}\n"
+OWN = {
+    "gptq": f"method: gptq\nformat: gptq\n{GROUPS}",
+    "awq": f"method: awq\nformat: awq\n{GROUPS}".replace("true", "false"),
+    "rtn": f"method: rtn\nformat: gptq\n{GROUPS}",
+    "importance": "format: gguf\ntype: q4_0\nimportance: true\n",
+    "nothing-fits": f"method: gptq\nformat: gptq\n{GROUPS}".replace("32", "96"),
+}
+NAMES = ("gptq", "awq", "rtn", "importance", "w8a8-static", "nothing-fits")
+SMALL = ("--calibration", "../text.txt", "--samples", "4", "--length", "64")
 
 
 @pytest.fixture
@@ -21,27 +30,37 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return caller(monkeypatch, capfd)
 
 
+def file_of(name: str) -> str:
+    return f"../{name}.yaml" if name in OWN else name
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Called]:
-    """A matrix of tiny with a recipe that fails, and what the command said."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, a text and recipes beside it; runs are made in folders beside them."""
     folder = tmp_path_factory.mktemp("matrix")
+    for name, text in OWN.items():
+        (folder / f"{name}.yaml").write_text(text)
+    text_file(folder / "text.txt", 8000)
+    return first_block_of_tiny(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def made(model: Path) -> tuple[Path, Called]:
+    """A matrix with a recipe that fails, and what the command said."""
+    folder = model.parent / "made"
+    folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        Path("nothing-fits.yaml").write_text(
-            "method: gptq\nformat: gptq\nweights: {bits: 4, group_size: 96, symmetric: true}\n"
-        )
-        text_file(folder / "text.txt", 4000)
         said: list[str] = []
         patch.setattr("typer.echo", lambda text="", **_: said.append(str(text)))
+        names = ",".join(map(file_of, NAMES))
         patch.setattr(
             "sys.argv",
-            ["qtool", "matrix", "tiny", "--recipes", RECIPES.replace("fits", "fits.yaml"), "-o",
-             "m", "--eval", "text.txt", "--windows", "1", "--json", *SMALL],
+            ["qtool", "matrix", "../model", "--recipes", names, "-o", "m", "--eval", "../text.txt",
+             "--windows", "1", "--json", *SMALL],
         )  # fmt: skip
-        from qtool.cli import main
-
         with pytest.raises(SystemExit) as caught:
-            main.main()
+            cli.main()
     return folder, Called(int(caught.value.code or 0), "\n".join(said), "")
 
 
@@ -56,68 +75,74 @@ def test_all_but_what_fails_is_made(made: tuple[Path, Called]) -> None:
     assert "96" in failed["error"] and not (folder / "m/nothing-fits").exists()
     assert set(status.values()) == {"made", "failed"}
     # What needs no data comes first, and one pass serves all the others.
-    assert found["artifacts"][0]["recipe"] == "w4g128-rtn"
+    assert found["artifacts"][0]["recipe"] == "rtn"
     (one,) = found["passes"]
     assert len(one["recipes"]) == 5 and one["calibration"]["samples"] == 4
     assert {"gram", "mean_abs", "max_abs"} <= set(one["needs"])
     assert all(o["kld"] > 0 and o["perplexity"] > 1 for o in found["artifacts"] if not o["error"])
     page = (folder / "m/report.html").read_text()
     assert all(name in page for name in status if name != "nothing-fits")
-    assert "qtool matrix tiny --recipes" in page
+    assert "qtool matrix ../model --recipes" in page
 
 
-def test_bytes_are_those_of_separate_runs(made: tuple[Path, Called], call: Call) -> None:
-    folder, _ = made
-    work = folder / "separate"
-    work.mkdir()
-    stats, imatrix = work / "stats", work / "imatrix.gguf"
-    said = call(
-        "calibrate", "tiny", "-o", stats, "--imatrix", imatrix, "--recipe", "w4g64-gptq",
-        "--recipe", "w4g128-awq", "--recipe", "w8a8-static", *SMALL,
-    )  # fmt: skip
+def test_bytes_are_those_of_separate_runs(
+    made: tuple[Path, Called], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made[0].parent / "separate"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    asked = [
+        word for name in ("gptq", "awq", "w8a8-static") for word in ("--recipe", file_of(name))
+    ]
+    said = call("calibrate", "../model", "-o", "stats", "--imatrix", "imatrix.gguf", *asked, *SMALL)
     assert said.status == 0, said.err
-    for recipe in ("w4g64-gptq", "w4g128-awq", "w8a8-static"):
-        one = call("quantize", "tiny", "--recipe", recipe, "--stats", stats, "-o", work / recipe)
+    for name in NAMES[:-1]:
+        given = {"importance": ("--imatrix", "imatrix.gguf"), "rtn": ()}
+        more = given.get(name, ("--stats", "stats"))
+        out = "importance.gguf" if name == "importance" else name
+        one = call("quantize", "../model", "--recipe", file_of(name), *more, "-o", out)
         assert one.status == 0, one.err
-        assert files(work / recipe) == files(folder / "m" / recipe), recipe
-        record = json.loads((folder / "m" / recipe / "qtool.json").read_text())
-        assert record["calibration"]["error_aware"] is False
-    out = work / "iq2_xs.gguf"
-    one = call("quantize", "tiny", "--recipe", "iq2_xs", "--imatrix", imatrix, "-o", out)
-    assert one.status == 0, one.err
-    assert out.read_bytes() == (folder / "m/iq2_xs.gguf").read_bytes()
-    assert call("quantize", "tiny", "--recipe", "w4g128-rtn", "-o", work / "rtn").status == 0
-    assert files(work / "rtn") == files(folder / "m/w4g128-rtn")
+        if name == "importance":
+            assert Path(out).read_bytes() == (made[0] / "m" / out).read_bytes()
+            continue
+        assert files(Path(out)) == files(made[0] / "m" / out), name
+        record = json.loads((Path(out) / "qtool.json").read_text())
+        assert (record["calibration"] or {}).get("error_aware") is (
+            None if name == "rtn" else False
+        )
 
 
 def test_statements(made: tuple[Path, Called]) -> None:
     folder, _ = made
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
-    for name in ("w4g128-awq", "iq2_xs.gguf", "w4g128-rtn"):
+    for name in ("awq", "importance.gguf", "rtn"):
         artifact = folder / "m" / name
         content = json.loads(statement.path_beside(artifact).read_text())
         validator.validate(content)
         assert not statement.unlike(artifact)
         build = content["predicate"]["buildDefinition"]
-        assert build["externalParameters"]["source"] == "tiny"
+        assert build["externalParameters"]["source"] is None  # a folder of this machine
         inputs = {one["name"]: one["digest"]["sha256"] for one in build["resolvedDependencies"]}
         assert {"model.safetensors", "config.json", "tokenizer.json"} <= inputs.keys()
-        assert ("calibration tokens" in inputs) == (name != "w4g128-rtn")
+        assert ("calibration tokens" in inputs) == (name != "rtn")
         (run,) = content["predicate"]["runDetails"]["byproducts"]
         assert run["annotations"]["seconds"]["total"] > 0
         assert {"cpu", "torch", "qtool"} <= run["annotations"]["environment"].keys()
+        assert str(folder.parent) not in json.dumps(content)
 
 
 def test_it_goes_on(
-    made: tuple[Path, Called], tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, Called], model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the second artifact: the first is kept, the statistics are not measured again."""
-    monkeypatch.chdir(tmp_path)
-    words = ("matrix", "tiny", "--recipes", "w8a8-static,w4g64-gptq", "-o", "m", *SMALL)
+    folder = model.parent / "again"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    words = ("matrix", "../model", "--recipes", f"w8a8-static,{file_of('gptq')}", "-o", "m", *SMALL)
     make = running._make
 
     def die(run: object, cell: running.Cell, *rest: object) -> object:
-        if cell.name == "w4g64-gptq":
+        if cell.name == "gptq":
             raise KeyboardInterrupt
         return make(run, cell, *rest)  # type: ignore[arg-type]
 
@@ -125,15 +150,15 @@ def test_it_goes_on(
         patch.setattr(running, "_make", die)
         assert call(*words).status == 130
     # And between the artifact and its statement.
-    (tmp_path / "m/w8a8-static.provenance.json").unlink()
+    (folder / "m/w8a8-static.provenance.json").unlink()
     said = call(*words, "--json")
     assert said.status == 0, said.err
     found = json.loads(said.out)
     status = {one["recipe"]: one["status"] for one in found["artifacts"]}
-    assert status == {"w8a8-static": "kept", "w4g64-gptq": "made"}
-    assert found["passes"][0]["taken_up"] and not (tmp_path / "m/.matrix").exists()
-    for recipe in status:
-        assert files(tmp_path / "m" / recipe) == files(made[0] / "m" / recipe)
+    assert status == {"w8a8-static": "kept", "gptq": "made"}
+    assert found["passes"][0]["taken_up"] and not (folder / "m/.matrix").exists()
+    for name in status:
+        assert files(folder / "m" / name) == files(made[0] / "m" / name)
     # Nothing is left to do; but another text is not what they were made on.
     again = json.loads(call(*words, "--json").out)
     assert {one["status"] for one in again["artifacts"]} == {"kept"} and not again["passes"]
@@ -142,12 +167,25 @@ def test_it_goes_on(
     for one in json.loads(other.out)["artifacts"]:
         assert "was made of another calibration text" in one["error"]
     # A damaged one is neither kept nor overwritten.
-    weights = tmp_path / "m/w4g64-gptq/model.safetensors"
+    weights = folder / "m/gptq/model.safetensors"
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
     weights.write_bytes(raw)
     damaged = call(*words)
-    assert damaged.status == 1 and "w4g64-gptq/model.safetensors is not as it was" in damaged.out
+    assert damaged.status == 1 and "gptq/model.safetensors is not as it was" in damaged.out
+
+
+def test_each_by_itself(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--error-aware makes what `quantize` makes."""
+    folder = model.parent / "itself"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    said = call(
+        "matrix", "../model", "--recipes", file_of("gptq"), "-o", "m", "--error-aware", *SMALL
+    )
+    assert said.status == 0 and "itself" in said.out, said.err
+    one = call("quantize", "../model", "--recipe", file_of("gptq"), "-o", "one", *SMALL)
+    assert one.status == 0 and files(Path("one")) == files(Path("m/gptq"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from quantizing import Call, caller, text_file
+from quantizing import Call, caller, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
 from qtool.hub import tiny_folder
@@ -20,21 +20,16 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return caller(monkeypatch, capfd)
 
 
-def copy_of_tiny(folder: Path) -> Path:
-    shutil.copytree(tiny_folder(), folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    return folder
-
-
 def test_a_folder(tmp_path: Path, call: Call) -> None:
     """Made of a folder, on a file, with changes, in shards, from statistics."""
-    model, text = copy_of_tiny(tmp_path / "model"), text_file(tmp_path / "text.txt")
+    model, text = first_block_of_tiny(tmp_path / "model"), text_file(tmp_path / "text.txt", 8000)
     own = ("--calibration", text, *SMALL)
     stats = tmp_path / "stats"
-    assert call("calibrate", model, "-o", stats, "--recipe", "w4g64-gptq", *own).status == 0
+    assert call("calibrate", model, "-o", stats, "--recipe", "w4g32-gptq", *own).status == 0
     out = tmp_path / "out"
-    asked = ("--set", "weights.bits=3", "--set", "gptq.mse=false", "--max-shard-size", "1MB")
+    asked = ("--set", "weights.bits=8", "--set", "gptq.mse=false", "--max-shard-size", "1MB")
     made = call(
-        "quantize", model, "--recipe", "w4g64-gptq", *asked, "--stats", stats, "-o", out
+        "quantize", model, "--recipe", "w4g32-gptq", *asked, "--stats", stats, "-o", out
     )  # fmt: skip
     assert made.status == 0, made.err
     assert "--model SOURCE" in call("reproduce", out).err
@@ -56,7 +51,7 @@ def test_a_folder(tmp_path: Path, call: Call) -> None:
 
 
 def test_a_changed_byte(tmp_path: Path, call: Call) -> None:
-    model = copy_of_tiny(tmp_path / "model")
+    model = first_block_of_tiny(tmp_path / "model")
     rtn, gguf = tmp_path / "rtn", tmp_path / "q8.gguf"
     assert call("quantize", model, "--recipe", "w8-rtn", "-o", rtn).status == 0
     assert call("quantize", model, "--recipe", "q8_0", "-o", gguf).status == 0
@@ -89,12 +84,14 @@ def test_a_changed_byte(tmp_path: Path, call: Call) -> None:
 def test_on_another_cpu_codes_are_compared(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    made = call("quantize", "tiny", "--recipe", "w4g64-gptq", "-o", out, *SMALL)
+    model, out = first_block_of_tiny(tmp_path / "model"), tmp_path / "out"
+    text = text_file(tmp_path / "text.txt", 8000)
+    own = ("--calibration", text, *SMALL)
+    made = call("quantize", model, "--recipe", "w4g32-gptq", "-o", out, *own)
     assert made.status == 0, made.err
     here = running.provenance.environment()
     monkeypatch.setattr(running.provenance, "environment", lambda: here | {"cpu": "another"})
-    said = call("reproduce", out)
+    said = call("reproduce", out, "--model", model, "--calibration", text)
     assert said.status == 0, said.err
     assert "codes are compared, not bytes" in said.out and "every code is the same" in said.out
 
