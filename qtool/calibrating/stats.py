@@ -398,7 +398,7 @@ class StatsFile:
         count = int(self._array(key, "I64", (1,))[0])
         if count < 0:
             raise FormatError(f"{self.path}: {key!r} is {count}, a number of tokens")
-        found: dict[str, NDArray[np.float32]] = {}
+        found: dict[str, Any] = {}
         for need in sorted(needs) if count else ():
             key = f"site.{site}.{need}"
             if key not in self._entries:

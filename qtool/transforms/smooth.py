@@ -206,11 +206,14 @@ def _spaced(count: int, most: int) -> torch.Tensor:
 
 def _max_abs(sites: Sequence[Site], stats: Mapping[str, SiteStats]) -> Floats:
     levels = [level for site in sites if (level := stats[site.id].max_abs) is not None]
-    return np.maximum.reduce(levels)
+    largest: Floats = np.maximum.reduce(levels)
+    return largest
 
 
 def _max_weight(block: LoadedBlock, names: Sequence[str]) -> Floats:
-    return np.maximum.reduce([block.weights[name].abs().amax(0).numpy() for name in names])
+    levels = [block.weights[name].abs().amax(0).numpy() for name in names]
+    largest: Floats = np.maximum.reduce(levels)
+    return largest
 
 
 def _measured(

@@ -193,7 +193,8 @@ def largest_keys(block: LoadedBlock, stream: Stream, pair: Pair, workers: Worker
         step = keys.shape[1] // pair.heads  # where the model repeats them for all queries
         return np.asarray(keys[:, ::step].abs().amax((0, 2)).numpy())
 
-    return np.maximum.reduce(workers.map(measure, range(len(stream.hidden))))
+    largest: Floats = np.maximum.reduce(workers.map(measure, range(len(stream.hidden))))
+    return largest
 
 
 def _proposals(
