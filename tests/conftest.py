@@ -1,6 +1,7 @@
 """No test leaves the machine: a connection that is not loopback fails the test that made it."""
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,8 +28,7 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     """Nothing stays in the folder for temporary files."""
-    _LOG.unlink(missing_ok=True)
-    _LOG.parent.rmdir()
+    shutil.rmtree(_LOG.parent, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
