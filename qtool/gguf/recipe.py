@@ -132,8 +132,14 @@ class GgufRecipe(NamedTable):
         )
 
     def effective(self) -> dict[str, Any]:
-        """Every key with its value, ready for JSON: what the artifact records."""
-        return self.model_dump(mode="json")
+        """Every key with its value, ready for JSON: what the artifact records.
+
+        Without a rotation nothing is said of one, and files are what they ever were.
+        """
+        found = self.model_dump(mode="json")
+        if not self.rotates:
+            del found["transforms"], found["rotate"]
+        return found
 
 
 def _block_type(name: str | None) -> BlockType | None:
