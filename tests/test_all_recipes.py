@@ -1,0 +1,84 @@
+"""Every shipped recipe on the shipped model: the same bytes with 1, 2 and 3 threads, and no layer
+that is rounded more coarsely than its bits explain."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import qtool
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.hub import tiny_folder
+from qtool.recipe.recipe import Recipe, load, shipped
+from qtool.runs.pipeline import run
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+from qtool.runs.summary import Summary
+
+# Three micro-batches, the last one short: threads have something to part.
+SETS = ("calibration.samples=9", "calibration.length=500")
+
+
+def made(name: str, out: Path, threads: int) -> Summary:
+    loaded = load(name)
+    if loaded.calibrates:
+        loaded = load(name, SETS)
+    progress = Progress(quiet=True)
+    if isinstance(loaded, Recipe):
+        request = Request("tiny", tiny_folder(), loaded, out, None, threads, 1 << 30)
+        return run(request, progress)
+    return run_gguf(GgufRequest("tiny", tiny_folder(), loaded, out, threads), progress)
+
+
+def digest(out: Path) -> str:
+    """Of all files of an output, and of their names."""
+    files = [out] if out.is_file() else sorted(path for path in out.rglob("*") if path.is_file())
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{path.relative_to(out)}\0{path.stat().st_size}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_threads_change_no_byte(name: str, tmp_path: Path) -> None:
+    """Neither ours nor those that torch has for itself."""
+    before = torch.get_num_threads()
+    found: dict[int, str] = {}
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            summary = made(name, tmp_path / str(threads), threads)
+            found[threads] = digest(tmp_path / str(threads))
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(found.values())) == 1, found
+    assert not [note for note in summary.notes if "bit width explains" in note]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["w4g128-awq-gptq", "w4g128-rtn", "q4_k_m"])
+def test_threads_of_libraries_change_no_byte(name: str, tmp_path: Path) -> None:
+    """Those of OpenMP and of numpy's BLAS, which are settled when a process begins."""
+    found = set()
+    for threads in ("1", "3"):
+        out = tmp_path / threads
+        words = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", name, "-o", out]
+        words += ["--threads", threads]
+        if load(name).calibrates:
+            words += ["--samples", "9", "--length", "500"]
+        own = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        subprocess.run(
+            [*map(str, words)],
+            check=True,
+            capture_output=True,
+            env=os.environ | own,
+            cwd=Path(qtool.__file__).parent.parent,
+        )
+        found.add(digest(out))
+    assert len(found) == 1
