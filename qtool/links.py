@@ -40,8 +40,8 @@ def check_links(folder: Path, weights: Sequence[Path], patterns: Sequence[str]) 
         found = path.resolve()
         if path.exists() and not any(found.is_relative_to(place) for place in own):
             raise SourceError(
-                f"{path}: a link to {found}, where no other part of this model lies, so its content "
-                "would get into what is made of the model; copy the file if it belongs there, or "
+                f"{path}: a link to {found}, where no other part of this model lies; its content "
+                "would get into what is made of the model: copy the file if it belongs there, or "
                 "remove the link"
             )
 

@@ -7,6 +7,7 @@ the reader itself (test_hostile.py).
 import re
 import shutil
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from quantizing import Call, Called, caller
 from range_server import RangeServer
 
 from qtool.calibrating import calibration
+from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
 from qtool.gguf.general import general_metadata
 from qtool.runs.journal import Journal
@@ -215,3 +217,33 @@ def test_a_hostile_card(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert time.process_time() - start < SECONDS and not (tmp_path / "ran").exists()
     assert "general.name" in made and lay_out(made, []).header
     assert sum(len(str(value.value)) for value in made.values()) < 20_000
+
+
+DENSE = {
+    "empty lists": b"[],",
+    "empty objects": b"{},",
+    "objects of one": b'{"a":1},',
+    "lists in lists": b"[[[[[]]]]],",
+    "lists of one": b"[0],",
+    "short texts": b'"ab",',
+    "numbers": b"999,",
+    "fractions": b"1e1,",
+    "texts beyond ASCII": '"\u20ac\U0001f600",'.encode(),
+}
+
+
+@pytest.mark.parametrize("kind", [*DENSE, "keys", "keys of lists"])
+def test_what_json_takes_is_known_before_it_is_read(kind: str) -> None:
+    """So that a file which takes more than ten times its size, and 64 MB, can be refused."""
+    if kind in DENSE:
+        data = b'{"a":[' + DENSE[kind] * (60_000 // len(DENSE[kind])) + b"0]}"
+    else:
+        value = b"[]" if kind == "keys of lists" else b"1"
+        data = b"{" + b",".join(b'"%x":%s' % (n, value) for n in range(6000)) + b"}"
+    tracemalloc.start()
+    try:
+        safetensors_header.parse_json(data, "x")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < safetensors_header._json_bytes(data) * 1.1

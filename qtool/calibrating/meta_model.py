@@ -39,14 +39,14 @@ _MANY_LABELS = 100_000
 def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
     """SourceError where building what config.json says would take for ever."""
     for key, value in config.items():
+        most = _MANY_LABELS if key.endswith("labels") else max(_MANY, tensors)
         if isinstance(value, dict):
             _check_counts(value, where, tensors)
-        elif isinstance(value, int) and _COUNTED.fullmatch(key):
-            if value > (_MANY_LABELS if key.endswith("labels") else max(_MANY, tensors)):
-                raise SourceError(
-                    f"{where}: {key} is {str(value)[:30]}, and the checkpoint has {tensors} "
-                    "tensors; one of the two is of another model"
-                )
+        elif isinstance(value, int) and value > most and _COUNTED.fullmatch(key):
+            raise SourceError(
+                f"{where}: {key} is {str(value)[:30]}, and the checkpoint has {tensors} tensors; "
+                "one of the two is of another model"
+            )
 
 
 def meta_model(checkpoint: Weights) -> Any:

@@ -31,6 +31,7 @@ from qtool.gguf.tokenizer_json import added_tokens as all_added
 MODEL = "tokenizer.model"
 # The converter's scores: of an added token, and of an id that no token has.
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
+_LARGEST = 3.4e38  # of float32, roughly
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
 
@@ -200,6 +201,11 @@ def _unigram_vocabulary(path: Path, told: Mapping[str, Any]) -> list[tuple[str, 
             or not isinstance(entry[1], int | float)
         ):
             raise FormatError(f"{path}: entry {number} of the vocabulary is not a text and a score")
+        if not abs(entry[1]) < _LARGEST:
+            raise FormatError(
+                f"{path}: the piece {entry[0]!r} has the score {str(entry[1])[:30]}, which float32 "
+                "cannot hold; get the file again"
+            )
         if entry[0] in found:
             raise FormatError(f"{path}: the vocabulary has the token {entry[0]!r} twice")
         found[check_text(entry[0], str(path))] = float(entry[1])

@@ -217,7 +217,9 @@ class Config:
                 _quietly(lambda n=name: artifact.read(n))
             json.loads(json.dumps(inspection(artifact, 1).json()), parse_constant=_no_constant)
             plan = _quietly(
-                lambda: make_plan(load("w4g128-rtn", ["weights.group_size=16"]), artifact.checkpoint)
+                lambda: make_plan(
+                    load("w4g128-rtn", ["weights.group_size=16"]), artifact.checkpoint
+                )
             )
             if plan is not None:
                 assert plan.layout.size > 0

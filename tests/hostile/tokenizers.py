@@ -44,6 +44,15 @@ def read(change: Callable[[dict[str, Any]], object]) -> Make:
     return make
 
 
+def unigram(score: float) -> Make:
+    """A Unigram vocabulary with one such score."""
+    space = {"type": "Metaspace", "replacement": small.SPACE, "prepend_scheme": "always"}
+    vocab = [[text, number] for text, number, _ in small.unigram_pieces()]
+    vocab[-1][1] = score
+    told = {"type": "Unigram", "unk_id": 0, "vocab": vocab}
+    return files(tokenizer_dot_json={"model": told, "pre_tokenizer": space})
+
+
 VOCAB = dict(small.bpe()["model"]["vocab"])
 SPM = small.sentencepiece(small.pieces())
 
@@ -83,6 +92,8 @@ TOKENIZERS = [
         "does not end, within a number"),
     Row("a piece that is no text", files(size=400, tokenizer_dot_model=small.field(
         1, small.field(1, b"\xff\xfe"))), "is not UTF-8"),
+    Row("a score beyond float32", unigram(1e300), "the score 1e.300, which float32 cannot hold"),
+    Row("a score of NaN in JSON", unigram(float("nan")), "the score nan, which float32"),
     Row("a normalizer that makes its reader panic", read(lambda c: c.update(
         normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
         "the tokenizer cannot be used"),
