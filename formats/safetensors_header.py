@@ -38,7 +38,8 @@ MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
 _LONGEST_POINTER = 1024  # bytes, of Git LFS
 MAX_JSON_DEPTH = 100  # objects and lists within each other
 # What Python makes of JSON may be so many times as large as the text, and so much larger.
-MAX_JSON_GROWTH, _JSON_MARGIN = 10, 1 << 26
+# A tokenizer of 262144 words, written without blanks, comes near to both.
+MAX_JSON_GROWTH, _JSON_MARGIN = 10, 1 << 27
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
 
@@ -98,9 +99,11 @@ def _json_bytes(data: bytes) -> int:
     """At most so many bytes of Python objects are made of a JSON text; empty lists alone would take
     twenty times its own."""
     count = data.count
-    objects = 184 * count(b"{") - 120 * count(b"{}") + 110 * count(b":")
-    lists = 88 * count(b"[") - 32 * count(b"[]") + 8 * count(b",")
-    return objects + lists + 26 * count(b'"') + len(data) * (1 if data.isascii() else 4)
+    commas, quotes = count(b","), count(b'"')
+    numbers = 32 * max(0, commas - quotes // 2)  # what stands between commas and is no text
+    objects = 184 * count(b"{") - 120 * count(b"{}") + 140 * count(b":")
+    lists = 88 * count(b"[") - 32 * count(b"[]") + 8 * commas
+    return objects + lists + numbers + 30 * quotes + len(data) * (1 if data.isascii() else 4)
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:

@@ -234,7 +234,7 @@ DENSE = {
 
 @pytest.mark.parametrize("kind", [*DENSE, "keys", "keys of lists"])
 def test_what_json_takes_is_known_before_it_is_read(kind: str) -> None:
-    """So that a file which takes more than ten times its size, and 64 MB, can be refused."""
+    """So that a file which takes more than ten times its size, and 128 MB, can be refused."""
     if kind in DENSE:
         data = b'{"a":[' + DENSE[kind] * (60_000 // len(DENSE[kind])) + b"0]}"
     else:

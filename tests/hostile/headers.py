@@ -128,7 +128,7 @@ def _shard_twice(model: Path) -> None:
 
 
 HEADERS = [
-    Row("a header of nothing but lists", header(tensors(b'{"w":[' + DENSE * 2_400_000 + b"0]}")),
+    Row("a header of nothing but lists", header(tensors(b'{"w":[' + DENSE * 4_300_000 + b"0]}")),
         "JSON so dense that they would take"),
     Row("a shape of 4000 digits",
         header(tensors(b'{"w":{"dtype":"F32","shape":[' + b"9" * 4000 + b"," + b"9" * 4000 +
