@@ -127,7 +127,8 @@ def grids(weight: Floats, scheme: Scheme, importance: Floats | None, search: boo
     for part in _parts(weight):
         if scheme.group_size > 0:
             outer[part] = _row_scale(np.abs(weight[part]).max(1) / np.float32(REACH))
-            inner: Floats = weight[part] / outer[part, None].astype(np.float32)
+            steps: Floats = outer[part].astype(np.float32)
+            inner: Floats = weight[part] / steps[:, None]
             grouped: Floats = inner.reshape(-1, groups, width)
             scale[part], zero[part] = _whole(grouped, cost.reshape(groups, width), search)
         else:
