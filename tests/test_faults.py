@@ -17,7 +17,9 @@ import pytest
 from quantizing import build, files, text_file
 
 from qtool.errors import QtoolError, ResumeError, SourceError, UnsupportedError
+from qtool.gguf import convert
 from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import staging
@@ -57,6 +59,12 @@ def quantize(root: Path, recipe: str, out: Path, source: Path | None = None) -> 
         run(Request("m", model, loaded, out, None, 1, 1 << 30), progress)
     else:
         run_gguf(GgufRequest("m", model, loaded, out, 1), progress)
+
+
+def load_gguf(name: str) -> GgufRecipe:
+    recipe = load(name)
+    assert isinstance(recipe, GgufRecipe)
+    return recipe
 
 
 def content(out: Path) -> object:
@@ -342,3 +350,22 @@ def test_a_read_only_folder(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert str(error) == (
         f"{tmp_path / 'out'}: cannot be made: Read-only file system; choose another -o"
     )
+
+
+def test_the_checkpoint_of_a_killed_run_is_swept(root: Path, tmp_path: Path) -> None:
+    """One made of a GGUF file, which nobody is at work in; another run's is left alone."""
+    source, out = tmp_path / "model.gguf", tmp_path / "out"
+    made_of = GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1)
+    run_gguf(made_of, Progress(quiet=True))
+    for name in ("dead", "alive"):
+        (tmp_path / f".out.from-gguf.{name}" / "model").mkdir(parents=True)
+    (tmp_path / ".out.from-gguf.dead" / "model" / "model.safetensors").write_bytes(b"1" * 100)
+    progress = Progress(quiet=True)
+    with (
+        convert._held(tmp_path / ".out.from-gguf.alive") as alone,
+        convert.checkpoint_folder(source, out, progress, requantize=False) as made,
+    ):
+        assert alone and (made / "model.safetensors").is_file()
+        beside = sorted(path.name for path in tmp_path.iterdir() if "from-gguf" in path.name)
+        assert beside == sorted([".out.from-gguf.alive", made.parent.name])
+    assert {path.name for path in tmp_path.iterdir()} == {".out.from-gguf.alive", "model.gguf"}

@@ -5,10 +5,13 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 """
 
 import json
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +33,11 @@ from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
 from qtool.runs.progress import Progress
 from qtool.runs.staging import staged
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed run left is then left
+    fcntl = None  # type: ignore[assignment]
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -126,10 +134,36 @@ def checkpoint_folder(
         )
     parents = out.absolute().parents
     near = next(parent for parent in parents if parent.is_dir())
-    with TemporaryDirectory(prefix=f".{out.name}.from-gguf.", dir=near) as folder:
+    prefix = f".{out.name}.from-gguf."
+    for left in near.glob(f"{escape(prefix)}*"):
+        _sweep(left)
+    with TemporaryDirectory(prefix=prefix, dir=near) as folder, _held(Path(folder)):
         made = Path(folder) / "model"
         convert_to_hf(source, made, None, 1 << 62, progress)
         yield made
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Whether no other process is at work in a folder; none is let in while the body lasts."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    alone = fcntl is not None
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                alone = False
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the checkpoint of a run that was killed: it may be as large as the model."""
+    with suppress(OSError), _held(folder) as alone:
+        if alone and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(
