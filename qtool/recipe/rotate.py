@@ -18,5 +18,5 @@ class RotateOptions(Table):
     r1: bool = Field(default=True, description="turn the residual stream")
     r2: bool = Field(default=True, description="turn each head's values")
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    steps: int = Field(default=100, ge=1, le=10_000, description="of learning")
-    rate: float = Field(default=1.0, gt=0, le=100, description="of learning, at its beginning")
+    steps: int = Field(default=60, ge=1, le=10_000, description="of learning")
+    rate: float = Field(default=5.0, gt=0, le=100, description="of learning, at its beginning")
