@@ -82,8 +82,10 @@ def lines(found: "Reproduced") -> list[str]:
         verdict = f"reproduced: {what}, the same to the byte"
     elif found.same:
         verdict = "reproduced: every code is the same"
-    else:
+    elif found.tensors:
         verdict = f"not reproduced: {len(found.tensors)} tensors differ"
+    else:
+        verdict = "not reproduced: every tensor is the same, but not what lies beside them"
     said.append(
         f"{found.artifact}: {verdict} (recipe {found.recipe}, {found.source}, "
         f"{found.seconds:.1f} s)"

@@ -56,9 +56,14 @@ def text_digest(settings: Calibration, source: Path) -> str:
     """Of the tokens that a recipe is calibrated on; of a GGUF file's, whose tokenizer is in the
     file, of the text and of what is taken of it."""
     if not is_gguf(source):
-        return calibration_tokens(settings, source).digest
+        return calibration_tokens(settings, _folder(source)).digest
     chosen = f"{settings.samples} {settings.length} {settings.seed} {load_text(settings.source)[0]}"
     return hashlib.sha256(chosen.encode()).hexdigest()
+
+
+def _folder(source: Path) -> Path:
+    """Where the tokenizer lies."""
+    return source if source.is_dir() else source.parent
 
 
 def needs_of(group: Sequence[Cell]) -> frozenset[str]:
@@ -87,7 +92,7 @@ def measure(
     imatrix = None
     if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
         imatrix = place / IMATRIX
-    calibration = calibration_tokens(settings, source).record()
+    calibration = calibration_tokens(settings, _folder(source)).record()
     there = _fits(stats, imatrix, source, needs, calibration)
     if there:
         progress.say("statistics: those of an earlier run are used")

@@ -54,7 +54,8 @@ def text_of(record: Embedded, calibration: Path | None) -> str | None:
     """The text to calibrate on; SourceError where the record says `file` and none is given."""
     if calibration is not None:
         return str(calibration)
-    if record.imatrix is None and record.calibration and record.calibration["source"] == _FILE:
+    known = record.calibration or {}
+    if record.imatrix is None and known.get("source") == _FILE:
         raise _no_text(record)
     return None
 
@@ -120,7 +121,7 @@ def importance(
             f"{record.path}: was made with the importance matrix {name[:80]!r}, which says nothing "
             "of how it was measured; give it again with --imatrix FILE"
         )
-    if record.calibration["source"] == _FILE and calibration is None:
+    if record.calibration.get("source") == _FILE and calibration is None:
         raise _no_text(record)
     settings = _settings(record, calibration)
     # In a folder of its own: its name, which the artifact has, may be the artifact's, too.

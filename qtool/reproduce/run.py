@@ -144,11 +144,11 @@ def _folder(
     from qtool.runs.request import Request
 
     with _checkpoint(source, made, progress) as folder:
+        inputs.check_calibration(record, recipe, folder)
         stats = None
         if record.from_statistics:
             stats = made.with_name("statistics")
             inputs.measure(record, recipe, folder, stats, asked.calibration, asked.threads)
-        inputs.check_calibration(record, recipe, folder)
         request = Request(
             _typed(record, model), folder, recipe, made, stats, asked.threads,
             record.max_shard_bytes or MAX_SHARD_BYTES,
