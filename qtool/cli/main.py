@@ -92,8 +92,9 @@ app.command()(verify)
 app.command()(report)
 app.command()(matrix)
 app.command()(reproduce)
-for _command in (download, push, doctor):
-    app.command()(_command)
+app.command()(download)
+app.command()(push)
+app.command()(doctor)
 
 
 _LONGEST = 2000  # characters of a message: names in files may be of any length
