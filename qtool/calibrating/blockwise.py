@@ -219,8 +219,23 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.saved is None:
-        return collect(block, run.stream, sites, needs, run.workers)
+        found = collect(block, run.stream, sites, needs, run.workers)
+        for site in sites:
+            _check_finite(site, found[site.id])
+        return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
+
+
+def _check_finite(site: Site, stats: SiteStats) -> None:
+    """SourceError where what came in is infinite or undefined: every method would make garbage."""
+    diagonal = None if stats.gram is None else np.diagonal(stats.gram)
+    for values in (diagonal, stats.mean_abs, stats.max_abs):
+        if values is not None and not np.isfinite(values).all():
+            raise SourceError(
+                f"the input of {site.names[0]}: calibration met infinite or undefined activations, "
+                "so weights of this block or of one before it are damaged or too large; see their "
+                "range with `qtool inspect MODEL --tensor NAME`"
+            )
 
 
 def _groups(sites: Sequence[Site], recipe: Recipe, gram_bytes: int) -> list[list[Site]]:

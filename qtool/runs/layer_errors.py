@@ -47,8 +47,9 @@ def checked(layers: Sequence[LayerReport]) -> str | None:
     for layer in layers:
         if not math.isfinite(layer.relative_error) or layer.coarseness == math.inf:
             raise FormatError(
-                f"{layer.name}: its error is {layer.relative_error}, so what was made of it is "
-                "not finite: leave it dense with an override, or choose another recipe"
+                f"{layer.name}: what was made of it is not finite, or nothing like it (relative "
+                f"error {layer.relative_error}); leave it dense with an override, or choose "
+                "another recipe"
             )
     known = sorted(layer.coarseness for layer in layers if layer.coarseness is not None)
     if not known:
