@@ -180,10 +180,10 @@ def _inputs(record: Embedded, ran: Ran) -> list[dict[str, Any]]:
                 },
             }
         )
-    for what, path in (("importance matrix", ran.imatrix), ("statistics", ran.stats)):
-        if path is not None:
-            annotations = {"file": path.name}
-            found.append({**_resource(f"calibration {what}", path), "annotations": annotations})
+    for what, file in (("importance matrix", ran.imatrix), ("statistics", ran.stats)):
+        if file is not None:
+            annotations = {"file": file.name}
+            found.append({**_resource(f"calibration {what}", file), "annotations": annotations})
     return found
 
 
