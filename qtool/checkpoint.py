@@ -49,6 +49,7 @@ SIDE_PATTERNS = (
     "NOTICE*",
 )
 _CHUNK = 1 << 22
+_LONGEST_NAME = 255  # bytes, on common file systems
 
 Headers = Callable[[Path], tuple[dict[str, TensorInfo], dict[str, str]]]  # see st.read_header
 
@@ -86,6 +87,8 @@ def read_index(path: Path) -> dict[str, str]:
         pure = PurePosixPath(file)
         if pure.is_absolute() or ".." in pure.parts or "\\" in file or "\0" in file or not file:
             raise FormatError(f"{path}: {file!r} leads out of the folder")
+        if any(len(part.encode()) > _LONGEST_NAME for part in pure.parts):
+            raise FormatError(f"{path}: {file!r} is longer than a file's name can be")
         if not file.endswith(".safetensors"):
             raise (
                 _refuse_pickle(path.parent / file)

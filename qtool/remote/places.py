@@ -26,6 +26,7 @@ from qtool.remote.ranges import Server, basic, origin, split
 
 FILES = (".gguf", ".safetensors")
 _MAX_LIST_BYTES = 16_000_000
+_LONGEST_NAME = 255  # bytes, on common file systems
 _SPECIAL = ("refs/pr/", "refs/convert/")  # revisions with slashes that every hub has
 
 
@@ -159,10 +160,23 @@ def _list_files(
     except RefusedError as error:
         raise _refused(where, model.revision, error) from None
     siblings, commit = found.get("siblings"), found.get("sha")
-    names = [one.get("rfilename") for one in siblings or () if isinstance(one, dict)]
+    listed = siblings if isinstance(siblings, list) else []
+    names = [one.get("rfilename") for one in listed if isinstance(one, dict)]
     return (
         commit if isinstance(commit, str) and commit else model.revision,
-        [name for name in names if isinstance(name, str)],
+        [name for name in names if isinstance(name, str) and _is_plain(name)],
+    )
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a file may be called so: the hub has no others, and they could lead elsewhere."""
+    parts = name.split("/")
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and all(
+            part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_NAME for part in parts
+        )
     )
 
 
