@@ -266,12 +266,13 @@ def test_json_has_the_keys_of_the_contract(models: Models, tmp_path: Path, call:
     assert said.status == 0 and said.err == ""
     found = json.loads(said.out)
     assert found.keys() == KEYS | {"warnings", "notes", "experts", "unquantized_share", "dropped",
-                                    "memory"}  # fmt: skip
+                                    "memory", "outliers"}  # fmt: skip
     assert found["seconds"].keys() == SECONDS
     assert found["seconds"]["total"] >= max(found["seconds"].values())
     assert found["tensors"] == {"quantized": 21, "dense": 9, "dropped": 0}
     assert len(found["layers"]) == 21
-    assert all(layer.keys() == {"name", "scheme", "relative_error"} for layer in found["layers"])
+    keys = {"name", "scheme", "relative_error", "coarseness"}
+    assert all(layer.keys() == keys for layer in found["layers"])
     assert (found["artifact"], found["format"], found["recipe"]) == (
         str(out), "gptq", "w4g128-gptq",
     )  # fmt: skip
