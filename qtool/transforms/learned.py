@@ -23,15 +23,16 @@ network); Li et al., Efficient Riemannian Optimization on the Stiefel Manifold v
 Transform, 2020. The cost above is our own: it needs no pass through the network for a step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from qtool.calibrating.single_thread import single_thread
-from qtool.calibrating.sites import ObserveLinears, Tracer, WeightIndex
-from qtool.calibrating.stream import LoadedBlock, Skeleton
+from qtool.calibrating.sites import Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
 from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 from qtool.transforms import rotation as rotations
@@ -110,7 +111,7 @@ def learn(
     view: Rotated,
     found: Rotations,
     schemes: Mapping[str, Scheme],
-    tokens: np.ndarray,  # [samples, length]
+    tokens: NDArray[np.int64],  # [samples, length]
     steps: int,
     rate: float,
     progress: Progress,
@@ -151,7 +152,7 @@ def _gather(
     view: Rotated,
     found: Rotations,
     schemes: Mapping[str, Scheme],
-    tokens: np.ndarray,
+    tokens: NDArray[np.int64],
     progress: Progress,
 ) -> tuple[list[list[Rows]], dict[int, dict[str, float]]]:
     """The rows that R1 turns, by block, and how much each matrix that R2 turns counts."""
@@ -170,7 +171,7 @@ def _gather(
     for index in range(skeleton.count):
         block = skeleton.block(index)
         roles = found.blocks[index]
-        energies, shares = _weights(block, stream.hidden, stream.calls[index], tracer, stream)
+        energies, shares = _weights(block, stream, tracer)
         counts = {
             name: shares[name] / energies[name]
             for name in energies
@@ -186,27 +187,26 @@ def _gather(
 
 
 def _weights(
-    block: LoadedBlock, states: object, calls: Sequence[object], tracer: Tracer, stream: object
+    block: LoadedBlock, stream: Stream, tracer: Tracer
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Of each matrix the energy of its output, and the share of its branch in the stream."""
-    found = tracer.sites(block, stream)  # type: ignore[arg-type]
+    found = tracer.sites(block, stream)
     order = [call.matrix for call in found.linears]
-    energy: dict[object, float] = {}
+    energy: dict[Matrix, float] = {}
     index = WeightIndex(block.module)
 
-    def observe(matrix: object, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        weight = block.module.get_parameter(matrix.parameter)  # type: ignore[attr-defined]
-        expert = matrix.expert  # type: ignore[attr-defined]
-        whole = weight if expert is None else weight[expert]
+    def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        weight = block.module.get_parameter(matrix.parameter)
+        whole = weight if matrix.expert is None else weight[matrix.expert]
         out = torch.nn.functional.linear(x, whole)
         energy[matrix] = energy.get(matrix, 0.0) + float(out.square().sum(dtype=torch.float64))
 
     size = 0.0
-    for number, hidden in enumerate(states):  # type: ignore[arg-type, var-annotated]
+    for number, hidden in enumerate(stream.hidden):
         with ObserveLinears(index, observe):
-            output = block.run(hidden, calls[number])  # type: ignore[arg-type]
+            output = block.run(hidden, stream.calls[block.index][number])
         size += float(output.square().sum(dtype=torch.float64))
-    width = next(iter(states)).shape[-1]  # type: ignore[call-overload]
+    width = stream.hidden[0].shape[-1]
     inner = {site.id for site in found.sites if site.producer is None}
     writes = {c.matrix for c in found.linears if c.site in inner and c.out_features == width}
     energies: dict[str, float] = {}
