@@ -218,7 +218,7 @@ class StreamWriter:
     def restore(self, checksums: Mapping[str, int]) -> bool:
         """Take over tensors of an earlier run, if the files have every one of them as it was."""
         for name, checksum in checksums.items():
-            if self.checksums.get(name) == checksum:
+            if name in self.checksums and self.checksums[name] == checksum:
                 continue  # seen to before
             if name not in self._places:
                 return False

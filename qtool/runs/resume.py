@@ -127,10 +127,12 @@ def finished_blocks(
         done.append(outcome)
     while done and len(done) < count:
         name = unit(len(done) - 1)
-        if take_up(len(done), journal.done[name].get("hidden")):
+        entry = journal.done.get(name)  # lines out of their order take others with them
+        if entry is not None and take_up(len(done), entry.get("hidden")):
             break
         sink.forget(len(done) - 1)
-        journal.forget_from(name)
+        if entry is not None:
+            journal.forget_from(name)
         done.pop()
     return done
 

@@ -61,6 +61,14 @@ def first(**keys: object) -> Change:
     return lines(run)
 
 
+def no_checksums(found: list[bytes]) -> None:
+    """Every checksum of every unit is null."""
+    for at, one in enumerate(found):
+        said = json.loads(one[9:])
+        if "done" in said:
+            found[at] = line(said | {"checksums": dict.fromkeys(said["checksums"])})
+
+
 def weights(folder: Path) -> None:
     """A byte of what the first unit wrote."""
     path = folder / "artifact" / "model.safetensors"
@@ -106,6 +114,8 @@ LEFT = [
     Left("a unit whose notes are a number", first(notes=7), ANEW),
     Left("a unit whose error is text",
          first(layers=[{"name": "x", "scheme": "y", "relative_error": "z"}]), ANEW),
+    Left("units of null checksums", lines(no_checksums), ANEW),
+    Left("lines out of their order", lines(lambda found: found.reverse()), ""),
     Left("weights that changed on the disk", weights, ANEW),
     Left("weights that are gone", lambda f: (f / "artifact" / "model.safetensors").unlink(), ANEW),
     Left("a journal of nothing", _instead(lambda path: path.write_bytes(b"")), ANEW),
