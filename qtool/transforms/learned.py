@@ -92,7 +92,8 @@ def expected_cost(groups: torch.Tensor, bits: int) -> torch.Tensor:
             chosen = torch.where(better, share, chosen)
     c = top * chosen
     cut = (size - c).clamp_min(0).square().sum()
-    return groups.shape[-1] * (c * step).square().sum() / 12 + cut
+    cost_of_all: torch.Tensor = groups.shape[-1] * (c * step).square().sum() / 12 + cut
+    return cost_of_all
 
 
 def _cost(rows: Rows, matrix: torch.Tensor) -> torch.Tensor:

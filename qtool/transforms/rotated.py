@@ -103,7 +103,7 @@ class Rotated(Checkpoint):
         return self.original.digest()
 
     @property
-    def file_digests(self) -> Mapping[str, str]:  # type: ignore[override]
+    def file_digests(self) -> Mapping[str, str]:
         """Those of the source."""
         return self.original.file_digests
 
