@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 SECONDS = 1.0  # of processor time
-TIMES, BYTES = 10, 1 << 20  # of memory: so many times the files, and so many more
+TIMES, BYTES = 10, 1 << 21  # of memory: so many times the files, and so many more
 EVERY = 8  # memory is watched for one input in so many: it makes Python slow
 LONGEST = 60_000
 
