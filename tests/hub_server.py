@@ -69,6 +69,8 @@ class HubServer(ThreadingHTTPServer):
         self.is_a_page = False  # answers as a proxy's page for logging in does
         self.more_files: list[dict[str, object]] = []  # that it says it has
         self.damaged_uploads = False
+        self.damaged_cards = False
+        self.deaf_to_private = False  # makes public what was to be private
         self.without_ranges = False
         self.sent: Counter[str] = Counter()
         self.uploaded: Counter[str] = Counter()  # bytes, by digest
@@ -192,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if isinstance(lfs := entry.get("lfs"), dict):
                     sibling["lfs"] = {**lfs, "sha256": lfs["oid"]}
         siblings += self.server.more_files
-        return self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
+        answer = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
+        return self._json(answer | {"private": name in self.server.private})
 
     def _file(self, folder: Path, relative: str, commit: str) -> None:
         path = folder / relative
@@ -301,7 +304,8 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.server.uploads / "repositories" / name
         folder.mkdir(parents=True)
         self.server.repositories[name] = folder
-        if asked.get("visibility") == "private" or asked.get("private"):
+        private = asked.get("visibility") == "private" or asked.get("private")
+        if private and not self.server.deaf_to_private:
             self.server.private.add(name)
         self._json({"url": f"{self.server.endpoint}/{name}"})
 
@@ -329,6 +333,8 @@ class _Handler(BaseHTTPRequestHandler):
             path.parent.mkdir(parents=True, exist_ok=True)
             if line["key"] == "file":
                 path.write_bytes(base64.b64decode(value["content"]))
+                if self.server.damaged_cards and path.name == "README.md":
+                    path.write_bytes(path.read_bytes() + b"!")
             elif line["key"] == "lfsFile":
                 path.write_bytes((uploads / value["oid"]).read_bytes())
                 if self.server.damaged_uploads:

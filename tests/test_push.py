@@ -142,6 +142,84 @@ def test_what_is_not_pushed(
     assert not server.uploaded and not server.messages
 
 
+def test_files_of_an_earlier_push(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    source = tmp_path / "source"
+    run("push", source, "ann/x")
+    there = server.repositories["ann/x"]
+    stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "spiece.model"]
+    for name in [*stale, "picture.png", "x-Q8_0.gguf"]:
+        (there / name).write_bytes(b"other")
+    (there / "onnx").mkdir()
+    (there / "onnx" / "config.json").write_bytes(b"other")
+    before = {path.name for path in there.iterdir()}
+    said = refusal("push", source, "ann/x", "--message", "second")
+    assert "has files of another model" in said and "--replace removes them" in said
+    assert all(name in said for name in stale) and "picture" not in said and "onnx" not in said
+    assert {path.name for path in there.iterdir()} == before and "second" not in server.messages
+    result = CliRunner().invoke(app, ["push", str(source), "ann/x", "--replace"])
+    assert result.exit_code == 0, result.output
+    assert "left as they were: onnx/config.json, picture.png, x-Q8_0.gguf" in result.stderr
+    assert {path.name for path in there.iterdir()} == before - set(stale)
+    run("push", source, "ann/x")  # there is nothing to replace any more
+
+
+def test_gguf_files_of_other_kinds_stay(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    run("quantize", "tiny", "--recipe", "q8_0", "-o", "t.gguf")
+    run("push", "t.gguf", "ann/t-GGUF")
+    there = server.repositories["ann/t-GGUF"]
+    (name,) = (path.name for path in there.glob("*.gguf"))
+    (there / "t-Q4_K_M.gguf").write_bytes(b"GGUF")
+    run("push", "t.gguf", "ann/t-GGUF")
+    part = name.replace(".gguf", "-00001-of-00002.gguf")
+    (there / part).write_bytes(b"GGUF")
+    said = refusal("push", "t.gguf", "ann/t-GGUF")
+    assert part in said and "Q4_K_M" not in said
+
+
+def test_private_is_what_the_hub_says(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    source = tmp_path / "source"
+    assert not json.loads(run("push", source, "ann/x", "--json"))["private"]
+    sent = list(server.messages)
+    said = refusal("push", source, "ann/x", "--private", "--message", "secret")
+    assert "ann/x on the hub is not private, and --private does not change" in said
+    assert server.messages == sent
+    server.private.add("ann/x")
+    for more in ((), ("--private",)):
+        assert json.loads(run("push", source, "ann/x", "--json", *more))["private"]
+    server.deaf_to_private = True
+    assert "is not private" in refusal("push", source, "ann/y", "--private")
+    assert not list(server.repositories["ann/y"].iterdir())
+
+
+def test_links_to_elsewhere_are_not_published(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    (tmp_path / "id_rsa").write_text("a key")
+    (tmp_path / "secrets").mkdir()
+    link = tmp_path / "source" / "notes.txt"
+    for target in (tmp_path / "id_rsa", tmp_path / "secrets"):
+        link.symlink_to(target)
+        said = refusal("push", tmp_path / "source", "ann/x")
+        assert said.startswith(f"{link}: a link to {target}, outside of the artifact")
+        assert not server.messages and "ann/x" not in server.repositories
+        link.unlink()
+    link.symlink_to("config.json")
+    run("push", tmp_path / "source", "ann/x")
+    # In the cache every file is a link to the store.
+    run("push", hub.resolve("llama-7b"), "ann/y")
+    assert (server.repositories["ann/y"] / "config.json").is_file()
+
+
 def test_a_server_that_fails(
     server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -155,6 +233,9 @@ def test_a_server_that_fails(
     server.damaged_uploads = True
     said = refusal("push", source, "ann/x")
     assert "model.safetensors, which is not what was sent" in said
+    server.damaged_uploads = False
+    server.damaged_cards = True
+    assert "README.md, which is not what was sent" in refusal("push", source, "ann/z")
 
 
 def test_cards() -> None:

@@ -15,6 +15,10 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", help="make it so that only its owner sees it")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="remove files of another model that lie there"),
+    ] = False,
     revision: Annotated[str, typer.Option(help="a branch; made where it is not there")] = "main",
     message: Annotated[str | None, typer.Option(help="of the commit")] = None,
     eval_: Annotated[
@@ -37,6 +41,7 @@ def push(
         artifact,
         repository,
         private=private,
+        replacing=replace,
         revision=revision,
         message=message,
         evaluations=eval_ or (),

@@ -10,11 +10,13 @@ from typing import TypeVar, cast
 
 from qtool.errors import QtoolError, SourceError
 from qtool.hub import HubModel
+from qtool.remote.answers import shown
 
 T = TypeVar("T")
 
 PASSING = (408, 425, 429, 500, 502, 503, 504)
 ATTEMPTS = 5
+_USER = re.compile(r"://[^/\s]*@")
 MAX_PAUSE = 330.0  # seconds; the hub counts requests in windows of five minutes
 
 
@@ -101,7 +103,7 @@ def gated(model: HubModel, where: str) -> str:
     """What to do about a repository that asks for its terms to be accepted."""
     from huggingface_hub import constants, get_token
 
-    page = f"{constants.ENDPOINT}/{model.repository}"
+    page = f"{shown(constants.ENDPOINT)}/{model.repository}"
     if get_token() is None:
         return (
             f"{where} is gated: accept its terms on its page ({page}), then log in with "
@@ -158,8 +160,15 @@ def _of_transport(error: Exception, where: str, verb: str) -> Exception:
         return SourceError(f"{where} {_of_status(status, error)}")
     if isinstance(error, ConnectionError) and "offline" in str(error).lower():
         return SourceError(f"{where} cannot be reached: HF_HUB_OFFLINE is set; unset it")
-    said = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return SourceError(f"{where} cannot be {verb}: {said}; try again, what came is kept")
+    return SourceError(
+        f"{where} cannot be {verb}: {first_line(error)}; try again, what came is kept"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the user and the password of an address in it."""
+    said = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
+    return _USER.sub("://", said)
 
 
 def no_room(where: str, needed: int | None = None, free: int | None = None) -> str:

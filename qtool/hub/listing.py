@@ -57,6 +57,7 @@ class Listing:
     repository: str
     commit: str
     files: tuple[HubFile, ...]
+    private: bool | None = None  # None where the hub was not asked now, or does not say
 
     def chosen(self, wanted: Sequence[str], unwanted: Sequence[str]) -> list[HubFile]:
         """The files whose names match."""
@@ -98,7 +99,7 @@ def ask(model: HubModel, pause: Callable[[float, BaseException], None]) -> Listi
                 "its folder; nothing is taken from it"
             )
         files.append(_file(sibling.rfilename, size, sha256, sibling.blob_id))
-    return Listing(model.repository, info.sha, tuple(files))
+    return Listing(model.repository, info.sha, tuple(files), info.private)
 
 
 def _is_inside(name: str) -> bool:

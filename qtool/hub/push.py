@@ -2,23 +2,30 @@
 
     verify -> card -> create the repository -> upload -> one commit -> compare the hub's digests
 
-The upload is huggingface_hub's: what the hub has already by its digest is not sent again.
+The upload is huggingface_hub's: what the hub has already by its digest is not sent again. Where
+files of another artifact lie there, which engines would load together with this one, nothing is
+sent, or they are removed in the same commit (replacing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from qtool import __version__
 from qtool.errors import QtoolError, SourceError
-from qtool.hub import HubModel, is_hub_id
+from qtool.homes.hub_cache import repository_of
+from qtool.hub import WANTED, HubModel, is_hub_id, plain_name
 from qtool.hub.card import joined, parts, with_quality
-from qtool.hub.failures import explained, transport_errors
-from qtool.hub.listing import HubFile, ask
-from qtool.hub.transfer import is_as_stated
+from qtool.hub.failures import explained, first_line, transport_errors
+from qtool.hub.listing import HubFile, Listing, ask
+from qtool.hub.transfer import hasher, is_as_stated
+from qtool.links import TEMPLATES
+from qtool.remote.answers import shown
 from qtool.runs.progress import Progress
 
 CARD = "README.md"
@@ -64,6 +71,7 @@ def push(
     repository: str,
     *,
     private: bool = False,
+    replacing: bool = False,
     revision: str = "main",
     message: str | None = None,
     evaluations: Sequence[Path] = (),
@@ -79,15 +87,31 @@ def push(
     upload = prepared(artifact, repository, evaluations)
     where = f"{repository} on the hub"
     with progress.stage("upload"), explained(model, where, verb="uploaded"):
-        commit = _send(model, upload, private, message or _message(artifact), progress)
-        _compare(replace(model, revision=commit), upload, progress)
+        there = _there(model)
+        _check_private(model, there, private)
+        old = _old_files(there, upload)
+        if old and not replacing:
+            more = " ..." if len(old) > 4 else ""
+            raise SourceError(
+                f"{where} has files of another model, which engines would load together with this "
+                f"one: {', '.join(old[:4])}{more}; --replace removes them in the same commit (its "
+                "history keeps them), or push to another repository"
+            )
+        commit = _send(model, upload, old, private, message or _message(artifact), progress)
+        now = _compare(replace(model, revision=commit), upload, progress)
     from huggingface_hub import constants
 
     sizes = {name: path.stat().st_size for name, path in upload.files.items()}
     sizes[CARD] = len(upload.card.encode())
-    url = f"{constants.ENDPOINT}/{repository}" + ("" if revision == "main" else f"/tree/{revision}")
+    branch = "" if revision == "main" else f"/tree/{revision}"
     return Pushed(
-        str(artifact), repository, revision, commit, url, private, tuple(sorted(sizes.items()))
+        str(artifact),
+        repository,
+        revision,
+        commit,
+        f"{shown(constants.ENDPOINT)}/{repository}{branch}",
+        now.private is True,
+        tuple(sorted(sizes.items())),
     )
 
 
@@ -147,11 +171,7 @@ def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) 
         )
     if not artifact.is_dir():
         raise SourceError(f"{artifact}: expected a folder or a .gguf file; one file is no model")
-    files = {
-        path.relative_to(artifact).as_posix(): path
-        for path in sorted(artifact.rglob("*"))
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(artifact).parts)
-    }
+    files = _files(artifact)
     card = files.pop(CARD, None)
     files.pop(_BESIDE, None)
     text = card.read_text(encoding="utf-8") if card is not None else f"# {repository}\n"
@@ -159,6 +179,29 @@ def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) 
     if not head:
         head = {"library_name": "transformers", "tags": ["qtool"]}
     return Upload(files, joined(head, with_quality(body, measured)))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a folder; SourceError where one is a link to elsewhere: it would be published.
+
+    In a download cache every file is a link to one store, and belongs to the model.
+    """
+    cached = repository_of(folder.resolve())
+    store = None if cached is None else (folder.resolve().parent.parent / "blobs").resolve()
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        target = path.resolve()
+        if not target.is_relative_to(folder.resolve()) and target.parent != store:
+            raise SourceError(
+                f"{path}: a link to {target}, outside of the artifact; nothing of elsewhere is "
+                "published: copy the file if it belongs there, or remove the link"
+            )
+        if path.is_file():
+            found[inside.as_posix()] = path
+    return found
 
 
 def _found_beside(artifact: Path) -> list[Path]:
@@ -176,25 +219,91 @@ def _evaluation(path: Path) -> dict[str, Any]:
     return found
 
 
-def _send(model: HubModel, upload: Upload, private: bool, message: str, progress: Progress) -> str:
+def _no_pause(seconds: float, error: BaseException) -> None:
+    """Asked again at once."""
+
+
+def _there(model: HubModel) -> Listing | None:
+    """What lies where the commit will; None where there is no such repository yet."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return ask(model, _no_pause)
+    except GatedRepoError:
+        raise
+    except RevisionNotFoundError:  # a branch that is made begins with what is in main
+        return _there(HubModel(model.repository)) if model.revision != "main" else None
+    except RepositoryNotFoundError:
+        return None
+
+
+def _check_private(model: HubModel, there: Listing | None, private: bool) -> None:
+    """SourceError where only its owner shall see it, and others do."""
+    if private and there is not None and there.private is not True:
+        raise SourceError(
+            f"{model.repository} on the hub is not private, and --private does not change a "
+            "repository that exists: make it private in its settings, or push to another one; "
+            "nothing was sent"
+        )
+
+
+def _old_files(there: Listing | None, upload: Upload) -> list[str]:
+    """Files there that engines would read together with those of the upload."""
+    names = [] if there is None else [f.name for f in there.files if f.name not in upload.files]
+    if any(name.endswith(".gguf") for name in upload.files):  # many lie in one repository
+        models = {plain_name(name) for name in upload.files}
+        return [name for name in names if name.endswith(".gguf") and plain_name(name) in models]
+    read = [pattern for pattern in WANTED if pattern not in (CARD, "LICENSE*")]
+    return [
+        name
+        for name in names
+        if name.rpartition("/")[0] in ("", TEMPLATES)
+        and any(fnmatchcase(name, pattern) for pattern in read)
+    ]
+
+
+def _send(
+    model: HubModel,
+    upload: Upload,
+    old: Sequence[str],
+    private: bool,
+    message: str,
+    progress: Progress,
+) -> str:
     """One commit with everything; its name."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(library_name="qtool", library_version=__version__)
-    operations = [CommitOperationAdd(CARD, upload.card.encode())]
-    operations += [CommitOperationAdd(name, path) for name, path in upload.files.items()]
+    added = [CommitOperationAdd(CARD, upload.card.encode())]
+    added += [CommitOperationAdd(name, path) for name, path in upload.files.items()]
     total = sum(path.stat().st_size for path in upload.files.values())
-    progress.say(f"uploading {len(operations)} files, {total / 1e6:,.1f} MB, to {model.repository}")
-    try:
+    if old:
+        progress.say(f"removing {len(old)} files of another model: {', '.join(old)}")
+    with _one_sentence(model):
         api.create_repo(model.repository, private=True if private else None, exist_ok=True)
+        if private:  # a hub that does not know the word would publish it
+            _check_private(model, ask(HubModel(model.repository), _no_pause), private)
         if model.revision != "main":
             api.create_branch(model.repository, branch=model.revision, exist_ok=True)
+        progress.say(f"uploading {len(added)} files, {total / 1e6:,.1f} MB, to {model.repository}")
         made = api.create_commit(
             model.repository,
-            operations,
+            [*added, *(CommitOperationDelete(name) for name in old)],
             commit_message=message,
             revision=model.revision,
         )
+    return str(made.oid)
+
+
+@contextmanager
+def _one_sentence(model: HubModel) -> Iterator[None]:
+    """Inside, what huggingface_hub raises of its own is a SourceError."""
+    try:
+        yield
     except (RuntimeError, ValueError, KeyError) as error:
         cause = error.__cause__
         if isinstance(cause, transport_errors()):
@@ -203,21 +312,39 @@ def _send(model: HubModel, upload: Upload, private: bool, message: str, progress
             raise
         raise SourceError(
             f"{model.repository} on the hub: the upload failed ({type(error).__name__}: "
-            f"{(str(error).splitlines() or [''])[0]}); run this again, what came is not sent twice"
+            f"{first_line(error)}); run this again, what came is not sent twice"
         ) from None
-    return str(made.oid)
 
 
-def _compare(at: HubModel, upload: Upload, progress: Progress) -> None:
-    """The hub has these bytes, and no others."""
-    stated = {file.name: file for file in ask(at, lambda pause, error: None).files}
-    for name, path in upload.files.items():
+def _compare(at: HubModel, upload: Upload, progress: Progress) -> Listing:
+    """The hub has these bytes, and none that engines would take for a part of them."""
+    now = ask(at, _no_pause)
+    stated = {file.name: file for file in now.files}
+    for name in (CARD, *upload.files):
         file = stated.get(name, HubFile(name, None))
-        if file.etag is not None and is_as_stated(path, file):
+        if file.etag is not None and _is_sent(upload, file):
             continue
-        found = "nothing of that name" if file.etag is None else f"{file.digest}"
+        found = "nothing of that name" if name not in stated else file.digest or "no digest"
         raise SourceError(
             f"{at.repository} on the hub has {found} for {name}, which is not what was sent; push "
             "it again"
         )
-    progress.say(f"compared: the hub states the digests of these {len(upload.files)} files")
+    if old := _old_files(now, upload):
+        raise SourceError(
+            f"{at.repository} on the hub: meanwhile somebody put {old[0]} there, which is not of "
+            "this artifact; look what it is, and push again"
+        )
+    others = sorted(stated.keys() - upload.files.keys() - {CARD, ".gitattributes"})
+    if others:
+        progress.say(f"left as they were: {', '.join(others[:8])}{' ...' * (len(others) > 8)}")
+    progress.say(f"compared: the hub states the digests of these {len(upload.files) + 1} files")
+    return now
+
+
+def _is_sent(upload: Upload, file: HubFile) -> bool:
+    if file.name != CARD:
+        return is_as_stated(upload.files[file.name], file)
+    data = upload.card.encode()
+    digest = hasher(file, len(data))
+    digest.update(data)
+    return digest.hexdigest() == file.etag

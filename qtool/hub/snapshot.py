@@ -19,7 +19,7 @@ from typing import Any
 
 from qtool.errors import SourceError
 from qtool.hub import UNWANTED, WANTED, HubModel, unusable
-from qtool.hub.failures import explained, no_room, status_of, transport_errors
+from qtool.hub.failures import explained, first_line, no_room, status_of, transport_errors
 from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask
 from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
 from qtool.runs.progress import Progress
@@ -124,9 +124,7 @@ def _listing(model: HubModel, progress: Progress) -> Listing | None:
 def _pauses(progress: Progress, stop: threading.Event) -> Callable[[float, BaseException], None]:
     def pause(seconds: float, error: BaseException) -> None:
         status = status_of(error)
-        said = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
-        if status is not None:
-            said = f"the hub answers with status {status}"
+        said = f"the hub answers with status {status}" if status else first_line(error)
         progress.say(f"note: {said}; once more in {seconds:.0f} s")
         stop.wait(seconds)
 
