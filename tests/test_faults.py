@@ -22,11 +22,14 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs import staging
+from qtool.runs import identity, staging
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
+from qtool.runs.quantize import Asked
+from qtool.runs.quantize import quantize as made_of
 from qtool.runs.request import Request
+from qtool.runs.workspace import made_beside as workspace_of_source
 from qtool.runs.workspace import workspace
 
 RTN, GPTQ, GGUF = "w4g128-rtn", "w4g128-gptq", "q4_k_m"
@@ -352,20 +355,172 @@ def test_a_read_only_folder(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_the_checkpoint_of_a_killed_run_is_swept(root: Path, tmp_path: Path) -> None:
-    """One made of a GGUF file, which nobody is at work in; another run's is left alone."""
+def other_weights(path: Path) -> None:
+    """Another fine-tune, in a store that gives every file the same time."""
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) // 2, len(content), 2):
+        content[place] ^= 1  # the low byte of 16 bits
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("recipe", [RTN, GGUF])
+@pytest.mark.parametrize("made", [False, True])
+def test_a_source_of_the_same_name_size_and_time(
+    made: bool, recipe: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a checkpoint that says what it was itself made of."""
+    model, out = copied(root, recipe, tmp_path / "m"), tmp_path / "out"
+    if made:
+        (model / "qtool.json").write_text('{"made_from": {"format": "gguf"}}')
+    with monkeypatch.context() as patch:
+        after(2, stop, patch)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(root, recipe, out, model)
+    other_weights(model / "model.safetensors")
+    error = refused(root, recipe, out, model)
+    assert isinstance(error, ResumeError) and "with another source is kept" in str(error)
+    other_weights(model / "model.safetensors")
+    quantize(root, recipe, out, model)
+    assert out.exists() and not (tmp_path / ".out.partial").exists()
+
+
+def test_a_link_leads_elsewhere_meanwhile(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models are of the same size and time; that of one moment is worked on."""
+    one, two = copied(root, RTN, tmp_path / "1"), copied(root, RTN, tmp_path / "2")
+    other_weights(two / "model.safetensors")
+    link, out = tmp_path / "current", tmp_path / "out"
+    link.symlink_to(one)
+
+    def lead_elsewhere() -> None:
+        link.unlink()
+        link.symlink_to(two)
+
+    with monkeypatch.context() as patch:
+        after(2, lead_elsewhere, patch)
+        error = refused(root, RTN, out, link)
+    assert "was changed while the work was going on" in str(error)
+
+
+def test_a_link_leads_to_a_copy(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is the same under another number, as of a disk reached over a network, is the same."""
+    model, out = copied(root, RTN, tmp_path / "m"), tmp_path / "out"
+    weights = model / "model.safetensors"
+
+    def copy() -> None:
+        shutil.copy2(weights, weights.with_name("other"))
+        os.replace(weights.with_name("other"), weights)
+
+    with monkeypatch.context() as patch:
+        after(2, copy, patch)
+        quantize(root, RTN, out, model)
+    assert content(out) == content(root / RTN)
+
+
+def test_some_of_a_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning, the end, and pieces of what is between; never all of a large one."""
+    path = tmp_path / "file"
+    monkeypatch.setattr(identity, "_HEAD", 100)
+    monkeypatch.setattr(identity, "_PIECE", 10)
+    monkeypatch.setattr(identity, "_PLACES", 4)
+    for size in (0, 5, 100, 105, 120, 131, 1000):
+        path.write_bytes(bytes(size))
+        before, seen = identity.looked_at(path), []
+        for place in range(size):
+            path.write_bytes(bytes(place) + b"1" + bytes(size - place - 1))
+            seen += [place] if identity.looked_at(path) != before else []
+        assert len(seen) == min(size, 140)
+        assert not seen or (seen[0] == 0 and seen[-1] == size - 1)
+
+
+def from_gguf(source: Path, out: Path, *, fresh: bool = False) -> None:
+    asked = Asked(str(source), out, None, None, None, False, fresh, 1, None, [])
+    loaded = load(RTN)
+    assert isinstance(loaded, Recipe)
+    made_of(loaded, asked, Progress(quiet=True))
+
+
+def test_a_gguf_file_changes_between_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is made of it, and kept with the rest for as long as that can go on."""
     source, out = tmp_path / "model.gguf", tmp_path / "out"
-    made_of = GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1)
-    run_gguf(made_of, Progress(quiet=True))
-    for name in ("dead", "alive"):
-        (tmp_path / f".out.from-gguf.{name}" / "model").mkdir(parents=True)
-    (tmp_path / ".out.from-gguf.dead" / "model" / "model.safetensors").write_bytes(b"1" * 100)
-    progress = Progress(quiet=True)
-    with (
-        convert._held(tmp_path / ".out.from-gguf.alive") as alone,
-        convert.checkpoint_folder(source, out, progress, requantize=False) as made,
-    ):
-        assert alone and (made / "model.safetensors").is_file()
-        beside = sorted(path.name for path in tmp_path.iterdir() if "from-gguf" in path.name)
-        assert beside == sorted([".out.from-gguf.alive", made.parent.name])
-    assert {path.name for path in tmp_path.iterdir()} == {".out.from-gguf.alive", "model.gguf"}
+    run_gguf(GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1), Progress(quiet=True))
+    os.utime(source, ns=(10**18, 10**18))
+    from_gguf(source, tmp_path / "whole")
+    kept = tmp_path / ".out.from-gguf"
+
+    def killed(steps: int) -> None:
+        with monkeypatch.context() as patch:
+            after(steps, stop, patch)
+            with pytest.raises(KeyboardInterrupt):
+                from_gguf(source, out)
+        assert not out.exists()
+
+    killed(2)
+    assert (kept / "model" / "model.safetensors").is_file()
+    other_weights(source)
+    with pytest.raises(ResumeError, match="with another source is kept"):
+        from_gguf(source, out)
+    other_weights(source)
+    shutil.rmtree(kept)  # it may be made again
+    killed(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "convert_to_hf", None)  # and is not, where it is there
+        from_gguf(source, out)
+    assert content(out) == content(tmp_path / "whole")
+    shutil.rmtree(out)
+    killed(2)
+    other_weights(source)
+    from_gguf(source, out, fresh=True)
+    assert content(out) != content(tmp_path / "whole")
+    beside = {path.name for path in tmp_path.iterdir()}
+    assert beside == {"whole", "out", "model.gguf"}
+
+
+def test_a_gguf_file_changes_while_it_is_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "model.gguf"
+    run_gguf(GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1), Progress(quiet=True))
+    write = convert._write
+
+    def writing(*given: Any) -> int:
+        size = write(*given)
+        os.utime(source, ns=(1, 1))
+        return size
+
+    monkeypatch.setattr(convert, "_write", writing)
+    with pytest.raises(ResumeError, match=r"model\.gguf: was changed or removed while it was read"):
+        from_gguf(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_the_checkpoint_of_a_killed_run_is_swept(root: Path, tmp_path: Path) -> None:
+    """When the output is there, made of whatever; one at work, or another's, is left alone."""
+    kept = tmp_path / ".out.from-gguf"
+    (kept / "model").mkdir(parents=True)
+    (kept / "thesis").write_text("years")
+    quantize(root, RTN, tmp_path / "out")
+    assert files(kept) == {"thesis": b"years"}
+    (kept / "lock").write_text("qtool 1")
+    (tmp_path / "out").rename(tmp_path / "first")
+    with workspace_of_source(tmp_path / "out") as folder:
+        assert folder == kept
+        quantize(root, RTN, tmp_path / "out")
+        assert (kept / "thesis").exists()
+        with (
+            pytest.raises(ResumeError, match="another qtool is making it"),
+            workspace_of_source(tmp_path / "out"),
+        ):
+            raise AssertionError
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "out"}

@@ -6,15 +6,12 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import escape
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,22 +21,23 @@ from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.convert.certificate import Certificate, Rounded, Squares
 from qtool.convert.model import DTYPE_NAMES
-from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
 from qtool.formats.safetensors_file import DTYPE_BYTES, StreamWriter, plan_shards, to_float32
+from qtool.formats.safetensors_header import read_json
 from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.resume import source_files
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
+from qtool.runs.identity import file_facts
 from qtool.runs.progress import Progress
-from qtool.runs.staging import staged
-
-try:
-    import fcntl
-except ImportError:  # Windows: what a killed run left is then left
-    fcntl = None  # type: ignore[assignment]
+from qtool.runs.staging import check_space, staged
+from qtool.runs.watched import marks
+from qtool.runs.workspace import empty, made_beside
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
+_ONE_FILE = 1 << 62  # bytes of a shard
 _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -109,15 +107,20 @@ def convert_to_hf(
 
 @contextmanager
 def checkpoint_folder(
-    path: Path, out: Path, progress: Progress, *, requantize: bool
+    path: Path, out: Path, progress: Progress, *, requantize: bool, fresh: bool = False
 ) -> Iterator[Path]:
-    """`path` where it is a checkpoint; of a GGUF file one made beside `out`, for as long as needed.
+    """`path` where it is a checkpoint; of a GGUF file one made beside `out`.
+
+    That stays for as long as unfinished work on `out` does, and has the time of the file, so that
+    it tells the file from others as the file itself would. fresh: it is made again in any case.
 
     UnsupportedError where the file is quantized, unless `requantize`.
     """
     if not is_gguf(path):
         yield path
         return
+    files = source_files(path)
+    before = marks(files)
     source = open_source(path)
     quantized = [t for t in source.tensors if t.type.name in BY_NAME]
     if quantized and not requantize:
@@ -132,38 +135,40 @@ def checkpoint_folder(
             f"warning: the source is quantized already ({kinds}): quantizing it again loses more "
             "than quantizing the original does"
         )
-    parents = out.absolute().parents
-    near = next(parent for parent in parents if parent.is_dir())
-    prefix = f".{out.name}.from-gguf."
-    for left in near.glob(f"{escape(prefix)}*"):
-        _sweep(left)
-    with TemporaryDirectory(prefix=prefix, dir=near) as folder, _held(Path(folder)):
-        made = Path(folder) / "model"
-        convert_to_hf(source, made, None, 1 << 62, progress)
+    facts = {"qtool": __version__, "source": [file_facts(file) for file in files]}
+    with made_beside(out) as folder:
+        made, note = folder / "model", folder / "made"
+        if fresh or not _still_there(made, note, facts):
+            empty(folder)
+            specs = [spec for tensor in hf_model(source, None).tensors for spec in tensor.specs]
+            check_space(out, plan_shards(specs, _ONE_FILE).size)
+            convert_to_hf(source, made, None, _ONE_FILE, progress)
+            for file, mark in before.items():
+                if mark.state(file) != "same":
+                    raise ResumeError(
+                        f"{file}: was changed or removed while it was read; give the same command "
+                        "again when it is as it is to be"
+                    )
+            # So that it is known again, as a file by its time, when it has to be made once more.
+            newest = max(mark.time for mark in before.values())
+            for file in made.iterdir():
+                os.utime(file, ns=(newest, newest))
+            note.write_text(json.dumps(facts | {"made": _facts(made)}), encoding="utf-8")
         yield made
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Whether no other process is at work in a folder; none is let in while the body lasts."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    alone = fcntl is not None
+def _still_there(made: Path, note: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether an earlier run has made the checkpoint of these files, and all of it is there."""
+    if not made.is_dir() or not note.is_file():
+        return False
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                alone = False
-        yield alone
-    finally:
-        os.close(descriptor)
+        return read_json(note) == {**facts, "made": _facts(made)}
+    except QtoolError:  # of a power cut
+        return False
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the checkpoint of a run that was killed: it may be as large as the model."""
-    with suppress(OSError), _held(folder) as alone:
-        if alone and not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
+def _facts(folder: Path) -> list[list[Any]]:
+    return [file_facts(file) for file in sorted(folder.iterdir())]
 
 
 def _write(

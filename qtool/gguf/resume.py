@@ -23,8 +23,8 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
+from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
-from qtool.runs.resume import file_facts
 
 UNIT_PIECES = 64  # at most, of 2^18 weights each
 

@@ -74,7 +74,9 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         return made_of(source)
     from qtool.gguf.convert import checkpoint_folder
 
-    with checkpoint_folder(source, target, progress, requantize=asked.requantize) as folder:
+    with checkpoint_folder(
+        source, target, progress, requantize=asked.requantize, fresh=asked.fresh
+    ) as folder:
         return made_of(folder)
 
 

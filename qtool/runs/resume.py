@@ -8,14 +8,13 @@ states that follow it. Nothing of it is believed before the bytes on the disk ag
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError
 from qtool.plan.plan import Plan
 from qtool.runs import provenance
+from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
@@ -35,7 +34,7 @@ def unit(block: int | None) -> str:
 def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint) -> None:
     """ResumeError where what is in `space` was begun with another recipe, source or version.
 
-    Of the source's files sizes and times are compared: digests would have to read all of them.
+    Of the source's files sizes, times and some bytes are compared: digests would have to read all.
     """
     headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
     facts = {
@@ -52,20 +51,9 @@ def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint
 
 
 def source_facts(checkpoint: Checkpoint) -> Any:
-    """What tells one source from another without reading it."""
+    """What tells one source from another without reading all of it."""
     made_from = provenance.made_from(checkpoint)
-    if made_from:  # a checkpoint that was made for this run only
-        return made_from
-    return [checkpoint.config, *(file_facts(file) for file in checkpoint.files)]
-
-
-def file_facts(path: Path) -> list[Any]:
-    """Name, size and time of a file."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
-    return [path.name, found.st_size, found.st_mtime_ns]
+    return [checkpoint.config, made_from, *(file_facts(file) for file in checkpoint.files)]
 
 
 def commit(

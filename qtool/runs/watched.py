@@ -16,26 +16,49 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.errors import QtoolError, ResumeError, SourceError, UnsupportedError
+from qtool.runs.identity import looked_at
 from qtool.runs.staging import free_bytes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-Marks = Mapping[Path, tuple[int, int]]
 
 
-def marks(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Size and time of each file; SourceError where one is not there."""
+@dataclass(frozen=True)
+class Mark:
+    """A file as it was when the work began."""
+
+    size: int
+    time: int
+    place: tuple[int, int]  # which file it is, for as long as its disk stays where it is
+    content: str  # some of it
+
+    def state(self, path: Path) -> str:
+        """What has become of it: same, changed or gone."""
+        try:
+            found = path.stat()
+            if (found.st_size, found.st_mtime_ns) != (self.size, self.time):
+                return "changed"
+            # Of disks that are reached over a network the same file may be another number later.
+            same = (found.st_dev, found.st_ino) == self.place or looked_at(path) == self.content
+            return "same" if same else "changed"
+        except OSError:
+            # What is open can still be read to its end; what has to be opened will tell.
+            return "gone"
+
+
+Marks = Mapping[Path, Mark]
+
+
+def marks(files: Iterable[Path]) -> dict[Path, Mark]:
+    """How each file is now; SourceError where one is not there."""
     found = {}
     for path in files:
         try:
-            found[path] = _mark(path)
+            is_now = path.stat()
+            place = is_now.st_dev, is_now.st_ino
+            found[path] = Mark(is_now.st_size, is_now.st_mtime_ns, place, looked_at(path))
         except OSError as error:
             raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
     return found
-
-
-def _mark(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -58,7 +81,7 @@ class Watched:
         if not self.ours():
             raise self._taken()
         for path in self.sources:
-            if self._state(path) == "changed":
+            if self.sources[path].state(path) == "changed":
                 raise self._changed(path)
 
     def ours(self) -> bool:
@@ -87,7 +110,7 @@ class Watched:
         if not self.ours():
             return self._taken()
         for path in self.sources:
-            state = self._state(path)
+            state = self.sources[path].state(path)
             if state == "gone" and not any(one.errno in FULL for one in system):
                 return SourceError(
                     f"{path}: was there when the work began, and is gone; put it back as it was "
@@ -104,13 +127,6 @@ class Watched:
     def _within(self, name: object) -> bool:
         """Whether a file of an error is one of ours; none is named where one is at work open."""
         return name is None or self.folder in Path(os.fsdecode(str(name))).parents
-
-    def _state(self, path: Path) -> str:
-        try:
-            return "same" if _mark(path) == self.sources[path] else "changed"
-        except OSError:
-            # What is open can still be read to its end; what has to be opened will tell.
-            return "gone"
 
     def _taken(self) -> ResumeError:
         return ResumeError(

@@ -5,6 +5,7 @@
         journal     what the run is, and what of it is finished (qtool.runs.journal)
         artifact    the output, a folder or a file, which gets its name when it is whole
         ...         what a stage keeps to go on with
+    .OUT.from-gguf/ where the source had to be made first: a lock, and the source
 
 A run that is ended, or that the system stops (a full disk, a source that is gone), leaves the
 folder where something in it is finished, and the same command goes on from there. Else nothing is
@@ -98,7 +99,7 @@ def workspace(
             journal = Journal(folder / "journal", look)
             if fresh or not journal.done:
                 journal.close()
-                _empty(folder)
+                empty(folder)
                 journal = Journal(folder / "journal", look)
             space = Workspace(out, folder, journal)
             if journal.done:
@@ -137,6 +138,40 @@ def workspace(
             if not kept and look.ours():
                 _remove(folder)
             os.close(lock)
+            _sweep_sources(target, out)
+
+
+@contextmanager
+def made_beside(out: Path) -> Iterator[Path]:
+    """A hidden folder for a source of `out` that has to be made first, locked.
+
+    It is there again when the same command goes on, and gone when `out` is whole or given up.
+    """
+    target = Path(os.path.realpath(out))
+    folder = _source(target)
+    with made_parents(target, out):
+        with explained(out):
+            lock = _acquire(folder, out)
+        try:
+            yield folder
+        finally:
+            os.close(lock)
+            _sweep_sources(target, out)
+
+
+def _source(target: Path) -> Path:
+    return target.parent / f".{target.name}.from-gguf"
+
+
+def _sweep_sources(target: Path, out: Path) -> None:
+    """Remove what an output was to be made of, where no run of it is left to go on."""
+    folder = _source(target)
+    if partial(target).exists() or not (folder / "lock").is_file():
+        return
+    with suppress(QtoolError, OSError):  # it is in use, or not ours
+        lock = _acquire(folder, out)
+        _remove(folder)
+        os.close(lock)
 
 
 def _acquire(folder: Path, out: Path) -> int:
@@ -209,7 +244,9 @@ def check_free(out: Path, *, is_folder: bool) -> None:
 
 def _sweep(out: Path) -> None:
     """Remove what is left where a run was killed just after its output got its name."""
-    folder = partial(Path(os.path.realpath(out)))
+    target = Path(os.path.realpath(out))
+    folder = partial(target)
+    _sweep_sources(target, out)
     if not (folder / "lock").is_file() or (folder / "artifact").exists():
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
@@ -217,9 +254,10 @@ def _sweep(out: Path) -> None:
         if not (folder / "artifact").exists():
             _remove(folder)
         os.close(lock)
+        _sweep_sources(target, out)
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
     """Remove all but the lock."""
     for path in folder.iterdir():
         if path.name == "lock":
@@ -233,7 +271,7 @@ def _empty(folder: Path) -> None:
 def _remove(folder: Path) -> None:
     """Remove the folder, the lock last: who gets it finds nothing else."""
     with suppress(OSError):
-        _empty(folder)
+        empty(folder)
         (folder / "lock").unlink()
         folder.rmdir()
 
