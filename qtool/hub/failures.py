@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ def explained(model: HubModel, where: str, verb: str = "downloaded") -> Iterator
     """Inside, errors of huggingface_hub and of the network become SourceErrors."""
     from huggingface_hub import errors as hub
 
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_user)
     try:
         yield
     except QtoolError:
@@ -163,6 +166,12 @@ def _of_transport(error: Exception, where: str, verb: str) -> Exception:
     return SourceError(
         f"{where} cannot be {verb}: {first_line(error)}; try again, what came is kept"
     )
+
+
+def _without_user(line: logging.LogRecord) -> bool:
+    """For huggingface_hub's own lines on stderr, some of which name an address."""
+    line.msg, line.args = _USER.sub("://", line.getMessage()), ()
+    return True
 
 
 def first_line(error: BaseException) -> str:
