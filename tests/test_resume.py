@@ -181,6 +181,45 @@ def test_half_a_line_is_no_line(tmp_path: Path) -> None:
     assert [*Journal(tmp_path / "journal").done] == ["a", "d"]
 
 
+def test_facts_behind_a_forgotten_unit_are_noted_again(tmp_path: Path) -> None:
+    """What a run is made of may be known only after something of it is finished."""
+    journal = Journal(tmp_path / "journal")
+    journal.agree("recipe", 4, "no")
+    journal.commit("importance")
+    journal.agree("header", "x", "no")
+    journal.close()
+    journal = Journal(tmp_path / "journal")
+    journal.forget_from("importance")
+    journal.agree("header", "y", "no")
+    journal.close()
+    journal = Journal(tmp_path / "journal")
+    assert journal.facts == {"recipe": 4, "header": "y"}
+    journal.commit("late")
+    journal.forget_from("late")
+    with pytest.raises(ResumeError, match="another header"):
+        journal.agree("header", "x", "another header")
+    journal.close()
+
+
+def test_rotations_learned_on_another_text_are_not_taken_up(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed just after they were learned; the text then changes under its name."""
+    text, out = text_file(tmp_path / "text.txt"), tmp_path / "out"
+    sets = ["transforms=[rotate]", "rotate.kind=learned", "rotate.steps=2"]
+    sets += [f"calibration.source={text}", *SMALL, "weights.group_size=32"]
+    loaded = load("w4g128-rtn", sets)
+    assert isinstance(loaded, Recipe)
+    request = Request(str(model), model, loaded, out, None, 1, 1 << 30)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(1, patched)
+        run(request, Progress(quiet=True))
+    assert (tmp_path / ".out.partial" / "rotations").is_file()
+    text_file(text, seed=1)
+    with pytest.raises(ResumeError, match="another calibration text is kept"):
+        run(request, Progress(quiet=True))
+
+
 def test_another_run_is_not_gone_on_with(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """What flows through the blocks, and where statistics come from."""
 
     tokens: NDArray[np.int64]  # [samples, length]
@@ -95,14 +95,13 @@ def quantize_blocks(
     sink: Sink,
     progress: Progress,
     space: Workspace,
+    given: Given,
     skeleton: Skeleton | None = None,
 ) -> Outcome:
     """Quantize every block in turn. skeleton: of open_skeleton(), where it is open already."""
     recipe, journal = request.recipe, space.journal
     with Workers(request.threads) as workers:
         with progress.stage("calibrate"):
-            given = _given(recipe, checkpoint, request.stats)
-            space.agree({"calibration text": given.record})
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
             stream = skeleton.embed(given.tokens, states=states)
@@ -284,10 +283,11 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
     return needs
 
 
-def _given(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> _Given:
+def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Given:
+    """The text, or the file of statistics; SourceError where it does not go with the model."""
     if stats is None:
         calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
-        return _Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
+        return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
     if recipe.measures_cache:
         raise UnsupportedError(
             f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
@@ -300,7 +300,7 @@ def _given(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> _Given
         )
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)
-    return _Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
+    return Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
 
 
 def _write_outside(plan: Plan, sink: Sink, progress: Progress) -> None:

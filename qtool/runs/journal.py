@@ -38,6 +38,7 @@ class Journal:
         self.facts: dict[str, Any] = {}
         self.done: dict[str, Mapping[str, Any]] = {}
         self._begins: dict[str, int] = {}  # where each unit's line begins in the file
+        self._noted: dict[str, int] = {}  # the same of facts
         self._lock = Lock()
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
@@ -56,6 +57,7 @@ class Journal:
                 break
             if isinstance(entry.get("fact"), str) and "value" in entry:
                 self.facts[entry["fact"]] = entry["value"]
+                self._noted[entry["fact"]] = good
             elif isinstance(entry.get("done"), str):
                 self.done[entry["done"]] = entry
                 self._begins[entry["done"]] = good
@@ -78,11 +80,16 @@ class Journal:
         self.done[name] = entry
 
     def forget_from(self, name: str) -> None:
-        """Drop a finished unit and all that came after it: its work is to be done again."""
+        """Drop a finished unit and all that came after it: its work is to be done again.
+
+        Also facts: they are to be noted again, or the next run would not be held to them.
+        """
         position = self._begins[name]
         self._file.truncate(position)
         for later in [unit for unit, at in self._begins.items() if at >= position]:
             del self.done[later], self._begins[later]
+        for fact in [fact for fact, at in self._noted.items() if at >= position]:
+            del self.facts[fact], self._noted[fact]
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         text = json.dumps(entry, separators=(",", ":")).encode()
@@ -98,6 +105,8 @@ class Journal:
                 raise
             if "done" in entry:
                 self._begins[entry["done"]] = begin
+            else:
+                self._noted[entry["fact"]] = begin
 
     def close(self) -> None:
         """Close the file; it stays."""

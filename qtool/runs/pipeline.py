@@ -59,7 +59,7 @@ def run(request: Request, progress: Progress) -> Summary:
     plan = make()
     skeleton = None
     if request.recipe.calibrates:
-        from qtool.calibrating.blockwise import open_skeleton, quantize_blocks
+        from qtool.calibrating.blockwise import given_to, open_skeleton, quantize_blocks
 
         with progress.stage("calibrate"):
             skeleton = open_skeleton(checkpoint, plan)
@@ -78,11 +78,17 @@ def run(request: Request, progress: Progress) -> Summary:
     size = plan.size_bytes + plan.disk_bytes
     with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh, sources=sources) as space:
         resume.agree(space, request, plan, checkpoint)
+        given = None
+        if skeleton is not None:
+            with progress.stage("calibrate"):
+                given = given_to(request.recipe, checkpoint, request.stats)
+            # Before anything that was made with the text is taken up.
+            space.agree({"calibration text": given.record})
         rotations = None if view is None else _rotated(request, plan, view, space, progress)
         with Sink(plan, checkpoint, space.artifact) as sink:
-            if skeleton is not None:
+            if skeleton is not None and given is not None:
                 outcome = quantize_blocks(
-                    request, plan, checkpoint, sink, progress, space, skeleton
+                    request, plan, checkpoint, sink, progress, space, given, skeleton
                 )
             else:
                 outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
