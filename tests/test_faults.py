@@ -18,6 +18,7 @@ from quantizing import build, files, text_file
 
 from qtool.errors import QtoolError, ResumeError, SourceError, UnsupportedError
 from qtool.gguf import convert
+from qtool.gguf.open import open_source
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import tiny_folder
@@ -524,3 +525,35 @@ def test_the_checkpoint_of_a_killed_run_is_swept(root: Path, tmp_path: Path) -> 
         ):
             raise AssertionError
     assert {path.name for path in tmp_path.iterdir()} == {"first", "out"}
+
+
+@pytest.mark.parametrize("recipe", [GPTQ, GGUF, "convert"])
+def test_all_is_on_the_disk_before_it_has_its_name(
+    recipe: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut too: every file and folder, and then the folder above."""
+    out, log = tmp_path / "new" / "out", []
+    fsync, fdatasync, rename = os.fsync, staging.sync, os.rename
+
+    def synced(descriptor: int) -> None:
+        log.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        (fsync if os.path.isdir(log[-1]) else fdatasync)(descriptor)
+
+    def renamed(one: Path, other: Path) -> None:
+        before = {str(path) for path in one.rglob("*")} | {str(one)}
+        assert before <= set(log), before - set(log)
+        log.clear()
+        rename(one, other)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(staging, "sync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    if recipe == "convert":
+        source = tmp_path / "model.gguf"
+        monkeypatch.setattr(os, "rename", rename)
+        run_gguf(GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1), Progress(quiet=True))
+        monkeypatch.setattr(os, "rename", renamed)
+        convert.convert_to_hf(open_source(source), out, None, 1 << 62, Progress(quiet=True))
+    else:
+        quantize(root, recipe, out)
+    assert out.exists() and log[0] == str(out.parent)

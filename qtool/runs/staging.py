@@ -1,6 +1,6 @@
 """The output folder or file appears under its final name only when it is whole.
 
-A file's bytes are on the disk before it gets its name, so that this holds after a power cut too.
+Every byte is on the disk before the output gets its name, so that this holds after a power cut too.
 Work goes into a hidden one beside it, which is renamed at the end and removed on any failure.
 """
 
@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,9 +104,6 @@ def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
             try:
                 os.fchmod(descriptor, 0o666 & ~umask())
                 yield path, descriptor
-                with explained(out):
-                    # A name given before its bytes are on the disk may outlive them.
-                    sync(descriptor)
             finally:
                 os.close(descriptor)
             check_out_file(out)
@@ -126,6 +123,7 @@ def made_parents(target: Path, out: Path) -> Iterator[None]:
                 if not parent.exists():
                     parent.mkdir()
                     made.append(parent)
+                    _sync_folder(parent.parent)
         yield
     except BaseException as error:
         _remove(made)
@@ -156,7 +154,9 @@ def explained(out: Path) -> Iterator[None]:
 
 
 def give_name(staged: Path, target: Path, out: Path) -> None:
-    """Rename, over an empty folder of that name, too."""
+    """Rename, over an empty folder of that name, too, when all that it holds is on the disk."""
+    with explained(out):
+        _make_durable(staged)
     kind = "folder" if staged.is_dir() else "file"
     try:
         os.rename(staged, target)
@@ -165,6 +165,36 @@ def give_name(staged: Path, target: Path, out: Path) -> None:
             f"{out}: the finished {kind} cannot be given this name: {error.strerror}; "
             "choose another -o"
         ) from None
+    _sync_folder(target.parent)
+
+
+def _make_durable(staged: Path) -> None:
+    """A name given before its bytes are on the disk may outlive them."""
+    if not staged.is_dir():
+        _sync_file(staged)
+        return
+    for folder, _, names in os.walk(staged, topdown=False):
+        for name in names:
+            _sync_file(Path(folder, name))
+        _sync_folder(Path(folder))
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    """The names in it. Not every file system can, and those that cannot do it by themselves."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(made: list[Path]) -> None:

@@ -33,7 +33,6 @@ from qtool.runs.staging import (
     give_name,
     made_parents,
     partial,
-    sync,
     with_notes,
 )
 from qtool.runs.watched import Marks, Watched
@@ -113,8 +112,6 @@ def workspace(
             ended = True
             look.same()
             check_free(out, is_folder=is_folder)
-            if not is_folder:
-                _make_durable(space.artifact, out)
             give_name(space.artifact, target, out)
         except BaseException as error:
             why = look.explained(error)
@@ -274,16 +271,6 @@ def _remove(folder: Path) -> None:
         empty(folder)
         (folder / "lock").unlink()
         folder.rmdir()
-
-
-def _make_durable(path: Path, out: Path) -> None:
-    """A name given before its bytes are on the disk may outlive them."""
-    with explained(out):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            sync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _may_pass(error: BaseException) -> bool:
