@@ -1,5 +1,6 @@
 """`qtool download`, from a hub on loopback: what is fetched, resumed, checked and refused."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -284,11 +285,70 @@ def test_gguf_by_its_quantization(server: hub_server.HubServer) -> None:
     assert [one["name"] for one in only["files"]] == ["image.png"]  # type: ignore[index,attr-defined]
 
 
-def test_a_hub_without_digests(server: hub_server.HubServer) -> None:
+def test_a_hub_without_digests(server: hub_server.HubServer, source: Path) -> None:
     server.without_digests = True
     found = download("ann/llama")
-    assert Path(str(found["folder"]), "model.safetensors").is_file()
-    assert found["checked_files"] == 0
+    folder = Path(str(found["folder"]))
+    # The ETags that came with the files are digests too.
+    assert found["checked_files"] == 4
+    data = (source / "model.safetensors").read_bytes()
+    files: dict[str, object] = {f["name"]: f["digest"] for f in found["files"]}  # type: ignore[index,attr-defined]
+    assert files["model.safetensors"] == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert str(files["config.json"]).startswith("git-sha1:")
+    assert download("ann/llama")["checked_files"] == 0
+    shutil.rmtree(folder.parents[1])
+    server.damaged = {"model.safetensors": 1_000_000}
+    said = refusal("ann/llama")
+    assert "model.safetensors in the cache is not what the hub states" in said
+    assert not list(folder.parents[1].glob("blobs/" + hashlib.sha256(data).hexdigest()))
+
+
+def test_a_hub_without_digests_nor_etags(server: hub_server.HubServer) -> None:
+    server.without_digests = True
+    server.odd_etags = {"config.json"}
+    result = CliRunner().invoke(app, ["download", "ann/llama"], catch_exceptions=False)
+    assert result.exit_code == 0 and (
+        "no digest is known of 1 files, which were not compared: config.json" in result.stderr
+    )
+    server.odd_etags = {"model.safetensors"}
+    shutil.rmtree(Path(result.stdout.splitlines()[1]).parents[1])
+    said = refusal("ann/llama")
+    assert "neither the hub's list nor its answer states a digest of model.safetensors" in said
+
+
+def test_what_another_hub_says(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path
+) -> None:
+    pinned = f"ann/llama@{hub_server.COMMIT}"
+    # One that lies, with its own bytes and their digests; then the true one.
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    path = other / "config.json"
+    path.write_bytes(path.read_bytes().replace(b"llama", b"lLama"))
+    server.repositories["ann/llama"] = other
+    folder = Path(str(download(pinned)["folder"]))
+    server.repositories["ann/llama"] = source
+    from huggingface_hub import constants
+
+    url = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    again = server.endpoint.replace("127.0.0.1", "localhost")
+    monkeypatch.setattr(constants, "ENDPOINT", again)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url.replace(server.endpoint, again)
+    )
+    assert "config.json in the cache is not what the hub states" in refusal(pinned)
+    download(pinned)
+    assert (folder / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_a_link_out_of_the_cache(server: hub_server.HubServer, tmp_path: Path) -> None:
+    path = Path(str(download("ann/llama")["folder"])) / "model.safetensors"
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(path.read_bytes()[:-1] + b"x")
+    path.unlink()
+    path.symlink_to(mine)
+    assert "it is removed" in refusal("ann/llama")
+    assert not path.is_symlink() and mine.is_file()
 
 
 def test_lines_for_people(server: hub_server.HubServer) -> None:

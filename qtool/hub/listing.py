@@ -3,12 +3,14 @@
     GET /api/models/OWNER/NAME/revision/REV?blobs=true
         {"sha", "siblings": [{"rfilename", "size", "blobId", "lfs": {"sha256", "size"}}]}
 
-A commit never changes: what was asked once is kept (in QTOOL_CACHE), and with it which files of the
-cache have been compared with their digests, by size and time of change.
+A commit never changes: what a hub was asked once is kept (in QTOOL_CACHE, apart for each
+HF_ENDPOINT), and with it which files of the cache have been compared with which digests, by size
+and time of change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -110,6 +112,16 @@ def _is_inside(name: str) -> bool:
     )
 
 
+def named_by_digest(file: HubFile, blob: Path) -> HubFile:
+    """A file with the digest that it is called by in the cache, where the listing states none.
+
+    huggingface_hub calls what it downloads by the ETag that the server sent with it.
+    """
+    if file.etag is not None:
+        return file
+    return _file(file.name, file.size, blob.name, blob.name)
+
+
 def _file(name: str, size: int | None, sha256: str | None, sha1: str | None) -> HubFile:
     """A file, with such digests only as may be names of files here."""
     good256 = sha256 if sha256 is not None and _SHA256.fullmatch(sha256) else None
@@ -123,30 +135,36 @@ class Memory:
 
     path: Path
     listing: Listing | None
-    checked: dict[str, list[int]]
+    checked: dict[str, list[int | str]]
 
     @classmethod
     def open(cls, repository: str, commit: str) -> Memory:
-        """What was kept; nothing where it cannot be read."""
-        path = cache_folder() / repository.replace("/", "--") / f"{commit}.json"
+        """What was kept of what this hub says; nothing where it cannot be read."""
+        from huggingface_hub import constants
+
+        said_by = hashlib.sha256(shown(constants.ENDPOINT).encode()).hexdigest()[:16]
+        path = cache_folder() / said_by / repository.replace("/", "--") / f"{commit}.json"
         try:
             found = read_json(path)
             files = tuple(
                 _file(one["name"], one["size"], one["sha256"], one["sha1"])
                 for one in found["files"]
             )
-            checked = {str(k): [int(v[0]), int(v[1])] for k, v in found["checked"].items()}
+            checked: dict[str, list[int | str]] = {
+                str(k): [int(v[0]), int(v[1]), str(v[2])] for k, v in found["checked"].items()
+            }
         except (SourceError, FormatError, LookupError, TypeError, ValueError, AttributeError):
             return cls(path, None, {})
         return cls(path, Listing(repository, commit, files) if files else None, checked)
 
-    def knows(self, path: Path) -> bool:
-        """Whether a file is the one that was compared with its digest."""
-        return self.checked.get(path.name) == _state(path)
+    def knows(self, path: Path, file: HubFile) -> bool:
+        """Whether what lies there is what was compared with this file's digest."""
+        return file.etag is not None and self.checked.get(path.name) == [*_state(path), file.etag]
 
-    def remember(self, path: Path) -> None:
-        """A file has its digest."""
-        self.checked[path.name] = _state(path)
+    def remember(self, path: Path, file: HubFile) -> None:
+        """What lies there has this file's digest."""
+        if file.etag is not None:
+            self.checked[path.name] = [*_state(path), file.etag]
 
     def keep(self, listing: Listing | None) -> None:
         """Writes it; a cache that cannot be written is none."""

@@ -20,10 +20,11 @@ from typing import Any
 from qtool.errors import SourceError
 from qtool.hub import UNWANTED, WANTED, HubModel, unusable
 from qtool.hub.failures import explained, first_line, no_room, status_of, transport_errors
-from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask
+from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask, named_by_digest
 from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
 from qtool.runs.progress import Progress
 
+_WEIGHTS = (".safetensors", ".gguf")
 _AT_ONCE = 4  # files
 _SLACK = 64 << 20  # bytes that stay free on the disk
 
@@ -147,20 +148,17 @@ def _from_cache(model: HubModel, selection: Selection, where: str, progress: Pro
         progress.say(f"note: the hub does not answer; the cache has {model} at {folder.name}")
     files = []
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        etag = path.resolve().name
         name = path.relative_to(folder).as_posix()
-        sha256 = etag if len(etag) == 64 else None
-        sha1 = etag if COMMIT.fullmatch(etag) else None
-        files.append(HubFile(name, path.stat().st_size, sha256, sha1))
+        files.append(named_by_digest(HubFile(name, path.stat().st_size), path.resolve()))
     chosen = Listing(model.repository, folder.name, tuple(files)).chosen(
         selection.include, selection.exclude
     )
     if selection.checkpoint and not _is_checkpoint(chosen):
         raise unusable(where, [file.name for file in files])
     memory = Memory.open(model.repository, folder.name)
-    checked = _check(folder, chosen, memory, where)
+    found, checked = _check(folder, chosen, memory, where, progress, asked=False)
     memory.keep(None)
-    return Snapshot(model, folder.name, folder, tuple(chosen), {}, checked)
+    return Snapshot(model, folder.name, folder, found, {}, checked)
 
 
 @dataclass
@@ -194,14 +192,12 @@ class _Fetching:
             for file in missing:
                 blob = self.storage / "blobs" / (file.etag or "")
                 if file.name in received and blob.is_file():
-                    memory.remember(blob)
+                    memory.remember(blob, file)
         if missing or not self._ref_is_right():
             self._link(folder)
-        checked = _check(folder, self.chosen, memory, self.where)
+        files, checked = _check(folder, self.chosen, memory, self.where, self.progress)
         memory.keep(self.listing)
-        return Snapshot(
-            self.model, self.listing.commit, folder, tuple(self.chosen), received, checked
-        )
+        return Snapshot(self.model, self.listing.commit, folder, files, received, checked)
 
     def _is_there(self, folder: Path, file: HubFile) -> bool:
         path = folder / file.name
@@ -292,21 +288,52 @@ def _literal(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
-def _check(folder: Path, files: Sequence[HubFile], memory: Memory, where: str) -> int:
-    """Compare files with their digests, once; how many. A bad one is taken out of the cache."""
-    count = 0
-    for file in files:
-        path = folder / file.name
+def _check(
+    folder: Path,
+    files: Sequence[HubFile],
+    memory: Memory,
+    where: str,
+    progress: Progress,
+    *,
+    asked: bool = True,
+) -> tuple[tuple[HubFile, ...], int]:
+    """Compare files with their digests, once: the files with these, and how many were compared.
+
+    SourceError where one differs: it is taken out of the cache; and for weights without a digest,
+    where a hub was asked for one.
+    """
+    blobs = (folder.parent.parent / "blobs").resolve()
+    found, unchecked, count = [], [], 0
+    for listed in files:
+        path = folder / listed.name
         blob = path.resolve()
-        if file.etag is None or not path.is_file() or memory.knows(blob):
+        file = named_by_digest(listed, blob) if blob.parent == blobs else listed
+        found.append(file)
+        if not path.is_file() or memory.knows(blob, file):
+            continue
+        if file.etag is None:
+            unchecked.append(file.name)
             continue
         if not is_as_stated(path, file):
             path.unlink()
-            blob.unlink(missing_ok=True)
+            if blob.parent == blobs:  # where a link leads elsewhere, that is not ours to remove
+                blob.unlink(missing_ok=True)
             raise SourceError(
                 f"{where}: {file.name} in the cache is not what the hub states (expected "
                 f"{file.digest}); it is removed, run this again to download it anew"
             )
-        memory.remember(blob)
+        memory.remember(blob, file)
         count += 1
-    return count
+    weights = [name for name in unchecked if name.endswith(_WEIGHTS)]
+    if weights and asked:
+        raise SourceError(
+            f"{where}: neither the hub's list nor its answer states a digest of {weights[0]}, "
+            "which may have been damaged on its way; use a hub that does (HF_ENDPOINT), or name "
+            f"the folder itself if you trust it: {folder}"
+        )
+    if unchecked:
+        progress.say(
+            f"note: no digest is known of {len(unchecked)} files, which were not compared: "
+            + ", ".join(unchecked[:8])
+        )
+    return tuple(found), count
