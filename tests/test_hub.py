@@ -9,10 +9,12 @@ from pathlib import Path
 import header_files
 import hub_server
 import pytest
+from hub_here import hub_here
 
-from qtool import hub
+from qtool import api, hub
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
+from qtool.hub.card import parts
 
 # Run in a process of its own: huggingface_hub reads its environment when it is imported.
 RESOLVE = """
@@ -162,6 +164,16 @@ def test_aliases_are_pinned() -> None:
     assert hub.public_name("smollm2-135m") == str(hub.ALIASES["smollm2-135m"])
     assert hub.public_name("tiny") == "tiny"
     assert hub.public_name("ann/llama") == "ann/llama"
+
+
+def test_the_commit_is_a_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = {"ann/llama": "1" * 40}
+    with hub_here(monkeypatch, tmp_path, {"ann/llama": hub.tiny_folder()}, commits):
+        api.quantize("ann/llama", "w4g128-rtn", tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "qtool.json").read_text())
+    assert record["source"]["name"] == f"ann/llama@{'1' * 40}"
+    head, _ = parts((tmp_path / "out" / "README.md").read_text())
+    assert head["base_model"] == "ann/llama"
 
 
 def test_tiny_is_shipped() -> None:

@@ -111,8 +111,11 @@ def plain_name(model: str) -> str:
     return name.replace(":", "-")
 
 
-def public_name(model: str) -> str | None:
-    """The name of a model that means the same on every machine: an alias's or hub id's, or None."""
+def public_name(model: str, source: Path | None = None) -> str | None:
+    """The name of a model that means the same on every machine: an alias's or hub id's, or None.
+
+    source: what it was resolved to; of a snapshot in the hub's cache the commit is added.
+    """
     if model == TINY:
         return TINY
     if model not in ALIASES and Path(model).exists():
@@ -125,6 +128,12 @@ def public_name(model: str) -> str | None:
     if QUANTIZED.fullmatch(model):
         return model
     found = parse(model)
+    if found is not None and source is not None:
+        from qtool.homes.hub_cache import repository_of
+
+        cached = repository_of(source)
+        if cached is not None and cached[0] == found.repository and cached[1] is not None:
+            found = HubModel(found.repository, cached[1])
     return None if found is None else str(found)
 
 

@@ -49,7 +49,7 @@ def record(
         **asked,
         "source": {
             # Not config.json's _name_or_path: that of a fine-tune may be its base model.
-            "name": hub.public_name(model),
+            "name": hub.public_name(model, checkpoint.folder),
             "digest": f"sha256:{checkpoint.digest()}",
             "files": {name: f"sha256:{one}" for name, one in checkpoint.file_digests.items()},
             **made_from(checkpoint),
