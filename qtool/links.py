@@ -35,10 +35,12 @@ def check_links(folder: Path, weights: Sequence[Path], patterns: Sequence[str]) 
     ]
     if not wanted:
         return
-    own = {folder.resolve(), *(file.resolve().parent for file in weights)}
+    stores = {file.resolve().parent for file in weights}
+    stores |= {place / TEMPLATES for place in stores}  # and nothing else that lies below
     for path in wanted:
         found = path.resolve()
-        if path.exists() and not any(found.is_relative_to(place) for place in own):
+        inside = found.is_relative_to(folder.resolve()) or found.parent in stores
+        if path.exists() and not inside:
             raise SourceError(
                 f"{path}: a link to {found}, where no other part of this model lies; its content "
                 "would get into what is made of the model: copy the file if it belongs there, or "

@@ -69,6 +69,23 @@ def test_shards_may_be_links_to_elsewhere(tmp_path: Path) -> None:
     assert Checkpoint.open(folder).digest() == Checkpoint.open(store).digest()
 
 
+def test_what_lies_below_the_place_of_a_linked_shard(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "model"
+    (home / ".ssh").mkdir(parents=True)
+    (home / "additional_chat_templates").mkdir()
+    (home / ".ssh" / "id_rsa").write_text("a key")
+    (home / "additional_chat_templates" / "t.jinja").write_text("{{ messages }}")
+    folder.mkdir()
+    sharded(home)
+    for path in home.iterdir():
+        if path.name != ".ssh":
+            (folder / path.name).symlink_to(path)
+    Checkpoint.open(folder)
+    (folder / "tokenizer.txt").symlink_to(home / ".ssh" / "id_rsa")
+    with pytest.raises(SourceError, match=r"tokenizer\.txt: a link to .*id_rsa, where no other"):
+        Checkpoint.open(folder)
+
+
 def test_a_missing_shard(tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
