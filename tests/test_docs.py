@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 from quantizing import caller
+
+import qtool
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -165,6 +168,43 @@ def steps(which: str) -> tuple[list[str], dict[str, str]]:
     job = gitlab()
     assert "qtool push" in job["script"][-1]
     return job["script"], job["variables"]  # publishes nothing where REPOSITORY is empty
+
+
+def installing(which: str) -> str:
+    if which == "gitlab":
+        return "\n".join(gitlab()["before_script"])
+    steps = github()["jobs"]["quantize"]["steps"]
+    (found,) = (one["run"] for one in steps if one.get("name") == "Install")
+    return str(found)
+
+
+@pytest.mark.parametrize("which", ["github", "gitlab"])
+def test_pipelines_install_qtool_in_any_repository(which: str, tmp_path: Path) -> None:
+    """By pip, in a folder with nothing of qtool in it, from an index that has this version."""
+    index, elsewhere = tmp_path / "index", tmp_path / "elsewhere"
+    index.mkdir()
+    elsewhere.mkdir()
+    name = f"qtool-{qtool.__version__}"
+    with zipfile.ZipFile(index / f"{name}-py3-none-any.whl", "w") as wheel:
+        about = f"Metadata-Version: 2.1\nName: qtool\nVersion: {qtool.__version__}\n"
+        wheel.writestr(f"{name}.dist-info/METADATA", about)
+        wheel.writestr(
+            f"{name}.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    _, variables = steps(which)
+    own = environment(tmp_path) | {
+        "QTOOL": variables["QTOOL"],
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_FIND_LINKS": str(index),
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
+        "PIP_TARGET": str(tmp_path / "site"),
+    }
+    shell(installing(which), elsewhere, own)
+    assert (tmp_path / "site" / f"{name}.dist-info").is_dir()
 
 
 def test_both_pipelines_do_the_same() -> None:
