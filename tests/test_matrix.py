@@ -70,6 +70,11 @@ def test_all_but_what_fails_is_made(made: tuple[Path, Called]) -> None:
     found = json.loads(called.out)
     Draft202012Validator(json.loads(schemas.text("matrix"))).validate(found)
     status = {one["recipe"]: one["status"] for one in found["artifacts"]}
+    written = json.loads((folder / "m/matrix.json").read_text())
+    Draft202012Validator(json.loads(schemas.text("matrix"))).validate(written)
+    # What failed for good keeps no statistics, and its name is not the matrix's.
+    assert written.pop("made_of").keys() == set(NAMES) - {"nothing-fits"} and written == found
+    assert found["kept_statistics"] is None and not (folder / "m/.matrix").exists()
     assert found["failed"] == ["nothing-fits"] and status["nothing-fits"] == "failed"
     failed = next(one for one in found["artifacts"] if one["status"] == "failed")
     assert "96" in failed["error"] and not (folder / "m/nothing-fits").exists()
@@ -149,6 +154,9 @@ def test_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(running, "_make", die)
         assert call(*words).status == 130
+    half = json.loads((folder / "m/matrix.json").read_text())
+    Draft202012Validator(json.loads(schemas.text("matrix"))).validate(half)
+    assert [one["status"] for one in half["artifacts"]] == ["made", "waiting"]
     # And between the artifact and its statement.
     (folder / "m/w8a8-static.provenance.json").unlink()
     said = call(*words, "--json")
@@ -157,11 +165,15 @@ def test_it_goes_on(
     status = {one["recipe"]: one["status"] for one in found["artifacts"]}
     assert status == {"w8a8-static": "kept", "gptq": "made"}
     assert found["passes"][0]["taken_up"] and not (folder / "m/.matrix").exists()
+    assert found["kept_statistics"] is None
     for name in status:
         assert files(folder / "m" / name) == files(made[0] / "m" / name)
     # Nothing is left to do; but another text is not what they were made on.
     again = json.loads(call(*words, "--json").out)
     assert {one["status"] for one in again["artifacts"]} == {"kept"} and not again["passes"]
+    shards = call(*words, "--max-shard-size", "1MB", "--json")
+    for one in json.loads(shards.out)["artifacts"]:
+        assert "was made of another size of a shard" in one["error"]
     other = call(*words, "--seed", "7", "--json")
     assert other.status == 1
     for one in json.loads(other.out)["artifacts"]:
@@ -219,3 +231,59 @@ def test_somebody_elses_files_stay(tmp_path: Path, call: Call) -> None:
     said = call("matrix", "tiny", "--recipes", "w8-rtn", "-o", tmp_path)
     assert said.status == 1 and "not written by `qtool matrix`" in said.err
     assert (tmp_path / "matrix.json").read_text() == "{}"
+
+
+def test_two_runs_are_kept_apart(
+    tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the one that was not first changes nothing of what the other has written."""
+    words = ("matrix", model, "--recipes", "w8-rtn", "-o", tmp_path / "m")
+    make, said = running._make, []
+
+    def another_comes(*given: object) -> object:
+        written = (tmp_path / "m/matrix.json").read_text()
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "_make", make)
+            said.append(call(*words))
+        assert (tmp_path / "m/matrix.json").read_text() == written
+        return make(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running, "_make", another_comes)
+    assert call(*words).status == 0
+    assert said[0].status == 1 and "another qtool is making it (process" in said[0].err
+    assert not (tmp_path / "m/.matrix").exists()
+
+
+def test_no_room_for_statistics(
+    tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qtool.matrix.shared.free_bytes", lambda _: 1000)
+    words = ("matrix", model, "--recipes", model.parent / "gptq.yaml", "-o", "m", "--calibration",
+             model.parent / "text.txt", "--samples", "4", "--length", "64")  # fmt: skip
+    said = call(*words)
+    assert said.status == 1 and "its disk has 1,000 left" in said.out
+    wanted = int(said.out.split("share need ")[1].split(" bytes")[0].replace(",", ""))
+    monkeypatch.setattr("qtool.matrix.shared.free_bytes", lambda _: wanted)
+    found = json.loads(call(*words, "--json").out)
+    # The header's room is no more than this for one block.
+    assert 0 <= found["passes"][0]["size_bytes"] - wanted < 200_000
+
+
+def test_statistics_are_kept_for_a_run_that_can_go_on(
+    tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make = running._make
+
+    def full(*_: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    words = ("matrix", model, "--recipes", model.parent / "gptq.yaml", "-o", "m", "--calibration",
+             model.parent / "text.txt", "--samples", "4", "--length", "64")  # fmt: skip
+    monkeypatch.setattr(running, "_make", full)
+    said = call(*words)
+    assert said.status == 1 and "m/.matrix keeps " in said.out
+    monkeypatch.setattr(running, "_make", make)
+    fresh = json.loads(call(*words, "--fresh", "--json").out)
+    assert not fresh["passes"][0]["taken_up"] and not Path("m/.matrix").exists()

@@ -46,6 +46,10 @@ def matrix(
     max_shard_size: Annotated[
         str | None, typer.Option(help="such as 500MB; by default 5GB")
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="start over what is unfinished; what is finished is kept"),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Make an artifact of MODEL with each of RECIPES, from one calibration pass, and one report.
@@ -89,6 +93,7 @@ def matrix(
         eval_,
         windows,
         shlex.join(words),
+        fresh,
     )
     found = run(asked, Progress(quiet=json_))
     if json_:
@@ -131,6 +136,11 @@ def lines(found: "Matrix") -> list[str]:
     if any(one.calibrated == "shared" for one in found.artifacts):
         said.append(
             "note: what shares a pass is not error-aware; --error-aware calibrates each by itself"
+        )
+    if found.kept is not None:
+        said.append(
+            f"note: {found.kept['path']} keeps {found.kept['size_bytes'] / 1e6:,.1f} MB of "
+            "statistics for a run that goes on; remove it where none will"
         )
     if found.report is not None:
         said.append(f"report: {found.report}")

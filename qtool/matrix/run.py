@@ -23,13 +23,14 @@ from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
-from qtool.matrix import shared
+from qtool.matrix import locked, shared
 from qtool.matrix.cells import Cell, cells, passes
-from qtool.matrix.state import REPORT, WORK, Entry, State, row
+from qtool.matrix.state import REPORT, Entry, State, row
 from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
+from qtool.runs.workspace import _may_pass
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Asked:
     text: Path | None = None  # to measure quality on
     windows: int | None = None
     command: str = "qtool matrix"
+    fresh: bool = False  # what is unfinished is thrown away
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Matrix:
     out: str
     artifacts: list[Entry]
     passes: list[dict[str, Any]] = field(default_factory=list)
+    kept: dict[str, Any] | None = None  # statistics that a run could go on with
     report: str | None = None
     seconds: float = 0.0
     peak_rss_bytes: int = 0
@@ -74,6 +77,7 @@ class Matrix:
             "artifacts": [row(one) for one in self.artifacts],
             "passes": self.passes,
             "failed": [one.recipe for one in self.failed],
+            "kept_statistics": self.kept,
             "report": self.report,
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -88,8 +92,10 @@ class _Run:
     source: Path
     files: dict[str, str]  # SHA-256 of the source's files
     state: State
+    made: Matrix
     entries: dict[str, Entry]
     progress: Progress
+    lasting: set[str] = field(default_factory=set)  # what fails again with the same command
     texts: dict[str, str] = field(default_factory=dict)  # digests, by the settings
 
 
@@ -107,32 +113,53 @@ def matrix(asked: Asked, progress: Progress) -> Matrix:
         share=not is_gguf(source),
         error_aware=asked.error_aware,
     )
-    asked.out.mkdir(parents=True, exist_ok=True)
-    entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
-    run = _Run(asked, source, _digests(source), State(asked.out), entries, progress)
-    made = Matrix(asked.model, str(asked.out), list(entries.values()))
+    with locked.locked(asked.out) as work:
+        entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
+        made = Matrix(asked.model, str(asked.out), list(entries.values()))
+        state = State(asked.out)
+        _fill(_Run(asked, source, _digests(source), state, made, entries, progress), found, work)
+    return made
+
+
+def _fill(run: _Run, found: Sequence[Cell], work: Path) -> None:
+    asked, entries, made, progress = run.asked, run.entries, run.made, run.progress
     waiting = [cell for cell in found if not _settled(run, cell)]
     for cell in waiting:
         if cell.calibrated == "no data":
             _attempt(run, cell, None)
     for group in passes(waiting):
         with _failing(run, group):
-            place = asked.out / WORK / _text(run, group[0])[:16]
-            measured = shared.measure(group, source, place, asked.threads, progress)
+            place = _place(run, group, work)
+            measured = shared.measure(
+                group, run.source, place, asked.threads, progress, fresh=asked.fresh
+            )
             made.passes.append(measured.json())
             for cell in group:
                 _attempt(run, cell, measured)
-            if all(entries[cell.name].status == "made" for cell in group):
-                shared.remove(place)
+    for group in passes(found):
+        with suppress(QtoolError):  # of its text, which is among its cells' errors
+            if all(_done_with(run, cell) for cell in group):
+                locked.remove(_place(run, group, work))
     for cell in waiting:
         if cell.calibrated == "itself":
             _attempt(run, cell, None)
     there = [cell for cell in found if entries[cell.name].status != "failed"]
     if there:
         made.report = _report(run, there)
+    if left := locked.left(work):
+        made.kept = {"path": str(work), "size_bytes": locked.size_of(left)}
     made.seconds, made.peak_rss_bytes = progress.total(), peak_rss_bytes()
     run.state.write(made.json())
-    return made
+
+
+def _place(run: _Run, group: Sequence[Cell], work: Path) -> Path:
+    """Where the statistics of a pass lie."""
+    return work / _text(run, group[0])[:16]
+
+
+def _done_with(run: _Run, cell: Cell) -> bool:
+    """Whether the same command would not need the cell's statistics."""
+    return run.entries[cell.name].status in ("made", "kept") or cell.name in run.lasting
 
 
 def _check_text(asked: Asked) -> None:
@@ -153,7 +180,10 @@ def _digests(source: Path) -> dict[str, str]:
 def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
     """What the artifact depends on."""
     text = None if cell.calibrated == "no data" else _text(run, cell)
-    own = {"version of qtool": __version__, "source": run.files, "calibration text": text}
+    own: dict[str, Any] = {"version of qtool": __version__, "source": run.files}
+    own["calibration text"] = text
+    if cell.is_folder:
+        own["size of a shard"] = run.asked.max_shard_bytes
     return cell.wanted() | own
 
 
@@ -203,6 +233,8 @@ def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
             entry = run.entries[cell.name]
             if entry.status == "waiting":
                 entry.status, entry.error = "failed", said
+                if not _may_pass(error):
+                    run.lasting.add(cell.name)
                 run.progress.say(f"{cell.name}: failed: {said}")
 
 
@@ -212,7 +244,7 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
     began, wall = time.monotonic(), time.time()
     run.progress.say(f"{cell.name}: begins ({cell.calibrated})")
     with _failing(run, [cell]):
-        run.state.begin(cell.name, _wanted(run, cell))
+        run.state.begin(cell.name, _wanted(run, cell), run.made.json())
         own = Progress(quiet=True)
         summary = _make(run, cell, measured, own)
         statement.write(
@@ -233,6 +265,8 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
         entry.notes = [*summary.warnings, *summary.notes]
         entry.seconds = round(time.monotonic() - began, 3)
         run.progress.say(f"{cell.name}: {entry.size_bytes / 1e6:.1f} MB in {entry.seconds:.1f} s")
+    if entry.status == "failed" and not cell.out.exists():
+        run.state.forget(cell.name)
     give_back()
 
 
@@ -243,7 +277,15 @@ def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Pro
 
         imatrix = None if measured is None else measured.imatrix
         return run_gguf(
-            GgufRequest(asked.model, run.source, cell.recipe, cell.out, asked.threads, imatrix),
+            GgufRequest(
+                asked.model,
+                run.source,
+                cell.recipe,
+                cell.out,
+                asked.threads,
+                imatrix,
+                fresh=asked.fresh,
+            ),
             progress,
         )
     return _make_folder(run, cell.recipe, cell, measured, progress)
@@ -260,7 +302,14 @@ def _make_folder(
     def made_of(folder: Path) -> Summary:
         stats = None if measured is None else measured.stats
         request = Request(
-            asked.model, folder, recipe, cell.out, stats, asked.threads, asked.max_shard_bytes
+            asked.model,
+            folder,
+            recipe,
+            cell.out,
+            stats,
+            asked.threads,
+            asked.max_shard_bytes,
+            fresh=asked.fresh,
         )
         return quantize(request, progress)
 

@@ -16,13 +16,14 @@ from typing import Any
 from qtool.calibrating.calibration import calibration_tokens, load_text
 from qtool.calibrating.stats import StatsFile
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.imatrix import read_importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.matrix.cells import Cell
 from qtool.recipe.recipe import Calibration, Recipe
 from qtool.runs.progress import Progress
+from qtool.runs.staging import free_bytes
 
 IMATRIX = "imatrix.gguf"  # a name that the artifacts record
 
@@ -76,11 +77,17 @@ def needs_of(group: Sequence[Cell]) -> frozenset[str]:
 
 
 def measure(
-    group: Sequence[Cell], source: Path, place: Path, threads: int, progress: Progress
+    group: Sequence[Cell],
+    source: Path,
+    place: Path,
+    threads: int,
+    progress: Progress,
+    fresh: bool = False,
 ) -> Measured:
     """Everything that a group of recipes needs, in one pass; or what an earlier run measured.
 
-    place: a folder of its own for what is measured on one text.
+    place: a folder of its own for what is measured on one text. UnsupportedError where its disk
+    has no room.
     """
     from qtool.calibrating import measure as measuring
 
@@ -93,12 +100,14 @@ def measure(
     if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
         imatrix = place / IMATRIX
     calibration = calibration_tokens(settings, _folder(source)).record()
-    there = _fits(stats, imatrix, source, needs, calibration)
+    there = not fresh and _fits(stats, imatrix, source, needs, calibration)
     if there:
         progress.say("statistics: those of an earlier run are used")
     else:
         shutil.rmtree(place)
         place.mkdir()
+        if stats is not None:
+            _check_space(stats, source, needs)
         progress.say(f"statistics: one pass for {', '.join(cell.name for cell in group)}")
         with measuring.opened(source, imatrix) as (model, target):
             # Without statistics the importance is measured as `calibrate --imatrix` does.
@@ -145,8 +154,37 @@ def _fits(
     return False
 
 
-def remove(folder: Path) -> None:
-    """When no recipe is left that would use them."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another text's may be there
-        folder.parent.rmdir()
+def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
+    """How large the file of statistics will be, without its header. Of blocks with the same
+    tensors only the first is read."""
+    from qtool.calibrating import measure as measuring
+    from qtool.calibrating.sites import Tracer
+    from qtool.calibrating.stream import Skeleton
+
+    skeleton = Skeleton.open(checkpoint)
+    stream, tracer = skeleton.embed(measuring.probe(checkpoint).tokens), Tracer()
+    known: dict[object, int] = {}
+    total = 0
+    for index in range(skeleton.count):
+        named = skeleton.blocks[index].named_parameters()
+        key = tuple((name, tuple(one.shape)) for name, one in named)
+        if key not in known:
+            widths = [
+                site.in_features for site in tracer.sites(skeleton.block(index), stream).sites
+            ]
+            known[key] = sum(
+                4 * width * (width if need == "gram" else 1) for width in widths for need in needs
+            )
+        total += known[key]
+    return total
+
+
+def _check_space(stats: Path, source: Path, needs: frozenset[str]) -> None:
+    out = stats.parents[2]
+    wanted, free = statistics_bytes(Checkpoint.open(source), needs), free_bytes(stats)
+    if free < wanted:
+        raise UnsupportedError(
+            f"{out}: the statistics that these recipes share need {wanted:,} bytes, and its disk "
+            f"has {free:,} left; free some space, choose another -o, or give --error-aware, which "
+            "keeps none"
+        )

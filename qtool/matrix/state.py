@@ -18,7 +18,6 @@ from qtool.runs import statement
 
 FILE_NAME = "matrix.json"
 REPORT = "report.html"
-WORK = ".matrix"  # statistics, while they are needed
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Entry:
     recipe: str
     path: str  # in the folder
     calibrated: str
-    status: str = "waiting"  # made, kept, failed
+    status: str = "waiting"  # and then: made, kept, failed
     error: str | None = None
     size_bytes: int | None = None
     bits_per_weight: float | None = None
@@ -51,17 +50,17 @@ class State:
                 found = read_json(self._path).get("made_of")
             except FormatError as error:
                 raise ResumeError(f"{error}; remove it, or choose another -o") from None
-            if not isinstance(found, dict):
+            if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
                 raise ResumeError(f"{self._path}: not written by `qtool matrix`; choose another -o")
             self._wanted = found
 
-    def begin(self, name: str, wanted: Mapping[str, Any]) -> None:
-        """Before the first byte of an artifact."""
+    def begin(self, name: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Before the first byte of an artifact; found: the result as it is by then."""
         self._wanted[name] = dict(wanted)
-        self.write({})
+        self.write(found)
 
     def forget(self, name: str) -> None:
-        """Nothing was left of it."""
+        """Nothing was left of it: what comes to have its name is somebody else's."""
         self._wanted.pop(name, None)
 
     def is_there(self, name: str, artifact: Path, wanted: Mapping[str, Any]) -> bool:
