@@ -1,6 +1,6 @@
 """SIGKILL at random moments: every run that goes on ends with the bytes of one never killed.
 
-    python tests/bars/kill.py [--model tiny] [--model deep] [--recipe w4g128-awq]... [--kills 20]
+    python tests/bars/kill.py [--model tiny] [--model deep] [--recipe R[=HOW]]... [--kills 20]
         [--seconds 240] [--figures FILE] [--seed 0] [--option=--samples=8]... [--fork]
     python tests/bars/kill.py --sum FILE
 
@@ -10,15 +10,21 @@ killed in its turn, until the output is there; after five kills it is left alone
 comes at a moment drawn evenly from all the time of the undisturbed run, one in three after its last
 step (export, verify, the new name), the others behind a random step of those that are left. A
 difference in any byte, more than a block done again, or anything left beside the output, fails
-(exit status 1). With --figures each output's figures are added to a file, so that the bar can be
-run in parts; --sum adds them up. With --fork each command is a process forked from one that has
-imported the libraries, which spares most of the time that is not at stake.
+(exit status 1). HOW: importance (measured, for a GGUF file), gguf (the source is a GGUF file in
+float16), max-ram (the least budget that will do, with hidden states on the disk). With --figures
+each output's figures are added to a file, so that the bar can be run in parts; --sum adds them up.
+With --fork each command is a process forked from one that has imported the libraries, which spares
+most of the time that is not at stake.
 
     kills      SIGKILLs, and what was going on then: `start` before the first block of that command,
                `blocks`, `end` after the last one, `named` when the output had its name already
     resumed    commands that went on with what earlier ones had finished
-    again      work that was begun and had to be done again after a kill, as a share of all of it:
-               blocks by the log, that under way counted as a whole one; largest in blocks
+    again      work that was begun and had to be done again after a kill, as a share of all of it,
+               and the most of it in decoder blocks: blocks by the log, that under way counted as a
+               whole one; of a GGUF file pieces, one a thread under way, over those of the model's
+               largest block, or of its largest unit of the journal where that has more
+    apart      the same of what is not done block by block: reading a source that is a GGUF file,
+               learning rotations; as a share of doing it once, by output. It is not judged
 """
 
 import argparse
@@ -47,7 +53,13 @@ from safetensors.numpy import save_file
 
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
+from qtool.gguf.open import open_source
+from qtool.gguf.pieces import Pieces
+from qtool.gguf.plan import make_gguf_plan
+from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import UNIT_PIECES
+from qtool.native.library import default_threads
+from qtool.recipe.recipe import load
 
 MOST_KILLS = 5  # of one output
 DEEP = 24
@@ -58,6 +70,12 @@ PRELOADED = (
     "qtool.gguf.quantize",
     "transformers.models.llama.modeling_llama",
 )
+DEFAULT = (
+    "w4g128-awq", "w4g128-gptq", "q4_k_m", "q4_k_m=importance", "w4g128-awq=gguf",
+    "w4g128-gptq-rotated", "w4-gptq-rotated-learned", "w4g128-gptq=max-ram", "kv-fp8",
+)  # fmt: skip
+LEARNING_STEPS = 8
+JUDGED = {"block", "piece"}  # the others are apart
 Event = dict[str, Any]
 
 
@@ -113,13 +131,15 @@ class Work:
     done: dict[str, float] = field(default_factory=dict)
     last: str = "start"  # what its last event was about
     parts: dict[str, int] = field(default_factory=dict)  # of the whole
+    apart: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: list[Event]) -> "Work":
+    def of(cls, log: list[Event], names: dict[str, str]) -> "Work":
+        """names: what kinds of steps are here, where their names do not say it."""
         found = cls()
         taken, count = 0, 0  # pieces of a GGUF file
         for event in log:
-            if event["event"] == "stage":
+            if event["event"] == "stage" and found.done:
                 found.last = event["name"]
             if event["event"] == "message":
                 told = re.search(r"(\d+) of (\d+) pieces are finished", event["text"])
@@ -127,8 +147,12 @@ class Work:
                     taken, count = int(told[1]), int(told[2])
             if event["event"] != "step":
                 continue
-            kind = found.last = event["kind"]
+            kind = names.get(event["kind"], event["kind"])
             done, whole = event["done"], event["of"]
+            if kind not in JUDGED:
+                found.apart[kind] = done / whole
+                continue
+            found.last = kind
             if kind == "block":
                 found.began.setdefault(kind, (done - 1) / whole)
                 found.done[kind] = done / whole
@@ -150,7 +174,9 @@ class Whole:
     """An undisturbed run."""
 
     digest: dict[str, str]
-    kinds: set[str]  # of work: blocks, pieces of a GGUF file
+    kinds: set[str]  # of work that is judged: blocks, pieces of a GGUF file
+    names: dict[str, str]  # of kinds of steps
+    most_pieces: int  # of a decoder block, or of a unit that has more
     seconds: float
     steps: int  # in the journal
     working: float  # seconds from its first block to its last
@@ -169,6 +195,7 @@ class Figures:
     mismatches: int = 0
     again: list[float] = field(default_factory=list)  # share of the whole, by kill
     blocks: list[float] = field(default_factory=list)  # the same in blocks
+    apart: dict[str, float] = field(default_factory=dict)  # shares of doing it once
 
 
 def steps_of(journal: Path) -> int:
@@ -235,8 +262,8 @@ def _become(words: list[str], said: int) -> None:
         os._exit(status)
 
 
-def undisturbed(words: list[str], out: Path, log: Path) -> Whole:
-    """Run a command as it is."""
+def undisturbed(words: list[str], out: Path, log: Path, most_pieces: int) -> Whole:
+    """Run a command as it is. most_pieces: 0 where no GGUF file is made."""
     began = time.time()
     command = Command(words)
     most = 0
@@ -245,10 +272,35 @@ def undisturbed(words: list[str], out: Path, log: Path) -> Whole:
         time.sleep(LOOK_EVERY)
     command.kill_after(0)
     seconds = time.time() - began
-    steps = [event for event in events(log) if event["event"] == "step"]
+    names = {"step": "piece" if most_pieces else "learning", "tensor": "reading"}
+    work = Work.of(events(log), names)
+    steps = [
+        event
+        for event in events(log)
+        if event["event"] == "step" and names.get(event["kind"], event["kind"]) in JUDGED
+    ]
     first, last = steps[0]["time"] - began, steps[-1]["time"] - began
-    kinds = {step["kind"] for step in steps}
-    return Whole(digest(out), kinds, seconds, max(1, most), last - first, seconds - last)
+    return Whole(
+        digest(out), {*work.done}, names, most_pieces, seconds, max(1, most), last - first,
+        seconds - last,
+    )  # fmt: skip
+
+
+def most_pieces_of(model: str, recipe: str, sets: list[str]) -> int:
+    """Of the largest decoder block, or of the largest unit; 0 where no GGUF file is made."""
+    loaded = load(recipe, sets)
+    if not isinstance(loaded, GgufRecipe):
+        return 0
+    source = open_source(memory.TINY if model == "tiny" else Path(model))
+    plan = make_gguf_plan(loaded, source, None, requantize=False, origin="", threads=1)
+    pieces = Pieces(plan.tensors)
+    counts: Counter[str] = Counter()
+    for number, tensor in enumerate(plan.tensors):
+        found = pieces.of(number)
+        count = found.stop - found.start
+        block = re.match(r"blk\.\d+\.", tensor.name)
+        counts[block[0] if block else tensor.name] += count if block else min(count, UNIT_PIECES)
+    return max(counts.values())
 
 
 def journal_of(out: Path) -> Path:
@@ -263,7 +315,7 @@ def kill(words: list[str], whole: Whole, out: Path, log: Path) -> bool:
     if where < 1 / 6:
         more = random.uniform(0, whole.seconds)
     elif where < 1 / 2:
-        while command.running() and not Work.of(events(log)).ended(whole.kinds):
+        while command.running() and not Work.of(events(log), whole.names).ended(whole.kinds):
             time.sleep(LOOK_EVERY)
         more = random.uniform(0, whole.end)
     else:
@@ -277,6 +329,7 @@ def kill(words: list[str], whole: Whole, out: Path, log: Path) -> bool:
 def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) -> None:
     """Kill, begin again, and compare at the end."""
     known: dict[str, float] = {}  # what the logs say is finished
+    apart: dict[str, float] = {}
     lost: list[Work] = []  # of commands that were killed, until another tells what it took over
     for tries in range(MOST_KILLS + 1):
         log = out.with_name(f"log-{tries}")
@@ -286,7 +339,9 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
             killed = kill(words, whole, out, log)
         else:
             Command(words).kill_after(1e9)
-        work = Work.of(events(log))
+        work = Work.of(events(log), whole.names)
+        for kind, share in work.apart.items():
+            apart[kind] = apart.get(kind, 0.0) + share
         took = any("going on with an earlier run" in e.get("text", "") for e in events(log))
         figures.resumed += took
         if work.began or not killed:
@@ -308,6 +363,7 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
         if not work.done and stage == "blocks" and not events(log):
             stage = "start"
         _count(figures, stage)
+    figures.apart = {kind: max(0.0, share - 1) for kind, share in apart.items()}
     figures.mismatches += digest(out) != whole.digest
     # Killed behind its last step a run leaves an empty folder, which the next command removes.
     sweeping = Command(command)
@@ -338,9 +394,12 @@ def _done_again(
         begun = kind == "block" or (
             "block" not in whole.kinds or known.get("block", 0.0) >= 1
         )  # pieces come after all blocks
-        under_way = 1 / parts if begun and known.get(kind, 0.0) < 1 and kind in work.began else 0.0
+        at_once = 1 if kind == "block" else default_threads()
+        under_way = 0.0
+        if begun and known.get(kind, 0.0) < 1 and kind in work.began:
+            under_way = min(at_once / parts, 1 - known.get(kind, 0.0))
         again += (gone + under_way) / len(whole.kinds)
-        blocks += (gone + under_way) * parts / (1 if kind == "block" else UNIT_PIECES)
+        blocks += (gone + under_way) * parts / (1 if kind == "block" else whole.most_pieces)
     figures.again.append(again)
     figures.blocks.append(blocks)
 
@@ -353,7 +412,7 @@ def told(lines: list[Event]) -> int:
     """Print the sums; how many outputs were not as they should be."""
     print(f"{'model':>6} {'recipe':>18} {'runs':>5} {'kills':>6} {'start':>6} {'blocks':>7} "
           f"{'end':>5} {'named':>6} {'resumed':>8} {'mismatches':>11} {'again: mean':>12} "
-          f"{'most':>7} {'blocks':>7}")  # fmt: skip
+          f"{'most':>7} {'blocks':>7}  apart: mean, most")  # fmt: skip
     groups: dict[tuple[str, str], list[Event]] = {}
     for line in lines:
         groups.setdefault((line["model"], line["recipe"]), []).append(line)
@@ -370,16 +429,35 @@ def told(lines: list[Event]) -> int:
             f"{sum(one['resumed'] for one in group):8} "
             f"{sum(one['mismatches'] for one in group):11} "
             f"{sum(again) / max(1, len(again)):12.2%} {max(again, default=0):7.2%} "
-            f"{max(blocks, default=0):7.2f}"
+            f"{max(blocks, default=0):7.2f}  {_apart(group)}"
         )
     return sum(one["mismatches"] + any(b > 1.001 for b in one["blocks"]) for one in lines)
+
+
+def _apart(group: list[Event]) -> str:
+    kinds = sorted({kind for one in group for kind in one.get("apart", {})})
+    found = {kind: [one.get("apart", {}).get(kind, 0.0) for one in group] for kind in kinds}
+    return ", ".join(
+        f"{kind} {sum(shares) / len(shares):.0%} {max(shares):.0%}"
+        for kind, shares in found.items()
+    )
+
+
+def least_budget(command: list[str], out: Path) -> str:
+    """What --max-ram takes at least, by the sentence about less."""
+    words = [sys.executable, "-m", "qtool", *command, "--max-ram", "1MiB", "-o", str(out)]
+    said = subprocess.run(words, capture_output=True, text=True).stderr
+    least = re.search(r"the least that would do is (\w+)", " ".join(said.split()))
+    if least is None:
+        sys.exit(f"--max-ram 1MiB was not refused as expected: {said}")
+    return least[1]
 
 
 def main() -> None:
     """Run the bar, or a part of it."""
     parser = argparse.ArgumentParser(description="SIGKILL at random moments")
     parser.add_argument("--model", action="append", help="tiny, deep or a folder; default: both")
-    parser.add_argument("--recipe", action="append", help="with =importance: measure importance")
+    parser.add_argument("--recipe", action="append", help="=importance, =gguf or =max-ram")
     parser.add_argument("--kills", type=int, default=20, help="of each recipe on each model")
     parser.add_argument("--seconds", type=float, help="begin no output after this time")
     parser.add_argument("--figures", type=Path, help="to add a line for each output to")
@@ -395,7 +473,7 @@ def main() -> None:
         Command.forked = True
         for name in PRELOADED:
             importlib.import_module(name)
-    recipes = given.recipe or ["w4g128-awq", "w4g128-gptq", "q4_k_m", "q4_k_m=importance"]
+    recipes = given.recipe or DEFAULT
     options = given.option or ["--samples=8", "--length=128"]
     until = time.monotonic() + (given.seconds or 1e9)
     lines: list[Event] = []
@@ -404,18 +482,29 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as root:
                 folder = Path(root)
                 model = str(deep(folder / "model")) if name == "deep" else name
-                plain, _, importance = recipe.partition("=")
+                plain, _, how = recipe.partition("=")
+                sets = ["importance=true"] if how == "importance" else []
+                if "learned" in plain:
+                    sets.append(f"rotate.steps={LEARNING_STEPS}")
+                most_pieces = most_pieces_of(model, plain, sets)
+                if how == "gguf":
+                    made = str(folder / "model.gguf")
+                    Command(["quantize", model, "--recipe", "f16", "-o", made]).kill_after(1e9)
+                    model = made
                 command = ["quantize", model, "--recipe", plain]
-                if importance:
-                    command += ["--set", "importance=true"]
-                if importance or plain.startswith("w"):
+                command += [word for one in sets for word in ("--set", one)]
+                if load(plain, sets).calibrates:
                     command += [word for option in options for word in option.split("=", 1)]
                 work = folder / "work"
                 work.mkdir()
                 whole_out, log = work / "whole", work / "whole.log"
-                whole = undisturbed(
-                    [*command, "-o", str(whole_out), "--log-file", str(log)], whole_out, log
-                )
+                if how == "max-ram":
+                    command += ["--max-ram", least_budget(command, whole_out)]
+                words = [*command, "-o", str(whole_out), "--log-file", str(log)]
+                whole = undisturbed(words, whole_out, log, most_pieces)
+                said = " ".join(event.get("text", "") for event in events(log))
+                if how == "max-ram" and "hidden states on the disk" not in said:
+                    sys.exit(f"{command}: its hidden states are not on the disk")
                 kills = 0
                 while kills < given.kills and time.monotonic() < until:
                     figures = Figures(name, recipe)
