@@ -49,3 +49,26 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     progress = Progress(quiet=True, log=tmp_path / "none" / "log.jsonl")
     with pytest.raises(SourceError, match=r"log\.jsonl: the log cannot be written"):
         progress.event("begin")
+
+
+def test_a_log_that_can_be_written_no_more(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Told once; what the work ends with is still its own error, with its notes."""
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "log.jsonl"
+    progress = Progress(quiet=True, log=log)
+    error = SourceError("x: no such file")
+    error.add_note("what is finished is kept")
+    with pytest.raises(SourceError) as ended, progress.logged("quantize"):
+        log.unlink()
+        (tmp_path / "logs").rmdir()
+        progress.say("a warning")
+        progress.say("another")
+        raise error
+    assert ended.value is error and error.__notes__ == ["what is finished is kept"]
+    said = capfd.readouterr().err
+    assert said == (
+        f"warning: {log}: the log cannot be written (No such file or directory); the work goes on "
+        "without it\n"
+    )

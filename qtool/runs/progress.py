@@ -48,7 +48,11 @@ class Progress:
         self._log = log
 
     def event(self, kind: str, /, **what: object) -> None:
-        """A line for the log file. Each is written by itself, so that a killed run has all."""
+        """A line for the log file. Each is written by itself, so that a killed run has all.
+
+        SourceError where the first cannot be written. Later, on a disk that is full meanwhile, the
+        work is worth more than its log, and why it ends more than why the log does.
+        """
         if self._log is None:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **what})
@@ -57,9 +61,11 @@ class Progress:
                 file.write(line + "\n")
         except OSError as error:
             path, self._log = self._log, None
-            raise SourceError(
-                f"{path}: the log cannot be written ({error.strerror}); choose another --log-file"
-            ) from None
+            said = f"{path}: the log cannot be written ({error.strerror})"
+            if kind == "begin":
+                raise SourceError(f"{said}; choose another --log-file") from None
+            warning = f"warning: {said}; the work goes on without it"
+            print(printable(warning), file=sys.stderr, flush=True)
 
     @contextmanager
     def logged(self, command: str, **what: object) -> Iterator[None]:
