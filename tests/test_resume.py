@@ -1,5 +1,6 @@
 """A run that dies goes on where it stopped, and ends with the bytes of one that did not."""
 
+import errno
 import json
 import os
 import subprocess
@@ -307,6 +308,35 @@ def test_what_is_left_beside_a_finished_output_is_swept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_mark_that_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept that would not be known as ours; what has its mark does not need it anew."""
+    out, pwrite = tmp_path / "out", os.pwrite
+
+    def full(descriptor: int, data: bytes, position: int) -> int:
+        if data.startswith(b"qtool "):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, position)
+
+    def step() -> None:
+        with workspace(out, is_folder=True, nbytes=0, fresh=False) as space:
+            space.journal.commit(str(len(space.journal.done)))
+            if len(space.journal.done) < 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(UnsupportedError, match="out: cannot be made: No space left"):
+            step()
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "pwrite", full)
+        step()
+    step()
+    assert out.exists()
+
+
 def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     """A folder, a file or a link of somebody's that has the name where work would go."""
     out, place = tmp_path / "out", tmp_path / ".out.partial"
@@ -332,6 +362,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     place.unlink()
     precious.rename(place)
     refused()
+    assert files(place) == {"thesis": b"years"}
     out.mkdir()  # an empty one may be filled
     refused()
     out.rmdir()

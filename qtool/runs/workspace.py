@@ -183,6 +183,9 @@ def _acquire(folder: Path, out: Path) -> int:
         path = folder / "lock"
         try:
             _check_ours(folder, out)
+            others = [one for one in folder.iterdir() if one != path]
+            if not path.exists() and any(map(os.path.lexists, others)):  # the lock goes last
+                raise _not_ours(folder, out)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
         except FileNotFoundError:
             continue  # another run has just removed the folder
@@ -195,8 +198,12 @@ def _acquire(folder: Path, out: Path) -> int:
                     marked or [*folder.iterdir()] == [path]
                 ):
                     raise _not_ours(folder, out)
-                with suppress(OSError):  # of a full disk
+                try:
                     os.pwrite(descriptor, _MARK + b"%-12d\n" % os.getpid(), 0)
+                except OSError:  # of a full disk
+                    if not marked:  # what is kept later would not be known as ours
+                        _remove(folder)
+                        raise
                 return descriptor
             os.close(descriptor)  # of a folder that has been removed in between
         except BlockingIOError:
