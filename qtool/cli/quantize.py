@@ -100,16 +100,17 @@ def quantize(
         progress=progress,
     )
     if provenance:
-        from qtool.hub import resolve
         from qtool.native.library import default_threads
         from qtool.runs import statement
 
         own = threads or default_threads()
+        source = summary.source  # not what MODEL means by now
+        assert source is not None
         statement.write(
             Path(summary.artifact),
             statement.Ran(
-                model, resolve(model), own, summary.seconds, summary.peak_rss_bytes, began,
-                imatrix, stats,
+                model, source.path, own, summary.seconds, summary.peak_rss_bytes, began,
+                imatrix, stats, source.beside,
             ),
         )  # fmt: skip
     if json_:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.hub import resolve
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request, artifact_path, check_stats_options
+    from qtool.runs.statement import digests_beside
+    from qtool.runs.summary import Source
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -61,13 +63,14 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     check_free(target, is_folder=True)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
+    given = Source(source, digests_beside(source))
 
     def made_of(folder: Path) -> Summary:
         request = Request(
             asked.model, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
             asked.fresh, asked.max_ram,
         )  # fmt: skip
-        return run(request, progress)
+        return replace(run(request, progress), source=given)
 
     if not is_gguf(source):
         refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
@@ -83,6 +86,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
     from qtool.hub import resolve
+    from qtool.runs.statement import digests_beside
+    from qtool.runs.summary import Source
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -104,11 +109,12 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         check_free(modelfile_path(target), is_folder=False)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
+    given = Source(source, digests_beside(source))
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
         asked.fresh, asked.max_ram,
     )  # fmt: skip
-    made = run_gguf(request, progress)
+    made = replace(run_gguf(request, progress), source=given)
     if asked.modelfile:
         from qtool.homes.ollama import write_modelfile
 

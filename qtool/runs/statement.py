@@ -48,6 +48,7 @@ class Ran:
     began: float | None = None  # since 1970
     imatrix: Path | None = None
     stats: Path | None = None
+    beside: Mapping[str, str] | None = None  # digests of the source's files, from before the run
 
 
 def path_beside(artifact: Path) -> Path:
@@ -161,12 +162,9 @@ def _inputs(record: Embedded, ran: Ran) -> list[dict[str, Any]]:
     """The source's files, the calibration tokens, and what was measured before."""
     found = []
     where = revision(ran)
-    for path in _files(ran.source):
-        # Of the weights of a folder the digests are known.
-        said = record.files.get(path.name, "") if path.suffix == ".safetensors" else ""
-        digest = said.removeprefix("sha256:") or hash_file(path)
-        one: dict[str, Any] = {"name": path.name, "digest": {"sha256": digest}}
-        found.append({"uri": f"{where}/{path.name}", **one} if where is not None else one)
+    for name, digest in _digests_of(record, ran).items():
+        one: dict[str, Any] = {"name": name, "digest": {"sha256": digest}}
+        found.append({"uri": f"{where}/{name}", **one} if where is not None else one)
     if record.calibration is not None:
         digest = str(record.calibration.get("digest", "")).removeprefix("sha256:")
         found.append(
@@ -185,6 +183,29 @@ def _inputs(record: Embedded, ran: Ran) -> list[dict[str, Any]]:
             annotations = {"file": file.name}
             found.append({**_resource(f"calibration {what}", file), "annotations": annotations})
     return found
+
+
+def _digests_of(record: Embedded, ran: Ran) -> dict[str, str]:
+    """SHA-256 of each file of the source, as the run read it: a folder may be another since."""
+    known = {
+        name: one.removeprefix("sha256:")
+        for name, one in record.files.items()
+        if name.endswith(".safetensors")  # of config.json the record has the meaning's digest
+    }
+    beside = ran.beside or {}
+    files = _files(ran.source)
+    if beside:
+        files = [path for path in files if path.suffix == ".safetensors"]
+    weights = {path.name: known.get(path.name) or hash_file(path) for path in files}
+    return dict(sorted({**weights, **(known if beside else {}), **beside}.items()))
+
+
+def digests_beside(source: Path) -> dict[str, str]:
+    """SHA-256 of each file beside the weights of a folder; none of GGUF files."""
+    if source.is_file() or is_gguf(source):
+        return {}
+    found = (path for path in _files(source) if path.suffix in _SIDE)
+    return {path.name: hash_file(path) for path in found}
 
 
 def _files(source: Path) -> list[Path]:
