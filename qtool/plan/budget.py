@@ -13,8 +13,6 @@ from qtool.errors import UnsupportedError
 from qtool.plan.estimate import GRAM_BYTES, Peak, Setting, Shapes, gram_sum_bytes
 
 _MIB = 1 << 20
-# What an estimate may be off, by which a setting has to stay below the budget.
-_MARGIN = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,12 @@ def choose(
     least: Peak | None = None
     for setting in settings(shapes, threads):
         found = estimated(setting)
-        if found.nbytes <= max_ram * (1 - _MARGIN):
+        if found.nbytes <= max_ram:
             return Memory(max_ram, found, setting, disk)
         if least is None or found.nbytes < least.nbytes:
             least = found
     assert least is not None
-    needed = int(least.nbytes / (1 - _MARGIN) // _MIB) + 1
+    needed = -(-least.nbytes // _MIB)
     raise UnsupportedError(
         f"--max-ram: {mib(max_ram)} is too little for this model and recipe, the least that would "
         f"do is {needed}MiB; most of it is for {least.of}"
