@@ -4,8 +4,9 @@
 
 A hub on loopback serves the shipped model as huggyllama/llama-7b, at the commit of the alias. The
 download is killed in the middle; `qtool quantize llama-7b --recipe w4g128-awq` goes on with it; the
-artifact is verified, pushed and inspected where it lies then. Bars: no byte of a file is served
-that was on the disk already, and no process connects to another machine (tests/guard).
+artifact is verified, pushed and inspected where it lies then, and the model downloaded once more.
+Every figure that is printed has its bar, in BARS: among others no byte of a file is served that was
+on the disk already, no pickle at all, and no process connects to another machine (tests/guard).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,27 @@ import hub_server  # noqa: E402
 from qtool import hub  # noqa: E402
 
 WEIGHTS = "model.safetensors"
+LONGEST = 120.0  # seconds that a command may take: it hangs, or works on what it should not
+
+# What each figure has to be; `f` are all of them.
+BARS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "weights_bytes": lambda f: f["weights_bytes"] > 2_000_000,
+    "on_disk_when_killed": lambda f: 1_000_000 <= f["on_disk_when_killed"] < f["weights_bytes"],
+    "served_after": lambda f: f["served_after"] == f["weights_bytes"] - f["on_disk_when_killed"],
+    "fetched_twice": lambda f: f["fetched_twice"] == 0,
+    "pickles_served": lambda f: f["pickles_served"] == 0,
+    "verify": lambda f: "nothing wrong" in f["verify"],
+    "pushed_files": lambda f: f["pushed_files"] == f["artifact_files"],
+    "artifact_files": lambda f: f["artifact_files"] >= 5,
+    "pushed_and_differ": lambda f: f["pushed_and_differ"] == [],  # the card gets more lines
+    "inspected_format": lambda f: f["inspected_format"] == "awq",
+    "inspect_bytes": lambda f: 0 < f["inspect_bytes"] <= 64 << 10,  # its headers alone
+    "inspect_requests": lambda f: 0 < f["inspect_requests"] <= 8,
+    "again_bytes": lambda f: f["again_bytes"] == 0,
+    "again_requests": lambda f: f["again_requests"] == 0,  # a commit never changes
+    "outside_loopback": lambda f: f["outside_loopback"] == 0,
+    "seconds": lambda f: max(f["seconds"].values()) <= LONGEST,
+}
 
 
 def environment(folder: Path, endpoint: str) -> dict[str, str]:
@@ -78,6 +101,10 @@ def killed_download(folder: Path, env: dict[str, str]) -> int:
     return have()
 
 
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
 def measure(folder: Path) -> dict[str, Any]:
     """All of it, and the figures."""
     source = folder / "source"
@@ -95,6 +122,7 @@ def measure(folder: Path) -> dict[str, Any]:
         server.slow[WEIGHTS] = 0.02
         kept = killed_download(folder, env)
         server.slow.clear()
+        pickles = server.sent["pytorch_model.bin"]
         server.sent.clear()
         seconds = {}
         _, seconds["quantize"] = qtool(folder, "qtool quantize llama-7b --recipe w4g128-awq", env)
@@ -107,22 +135,41 @@ def measure(folder: Path) -> dict[str, Any]:
         before = server.sent.total()
         found, seconds["inspect"] = qtool(folder, "qtool inspect ann/llama-7b-AWQ --json", env)
         fetched, asked = server.sent.total() - before, len(server.requests)
+        before = server.sent.total()
+        server.requests.clear()
         _, seconds["download again"] = qtool(folder, "qtool download llama-7b", env)
+        again = server.sent.total() - before
+        artifact, there = folder / "llama-7b-w4g128-awq", server.repositories["ann/llama-7b-AWQ"]
+        names = {path.name for path in artifact.iterdir()} - {"README.md"}
+        differ = [name for name in names if not _same(artifact / name, there / name)]
     refused = folder / "refused"
     return {
         "weights_bytes": size,
         "on_disk_when_killed": kept,
         "served_after": resumed,
         "fetched_twice": resumed + kept - size,
-        "pickles_served": server.sent["pytorch_model.bin"],
+        "pickles_served": pickles + server.sent["pytorch_model.bin"],
         "verify": said.splitlines()[-1].partition(": ")[2],
+        "artifact_files": len(names) + 1,
         "pushed_files": len(json.loads(pushed)["files"]),
+        "pushed_and_differ": sorted(differ),
         "inspected_format": json.loads(found)["format"],
         "inspect_bytes": fetched,
         "inspect_requests": asked,
+        "again_bytes": again,
+        "again_requests": len(server.requests),
         "outside_loopback": len(refused.read_text().splitlines()) if refused.exists() else 0,
         "seconds": seconds,
     }
+
+
+def judged(found: dict[str, Any]) -> list[str]:
+    """The figures that miss their bars, those that have none too."""
+    return sorted(name for name in found.keys() | BARS.keys() if not _is_good(name, found))
+
+
+def _is_good(name: str, found: dict[str, Any]) -> bool:
+    return name in found and name in BARS and BARS[name](found)
 
 
 def main() -> None:
@@ -136,8 +183,8 @@ def main() -> None:
     print(text)
     if asked.out is not None:
         asked.out.write_text(text + "\n")
-    good = found["fetched_twice"] == 0 and found["outside_loopback"] == 0
-    sys.exit(0 if good and "nothing wrong" in found["verify"] else 1)
+    if missed := judged(found):
+        sys.exit(f"missed: {', '.join(missed)}")
 
 
 if __name__ == "__main__":
