@@ -557,3 +557,33 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     else:
         quantize(root, recipe, out)
     assert out.exists() and log[0] == str(out.parent)
+
+
+@pytest.mark.parametrize("recipe", [RTN, "q8_0"])
+def test_a_rotated_run_is_gone_on_with_on_the_same_kind_of_cpu(
+    recipe: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrices are products of floats, though nothing is calibrated."""
+    file = tmp_path / "rotated.yaml"
+    plain = "format: gguf\ntype: q8_0\n" if recipe == "q8_0" else (
+        "method: rtn\nformat: gptq\nweights:\n  bits: 4\n  group_size: 128\n  symmetric: true\n"
+    )  # fmt: skip
+    file.write_text(f"{plain}transforms: [rotate]\n")
+    loaded, out, progress = load(str(file)), tmp_path / "out", Progress(quiet=True)
+    model = root / "tiny"
+
+    def go() -> None:
+        if isinstance(loaded, Recipe):
+            run(Request("m", model, loaded, out, None, 1, 1 << 30), progress)
+        else:
+            run_gguf(GgufRequest("m", model, loaded, out, 1), progress)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        after(1, stop, patch)
+        go()
+    with monkeypatch.context() as patch:
+        patch.setattr("qtool.runs.provenance.cpu_kind", lambda: "another")
+        with pytest.raises(ResumeError, match="with another version of torch or kind of CPU"):
+            go()
+    go()
+    assert out.exists()

@@ -18,6 +18,8 @@ from qtool.errors import RecipeError, UnsupportedError
 from qtool.plan.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
+from qtool.runs import embedded
+from qtool.runs.provenance import environment
 from qtool.transforms import hadamard, rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated
 
@@ -265,6 +267,8 @@ def test_gguf_of_a_rotated_checkpoint_is_that_of_the_dense_run(
     def tensors(model: Path, recipe: str) -> dict[str, bytes]:
         out = tmp_path / f"{model.name}-{Path(recipe).stem}.gguf"
         with gguf_from_hf.write(model, out, recipe) as file:
+            # Products of floats depend on the kind of CPU; blocks of q8_0 do not.
+            assert embedded.read(out).environment == (environment() if "/" in recipe else None)
             return {name: gguf_from_hf.raw(file, name).tobytes() for name in file.tensors}
 
     found = tensors(source.path, str(rotated_q8))
@@ -288,6 +292,7 @@ def test_verify_rotates_the_source_as_the_artifact_was(models: Path, tmp_path: P
     for layer in verdict.layers:
         assert layer.expected is not None and layer.relative_error < 1.5 * layer.expected, layer
     record = json.loads((run.out / "qtool.json").read_text())
+    assert record["environment"] == environment()  # though no text was read
     record["rotation"]["seed"] = 4
     (run.out / "qtool.json").write_text(json.dumps(record))
     verdict = verify_artifact(run.out, against=source.path)

@@ -28,10 +28,12 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.recipe.portable import portable
+from qtool.runs.provenance import environment
 
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
 CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
+ENVIRONMENT_KEY = "qtool.environment"  # of a rotated file: what its bytes depend on
 NO_CHECKSUM = "0" * 16
 _LONGEST_TEXT = 127  # bytes of a string that llama-quantize adds
 
@@ -204,6 +206,8 @@ def _metadata(
     added["qtool.recipe"] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
     if importance is not None and importance.calibration is not None:
         added["qtool.calibration"] = string(importance.calibration)
+    if recipe.rotates:
+        added[ENVIRONMENT_KEY] = string(json.dumps(environment(), sort_keys=True))
     if origin is not None:
         added["qtool.source"] = string(origin)
     if lossy:

@@ -25,6 +25,7 @@ from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
+from qtool.runs.provenance import environment
 
 UNIT_PIECES = 64  # at most, of 2^18 weights each
 
@@ -38,6 +39,8 @@ def facts(recipe: GgufRecipe, source: GgufSource, imatrix: Path | None) -> dict[
         "recipe": {"name": recipe.name, **recipe.effective()},
         "source": [file_facts(file) for file in source_files(source.path)],
     }
+    if recipe.rotates:  # importance is agreed on where it is measured
+        found["version of torch or kind of CPU"] = environment()
     if imatrix is not None:
         found["importance matrix"] = file_facts(imatrix)
     return found

@@ -306,6 +306,12 @@ class Recipe(NamedTable):
         return self.rounding == "gptq" or bool(looks) or measured
 
     @property
+    def depends_on_cpu(self) -> bool:
+        """Whether bytes depend on the kind of CPU and on versions of libraries: on sums of floats
+        that BLAS or a forward pass makes."""
+        return self.calibrates or self.rotates
+
+    @property
     def shares_scales(self) -> bool:
         """Whether a transform needs the statistics of all inputs of a block together."""
         return "awq" in self.transform_chain or "smooth" in self.transform_chain

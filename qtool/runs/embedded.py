@@ -107,10 +107,12 @@ def _of_gguf(path: Path) -> Embedded:
     if "qtool.recipe" not in keys or "qtool.version" not in keys:
         raise UnsupportedError(f"{path}: has no qtool.recipe, so nothing says how it was made")
     recipe = parse_json(str(keys["qtool.recipe"]).encode(), f"{path}: qtool.recipe")
-    calibration = None
-    if "qtool.calibration" in keys:
-        where = f"{path}: qtool.calibration"
-        calibration = parse_json(str(keys["qtool.calibration"]).encode(), where)
+    said = {
+        key: parse_json(str(keys[key]).encode(), f"{path}: {key}")
+        for key in ("qtool.calibration", "qtool.environment")
+        if key in keys
+    }
+    calibration = said.get("qtool.calibration")
     return Embedded(
         path,
         False,
@@ -122,7 +124,7 @@ def _of_gguf(path: Path) -> Embedded:
         {},
         _text(keys.get("qtool.source_checksum")),
         calibration,
-        _table((calibration or {}).get("environment")),
+        _table((calibration or {}).get("environment") or said.get("qtool.environment")),
         _text(keys.get("quantize.imatrix.file")),
         "qtool.requantized_from" in keys,
         None,

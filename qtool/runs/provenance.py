@@ -1,9 +1,9 @@
 """Where an artifact comes from, as the `qtool.json` inside it.
 
 Nothing in it depends on the clock, on names of folders or on the number of threads: the same
-inputs give the same record. What a calibrated artifact's bytes do depend on, the kind of CPU and
-the versions of torch and numpy, is recorded for calibrated artifacts only; rounding to nearest
-gives the same bytes everywhere.
+inputs give the same record. What a calibrated or rotated artifact's bytes do depend on, the kind of
+CPU and the versions of torch and numpy, is recorded for those only; rounding to nearest gives the
+same bytes everywhere.
 """
 
 import platform
@@ -56,7 +56,7 @@ def record(
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
-        "environment": environment() if recipe.calibrates else None,
+        "environment": environment() if recipe.depends_on_cpu else None,
         **_outliers(recipe, outcome),
         LAYERS: [
             # Four digits: the last ones of a sum depend on the threads that it was made by.
@@ -89,7 +89,7 @@ def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """What the bytes of a calibrated artifact depend on beside its inputs."""
+    """What the bytes of a calibrated or rotated artifact depend on beside its inputs."""
     found = {"cpu": cpu_kind()}
     for package in ("torch", "numpy", "transformers"):
         try:

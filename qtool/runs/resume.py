@@ -45,7 +45,7 @@ def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint
     }
     if request.stats is not None and request.recipe.calibrates:
         facts["file of statistics"] = file_facts(request.stats)
-    if request.recipe.calibrates:
+    if request.recipe.depends_on_cpu:
         facts["version of torch or kind of CPU"] = provenance.environment()
     space.agree(facts)
 
