@@ -7,8 +7,9 @@
 `deep` is the shipped model with its four blocks over and over, 24 in all, made here. Each recipe
 runs undisturbed first. Then one run after the other is killed and its command given again, which is
 killed in its turn, until the output is there; after five kills it is left alone. One kill in six
-comes at a moment drawn evenly from all the time of the undisturbed run, one in three after its last
-step (export, verify, the new name), the others behind a random step of those that are left. A
+comes at a moment drawn evenly from all the time of the undisturbed run, as all do where no step is
+left; one in three after its last step (export, verify, the new name), the others behind a random
+step of those that are left. A
 difference in any byte, more than a block done again, or anything left beside the output, fails
 (exit status 1). HOW: importance (measured, for a GGUF file), gguf (the source is a GGUF file in
 float16), max-ram (the least budget that will do, with hidden states on the disk). With --figures
@@ -41,6 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -257,6 +259,8 @@ def _become(words: list[str], said: int) -> None:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(status)
@@ -312,7 +316,7 @@ def kill(words: list[str], whole: Whole, out: Path, log: Path) -> bool:
     have = steps_of(journal_of(out))
     command = Command(words)
     where = random.random()
-    if where < 1 / 6:
+    if where < 1 / 6 or have >= whole.steps:  # nothing is left to count
         more = random.uniform(0, whole.seconds)
     elif where < 1 / 2:
         while command.running() and not Work.of(events(log), whole.names).ended(whole.kinds):
