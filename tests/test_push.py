@@ -215,6 +215,10 @@ def test_links_to_elsewhere_are_not_published(
         link.unlink()
     link.symlink_to("config.json")
     run("push", tmp_path / "source", "ann/x")
+    (tmp_path / "ggufs").mkdir()
+    run("quantize", "tiny", "--recipe", "q8_0", "-o", "t.gguf")
+    (tmp_path / "ggufs" / "a.gguf").symlink_to(tmp_path / "t.gguf")
+    assert "outside of the artifact" in refusal("push", tmp_path / "ggufs", "ann/z")
     # In the cache every file is a link to the store.
     run("push", hub.resolve("llama-7b"), "ann/y")
     assert (server.repositories["ann/y"] / "config.json").is_file()

@@ -18,18 +18,14 @@ from typing import Any
 
 from qtool import __version__
 from qtool.errors import QtoolError, SourceError
-from qtool.homes.hub_cache import repository_of
 from qtool.hub import WANTED, HubModel, is_hub_id, plain_name
-from qtool.hub.card import joined, parts, with_quality
 from qtool.hub.failures import explained, first_line, transport_errors
 from qtool.hub.listing import HubFile, Listing, ask
 from qtool.hub.transfer import hasher, is_as_stated
+from qtool.hub.upload import CARD, Upload, prepared
 from qtool.links import TEMPLATES
 from qtool.remote.answers import shown
 from qtool.runs.progress import Progress
-
-CARD = "README.md"
-_BESIDE = "eval.json"
 
 
 @dataclass(frozen=True)
@@ -56,14 +52,6 @@ class Pushed:
             "files": [{"name": name, "size_bytes": size} for name, size in self.files],
             "size_bytes": sum(size for _, size in self.files),
         }
-
-
-@dataclass(frozen=True)
-class Upload:
-    """The files of an artifact, by their names in the repository, and its card."""
-
-    files: dict[str, Path]
-    card: str
 
 
 def push(
@@ -151,72 +139,6 @@ def _check_artifact(artifact: Path, threads: int | None) -> None:
 
 def _message(artifact: Path) -> str:
     return f"{artifact.resolve().name}, made with qtool {__version__}"
-
-
-def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) -> Upload:
-    """What is sent of an artifact: its files, with the card by itself."""
-    from qtool.gguf.inspect import gguf_models
-
-    measured = [_evaluation(path) for path in evaluations or _found_beside(artifact)]
-    if models := gguf_models(artifact):
-        from qtool.homes.gguf_card import render
-        from qtool.homes.llama_cpp import names_for
-
-        if len(models) > 1:
-            raise SourceError(f"{artifact}: holds {len(models)} GGUF models; name one of them")
-        names = names_for(models[0], repository)
-        head, body = parts(render(models[0], repository, names))
-        return Upload(
-            {name: path for name, path in names.items()}, joined(head, with_quality(body, measured))
-        )
-    if not artifact.is_dir():
-        raise SourceError(f"{artifact}: expected a folder or a .gguf file; one file is no model")
-    files = _files(artifact)
-    card = files.pop(CARD, None)
-    files.pop(_BESIDE, None)
-    text = card.read_text(encoding="utf-8") if card is not None else f"# {repository}\n"
-    head, body = parts(text)
-    if not head:
-        head = {"library_name": "transformers", "tags": ["qtool"]}
-    return Upload(files, joined(head, with_quality(body, measured)))
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """The files of a folder; SourceError where one is a link to elsewhere: it would be published.
-
-    In a download cache every file is a link to one store, and belongs to the model.
-    """
-    cached = repository_of(folder.resolve())
-    store = None if cached is None else (folder.resolve().parent.parent / "blobs").resolve()
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if any(part.startswith(".") for part in inside.parts):
-            continue
-        target = path.resolve()
-        if not target.is_relative_to(folder.resolve()) and target.parent != store:
-            raise SourceError(
-                f"{path}: a link to {target}, outside of the artifact; nothing of elsewhere is "
-                "published: copy the file if it belongs there, or remove the link"
-            )
-        if path.is_file():
-            found[inside.as_posix()] = path
-    return found
-
-
-def _found_beside(artifact: Path) -> list[Path]:
-    """Where `qtool eval ARTIFACT --json` may have been kept."""
-    places = (artifact / _BESIDE, artifact.with_name(f"{artifact.name}.{_BESIDE}"))
-    return [path for path in places if path.is_file()][:1]
-
-
-def _evaluation(path: Path) -> dict[str, Any]:
-    from qtool.formats.safetensors_header import read_json
-
-    found = read_json(path)
-    if "perplexity" not in found:
-        raise SourceError(f"{path}: no `perplexity`; expected what `qtool eval --json` printed")
-    return found
 
 
 def _no_pause(seconds: float, error: BaseException) -> None:
