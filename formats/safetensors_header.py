@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +38,17 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
 _LONGEST_POINTER = 1024  # bytes, of Git LFS
 MAX_JSON_DEPTH = 100  # objects and lists within each other
-# What Python makes of JSON may be so many times as large as the text, and so much larger.
-# A tokenizer of 262144 words, written without blanks, comes near to both.
-MAX_JSON_GROWTH, _JSON_MARGIN = 10, 1 << 27
+# What Python makes of JSON may be so many times as large as the text, and so much larger: headers,
+# indexes and configs take 4 to 9 times. Of a tokenizer, words and pairs of a few letters take 20
+# times when they are written without blanks: 262144 words and 514906 pairs come near to its margin.
+MAX_JSON_GROWTH, JSON_MARGIN = 10, 1 << 20
+TOKENIZER, TOKENIZER_MARGIN = "tokenizer.json", 1 << 27
 MAX_DIMENSIONS = 64
 METADATA = "__metadata__"
 
+# A key that comes again takes so much less; looked for are those that are among the first few.
+_KEY_AGAIN, _KEYS_KNOWN = 100, 1000
+_KEY = re.compile(rb'"([^"\\]{1,80})"\s*:')
 _HALF_PAIR = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 
 Read = Callable[[int, int], bytes]  # (offset, count) -> exactly `count` bytes of a file
@@ -106,9 +112,39 @@ def _json_bytes(data: bytes) -> int:
     return objects + lists + numbers + 30 * quotes + len(data) * (1 if data.isascii() else 4)
 
 
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object from bytes; FormatError names `where` for anything else."""
-    if len(data) * MAX_JSON_GROWTH + _JSON_MARGIN < (needed := _json_bytes(data)):
+def _repeated_keys(data: bytes) -> int:
+    """How many keys stood in the text before: Python makes one text of each."""
+    seen: set[bytes] = set()
+    again = 0
+    for found in _KEY.finditer(data):
+        if found[1] in seen:
+            again += 1
+        elif len(seen) < _KEYS_KNOWN:
+            seen.add(found[1])
+    return again
+
+
+def _has_half_pair(container: dict[str, Any] | list[Any]) -> bool:
+    """Whether a text directly in it is one that nothing can store."""
+    texts = chain(container, container.values() if isinstance(container, dict) else ())
+    try:
+        for one in texts:
+            if isinstance(one, str):
+                one.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def parse_json(data: bytes, where: str, margin: int = JSON_MARGIN) -> dict[str, Any]:
+    """A JSON object from bytes; FormatError names `where` for anything else.
+
+    margin: how much more than so many times the text's bytes it may take.
+    """
+    most, needed = len(data) * MAX_JSON_GROWTH + margin, _json_bytes(data)
+    if needed > most and needed - _KEY_AGAIN * data.count(b":") <= most:
+        needed -= _KEY_AGAIN * _repeated_keys(data)
+    if needed > most:
         raise FormatError(
             f"{where}: {len(data)} bytes of JSON so dense that they would take {needed} bytes of "
             "memory; no model's file is like this"
@@ -121,19 +157,17 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise FormatError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(found, dict):
         raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
-    if _HALF_PAIR.search(data):  # such an escape may be half of a character; nothing can store it
-        try:
-            json.dumps(found, ensure_ascii=False).encode()
-        except (UnicodeEncodeError, RecursionError):
-            raise FormatError(
-                f"{where}: holds half of a surrogate pair, which is no text; fetch the file again"
-            ) from None
+    halves = _HALF_PAIR.search(data) is not None  # maybe: such an escape may have its other half
     # Whatever walks through it later calls itself once for each level.
     level: list[Any] = [found]
     depth = 0
     while level:
         if (depth := depth + 1) > MAX_JSON_DEPTH:
             raise FormatError(f"{where}: the JSON is nested more than {MAX_JSON_DEPTH} deep")
+        if halves and any(map(_has_half_pair, level)):
+            raise FormatError(
+                f"{where}: holds half of a surrogate pair, which is no text; fetch the file again"
+            )
         level = [
             inner
             for outer in level
@@ -154,7 +188,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_json(data, str(path))
+    return parse_json(data, str(path), TOKENIZER_MARGIN if path.name == TOKENIZER else JSON_MARGIN)
 
 
 def _is_count(value: object) -> bool:

@@ -53,6 +53,7 @@ def _what_was_written(entry: Any) -> Outcome:
     [
         ("header", safetensors_header, "_parse_entry", _as_it_says),
         ("journal", resume, "outcome_of", _what_was_written),
+        ("index", safetensors_header, "_json_bytes", len),
     ],
 )
 def test_a_reader_that_believes_is_caught(

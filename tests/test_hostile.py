@@ -41,7 +41,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "a zip file": (file_of(b"PK\x03\x04" + bytes(60)), "does not begin with"),
     "not UTF-8": (file_of(b'{"\xff\xfe": 1}'), "not valid JSON"),
     "not JSON": (file_of(b"{w: 1}"), "not valid JSON"),
-    "nested too deeply": (file_of(b'{"w":' + b"[" * 200_000), "nested too deeply"),
+    "nested too deeply": (file_of(b'{"w":' + b"[" * 10_000), "nested too deeply"),
     "a number of a million digits": (
         file_of(b'{"w":{"dtype":"F32","shape":[' + b"9" * 10**6 + b'],"data_offsets":[0,8]}}'),
         "not valid JSON",
@@ -68,7 +68,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "negative offset": (file_of({"w": entry(offsets=[-8, 0])}), "data_offsets"),
     "three offsets": (file_of({"w": entry(offsets=[0, 4, 8])}), "data_offsets"),
     "offsets beyond the file": (file_of({"w": entry(offsets=[0, 8])}, bytes(7)), "truncated"),
-    "offsets of 2^63": (file_of({"w": entry(offsets=[2**63, 2**63 + 8])}), "truncated"),
+    "offsets of 2^63": (file_of({"w": entry(offsets=[2**63, 2**63 + 8])}), "data_offsets .9223"),
     "overlap": (
         file_of({"v": entry(offsets=[0, 8]), "w": entry(offsets=[4, 12])}, bytes(12)),
         "'w' begins at byte .* overlaps",

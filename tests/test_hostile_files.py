@@ -4,6 +4,8 @@ GGUF files have their own tables (test_gguf_hostile*.py), and so have the header
 the reader itself (test_hostile.py).
 """
 
+import contextlib
+import json
 import re
 import shutil
 import time
@@ -31,6 +33,7 @@ from quantizing import Call, Called, caller
 from range_server import RangeServer
 
 from qtool.calibrating import calibration
+from qtool.errors import FormatError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
 from qtool.gguf.general import general_metadata
@@ -234,7 +237,7 @@ DENSE = {
 
 @pytest.mark.parametrize("kind", [*DENSE, "keys", "keys of lists"])
 def test_what_json_takes_is_known_before_it_is_read(kind: str) -> None:
-    """So that a file which takes more than ten times its size, and 128 MB, can be refused."""
+    """So that a file which takes more than ten times its size, and 1 MiB, can be refused."""
     if kind in DENSE:
         data = b'{"a":[' + DENSE[kind] * (60_000 // len(DENSE[kind])) + b"0]}"
     else:
@@ -242,8 +245,40 @@ def test_what_json_takes_is_known_before_it_is_read(kind: str) -> None:
         data = b"{" + b",".join(b'"%x":%s' % (n, value) for n in range(6000)) + b"}"
     tracemalloc.start()
     try:
-        safetensors_header.parse_json(data, "x")
+        safetensors_header.parse_json(data, "x", margin=1 << 27)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < safetensors_header._json_bytes(data) * 1.1
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_no_json_takes_more_than_ten_times_its_size(kind: str) -> None:
+    """And 1 MiB, of which a long text shows nothing; only a tokenizer may take more."""
+    data = b'{"a":[' + DENSE[kind] * (2_000_000 // len(DENSE[kind])) + b"0]}"
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(FormatError):
+            safetensors_header.parse_json(data, "x")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * len(data) + (1 << 20)
+
+
+def test_json_of_models_is_read() -> None:
+    """Headers with thousands of scalars, settings for each tensor, words and pairs of a tokenizer:
+    each as dense as published ones are, and larger than the margin hides."""
+    names = [f"model.layers.{n // 768}.mlp.experts.{n % 256}.up_proj" for n in range(20_000)]
+    header = {
+        f"{name}.weight_scale{n}": {"dtype": "F32", "shape": [], "data_offsets": [n + 10**9, n + 1]}
+        for n, name in enumerate(names)
+    }
+    settings = {f"{name}{n}": {"bits": 16, "data_type": "float"} for n, name in enumerate(names)}
+    for found in (header, settings):
+        data = json.dumps(found, separators=(",", ":")).encode()
+        assert safetensors_header.parse_json(data, "x") == found
+    pairs = json.dumps({"merges": [["ab", "c"]] * 200_000}, separators=(",", ":")).encode()
+    with pytest.raises(FormatError, match="JSON so dense"):
+        safetensors_header.parse_json(pairs, "x")
+    assert safetensors_header.parse_json(pairs, "x", safetensors_header.TOKENIZER_MARGIN)

@@ -398,7 +398,7 @@ def length(count: int, rest: bytes = b"{}") -> Virtual:
 
 
 def test_headers_that_lie(server: RangeServer) -> None:
-    nested = b"[" * 100_000
+    nested = b"[" * 10_000
     for file, message in {
         length(2**63): "and the file has 1000000000",
         length(10**9 - 8): "a header of 999999992 bytes; at most 32000000 are read",

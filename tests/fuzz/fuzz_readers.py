@@ -31,7 +31,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 SECONDS = 1.0  # of processor time
 TIMES, BYTES = 10, 1 << 21  # of memory: so many times the files, and so many more
 EVERY = 8  # memory is watched for one input in so many: it makes Python slow
-LONGEST = 60_000
+LONGEST = 60_000  # bytes of an input, where the reader says nothing else; of longer ones memory is
+# watched always, because the constant hides what short ones take
 
 
 class Watch:
@@ -48,7 +49,7 @@ class Watch:
         from qtool.errors import QtoolError
         from qtool.printable import printable
 
-        measured = sum(self.tried.values()) % EVERY == EVERY - 1
+        measured = len(data) > LONGEST or sum(self.tried.values()) % EVERY == EVERY - 1
         if measured:
             tracemalloc.start()
         start = time.process_time()
@@ -92,6 +93,11 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
 
 
+def longest(reader: Any) -> int:
+    """How many bytes of an input a reader gets."""
+    return int(getattr(reader, "longest", LONGEST))
+
+
 def own(watch: Watch, seconds: float, seed: int, most: int | None = None) -> None:
     """Lies by chance, each told of an honest input or of one that was accepted."""
     choose = random.Random(seed)
@@ -102,7 +108,7 @@ def own(watch: Watch, seconds: float, seed: int, most: int | None = None) -> Non
         data = choose.choice(honest)
         for _ in range(choose.choice([1, 1, 2, 3])):
             data = watch.reader.lie(data, choose)
-        watch(data[:LONGEST])
+        watch(data[: longest(watch.reader)])
         tried += 1
 
 
@@ -120,7 +126,9 @@ def guided(make: Callable[[], Watch], seconds: float, seed: int, folder: Path) -
     for number, data in enumerate(honest):
         (corpus / f"{number}").write_bytes(data)
         for lie in range(-(-200 // len(honest))):
-            (corpus / f"{number}-{lie}").write_bytes(watch.reader.lie(data, choose)[:LONGEST])
+            (corpus / f"{number}-{lie}").write_bytes(
+                watch.reader.lie(data, choose)[: longest(watch.reader)]
+            )
     began = time.monotonic()
 
     def lie(data: bytes, most: int, lie_seed: int) -> bytes:
@@ -138,8 +146,8 @@ def guided(make: Callable[[], Watch], seconds: float, seed: int, folder: Path) -
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(1 if watch.failed else 0)
 
-    options = [f"-seed={seed + 1}", f"-max_len={LONGEST}", "-timeout=60", "-rss_limit_mb=6000",
-               "-verbosity=0"]  # fmt: skip
+    options = [f"-seed={seed + 1}", f"-max_len={longest(watch.reader)}", "-timeout=60",
+               "-rss_limit_mb=6000", "-verbosity=0"]  # fmt: skip
     atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=lie)
     atheris.Fuzz()
 

@@ -79,8 +79,24 @@ def _fresh(choose: random.Random) -> Any:
     return copy.deepcopy(choose.choice(VALUES))
 
 
-def json_lie(data: bytes, choose: random.Random) -> bytes:
-    """A JSON text with values changed, or else with the text itself damaged."""
+# Of what little text becomes much in memory.
+DENSE = ["[],", "{},", "[[]],", '{"a":1},', "[0],", '"ab",', "999,", "1e1,", '{"a":[]},']
+
+
+def dense(data: bytes, choose: random.Random, most: int) -> bytes:
+    """A JSON object with a value that is as much as fits into `most` bytes."""
+    value = parse(data)
+    inner = choose.choice(DENSE)
+    size = int(most ** choose.uniform(0.6, 1)) - len(data) - 20
+    text = f'"a":[{inner * (size // len(inner))}0]'
+    honest = json.dumps(value)[1:-1] if isinstance(value, dict) else ""
+    return f"{{{', '.join(filter(None, (honest, text)))}}}".encode()
+
+
+def json_lie(data: bytes, choose: random.Random, most: int = 50_000) -> bytes:
+    """A JSON text with values changed, or with the text itself damaged, or made long."""
+    if choose.random() < 0.02:
+        return dense(data, choose, most)
     value = parse(data)
     if value is None or choose.random() < 0.1:
         return byte_lie(data, choose)
@@ -99,7 +115,7 @@ def json_lie(data: bytes, choose: random.Random) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def contained(data: bytes, choose: random.Random) -> bytes:
+def contained(data: bytes, choose: random.Random, most: int = 50_000) -> bytes:
     """A safetensors file: its header's values, its length, or its bytes."""
     kind = choose.randrange(12)
     if len(data) < 8 or kind == 0:
@@ -111,7 +127,7 @@ def contained(data: bytes, choose: random.Random) -> bytes:
         return (choose.choice(numbers) % 2**64).to_bytes(8, "little") + data[8:]
     if kind == 2:
         return data[: 8 + length] + byte_lie(rest, choose)
-    header = json_lie(header, choose)
+    header = json_lie(header, choose, most)
     if kind == 3:
         rest = rest[: choose.randrange(len(rest) + 1)] + bytes(choose.choice([0, 1, 64]))
     return len(header).to_bytes(8, "little") + header + rest
