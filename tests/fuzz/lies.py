@@ -87,7 +87,7 @@ def dense(data: bytes, choose: random.Random, most: int) -> bytes:
     """A JSON object with a value that is as much as fits into `most` bytes."""
     value = parse(data)
     inner = choose.choice(DENSE)
-    size = int(most ** choose.uniform(0.6, 1)) - len(data) - 20
+    size = int(most ** choose.uniform(0.8, 1)) - len(data) - 20
     text = f'"a":[{inner * (size // len(inner))}0]'
     honest = json.dumps(value)[1:-1] if isinstance(value, dict) else ""
     return f"{{{', '.join(filter(None, (honest, text)))}}}".encode()
@@ -95,7 +95,7 @@ def dense(data: bytes, choose: random.Random, most: int) -> bytes:
 
 def json_lie(data: bytes, choose: random.Random, most: int = 50_000) -> bytes:
     """A JSON text with values changed, or with the text itself damaged, or made long."""
-    if choose.random() < 0.02:
+    if choose.random() < 0.04:
         return dense(data, choose, most)
     value = parse(data)
     if value is None or choose.random() < 0.1:
