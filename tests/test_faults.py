@@ -506,6 +506,19 @@ def test_a_gguf_file_changes_while_it_is_read(
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
+def test_too_little_room_for_the_checkpoint_of_a_gguf_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before it is made."""
+    source = tmp_path / "model.gguf"
+    run_gguf(GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1), Progress(quiet=True))
+    monkeypatch.setattr(staging, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(convert, "convert_to_hf", None)
+    with pytest.raises(UnsupportedError, match="its disk has 1,000 left"):
+        from_gguf(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
 def test_the_checkpoint_of_a_killed_run_is_swept(root: Path, tmp_path: Path) -> None:
     """When the output is there, made of whatever; one at work, or another's, is left alone."""
     kept = tmp_path / ".out.from-gguf"
