@@ -22,6 +22,7 @@ from hostile import (
     journals,
     measurements,
     recipes,
+    records,
     row,
     servers,
     tokenizers,
@@ -48,6 +49,8 @@ TABLES = {
     "recipe": recipes.RECIPES,
     "stats": measurements.STATS,
     "text": measurements.TEXTS,
+    "record": records.RECORDS,
+    "matrix": records.MATRICES,
 }
 ROWS = [
     pytest.param(one, id=f"{kind}: {one.name}") for kind, some in TABLES.items() for one in some

@@ -5,6 +5,7 @@ record comes from a file that anybody may have written.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import Recipe, parse
 from qtool.runs.provenance import FILE_NAME
+
+_KINDS = {str: "text", int: "whole number"}
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def read(path: Path) -> Embedded:
         _text(source.get("digest")),
         {key: str(value) for key, value in (_table(source.get("files")) or {}).items()},
         None,
-        _table(record.get("calibration")),
+        _calibration(f"{path}: {FILE_NAME}: calibration", record.get("calibration")),
         _table(record.get("environment")),
         None,
         False,
@@ -112,7 +116,8 @@ def _of_gguf(path: Path) -> Embedded:
         for key in ("qtool.calibration", "qtool.environment")
         if key in keys
     }
-    calibration = said.get("qtool.calibration")
+    where = f"{path}: qtool.calibration"
+    calibration = _calibration(where, said.get("qtool.calibration"))
     return Embedded(
         path,
         False,
@@ -135,6 +140,43 @@ def _recipe(path: Path, found: Any) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         raise FormatError(f"{path}: records no recipe that has a name; it was not made by qtool")
     return found
+
+
+def _calibration(where: str, found: Any) -> Mapping[str, Any] | None:
+    """What was measured on, with each value one that a recipe may have; FormatError if not."""
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise FormatError(f"{where} is {_shown(found)}; expected an object, as qtool writes")
+    for key, kind in (("source", str), ("digest", str), ("samples", int), ("length", int),
+                      ("seed", int)):  # fmt: skip
+        if type(found.get(key)) is not kind:
+            raise FormatError(
+                f"{where}.{key} is {_shown(found.get(key))}; expected a {_KINDS[kind]}, as qtool "
+                "writes"
+            )
+    for key, (least, most) in {
+        "samples": (1, 1_000_000),
+        "length": (1, 1_048_576),
+        "seed": (0, 2**32 - 1),
+    }.items():
+        if not least <= found[key] <= most:
+            raise FormatError(
+                f"{where}.{key} is {_shown(found[key])}; expected {least} to {most}, as qtool "
+                "writes"
+            )
+    if not _DIGEST.fullmatch(found["digest"]) or "\0" in found["source"]:
+        key = "source" if "\0" in found["source"] else "digest"
+        raise FormatError(f"{where}.{key} is {_shown(found[key])}, which qtool never writes")
+    if not isinstance(found.get("error_aware", False), bool):
+        raise FormatError(
+            f"{where}.error_aware is {_shown(found['error_aware'])}; expected true or false"
+        )
+    return found
+
+
+def _shown(found: Any) -> str:
+    return json.dumps(found)[:50]
 
 
 def _unusual(keys: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
