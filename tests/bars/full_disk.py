@@ -5,8 +5,8 @@
 Small file systems are mounted (tmpfs, and ext4 in a file), and what the system does is done while
 a run is stopped in its middle. Every case must end in one sentence and a status that is not zero,
 with nothing under the final name and no traceback; when the cause is gone the same command must go
-on and end with the bytes of an undisturbed run. Exit status 1 where one does not. A case that this
-machine cannot make is told as skipped.
+on and end with the bytes of an undisturbed run. Exit status 1 where one does not, and 2
+where one was not checked, because this machine cannot make it: it is told as skipped.
 
     begin          too little room from the beginning: refused before work
     full           a file of somebody else's takes all room behind a step
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--recipe", action="append", help="default: one of each kind")
     parser.add_argument("--only", action="append", choices=list(CASES), help="default: all")
     given = parser.parse_args()
-    good = True
+    good, checked, skipped = True, 0, 0
     with tempfile.TemporaryDirectory() as root:
         model = deep(Path(root) / "model")
         for recipe in given.recipe or ["w4g128-rtn", "q4_k_m", "w4g128-gptq"]:
@@ -317,10 +317,20 @@ def main() -> None:
                 for kind in kinds:
                     try:
                         case(bar, kind)
+                        checked += 1
                     except Skipped as why:
+                        skipped += 1
                         print(f"{recipe:12} {name} {kind}: skipped, {why}", flush=True)
             good &= bar.good
-    sys.exit(0 if good else 1)
+    print(f"{checked} cases checked, {skipped} not checked", flush=True)
+    sys.exit(status(good, checked, skipped))
+
+
+def status(good: bool, checked: int, skipped: int) -> int:
+    """0 means that all was checked and all was good."""
+    if not good:
+        return 1
+    return 2 if skipped or not checked else 0
 
 
 if __name__ == "__main__":
