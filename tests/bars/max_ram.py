@@ -9,8 +9,8 @@ the estimate must be within 15 % of it. The bytes of the tensor files must be th
 plan` says, exactly. Exit status 1 where it is not so.
 
 A run with a budget is in a memory control group whose limit is 1.05 times that: more would kill it.
-Where none can be made (that takes Linux, root, /sys/fs/cgroup), this is told as not checked, and the
-exit status is 2, unless --no-cgroup is given.
+Where none can be made (that takes Linux, root, /sys/fs/cgroup), this is told as not checked, and
+the exit status is 2, unless --no-cgroup is given.
 """
 
 import argparse
