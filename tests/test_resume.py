@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,30 @@ def dying(after: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 def content(out: Path) -> dict[str, bytes] | bytes:
     return files(out) if out.is_dir() else out.read_bytes()
+
+
+@pytest.mark.parametrize("recipe", SAFETENSORS)
+def test_progress_begins_where_the_work_does(
+    recipe: str, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is taken over is neither shown as done now nor part of the estimate."""
+    shown: list[int] = []
+    blocks = Progress.blocks
+
+    def seen(progress: Progress, *given: int, **more: int) -> Iterator[int]:
+        for index in blocks(progress, *given, **more):
+            shown.append(index)
+            yield index
+
+    out = tmp_path / "out"
+    died(model, recipe, out, text, 2, monkeypatch)
+    finished = [
+        json.loads(line.split(b" ", 1)[1]).get("done", "")
+        for line in (tmp_path / ".out.partial" / "journal").read_bytes().splitlines()
+    ]
+    monkeypatch.setattr(Progress, "blocks", seen)
+    quantize(model, recipe, out, text)
+    assert shown[0] == sum(name.startswith("block ") for name in finished) > 0
 
 
 @pytest.mark.parametrize("recipe", [*SAFETENSORS, *GGUF])

@@ -202,7 +202,8 @@ def _quantize_each(
                 resume.commit(journal, sink, block, outcome, None)
 
         outside = start(None)
-        for index in progress.blocks(plan.blocks.count):
+        leading = next((i for i in range(plan.blocks.count) if done[i] is None), plan.blocks.count)
+        for index in progress.blocks(plan.blocks.count, first=leading):
             finish(index, start(index))
         finish(None, outside)
     return Outcome(layers=[layer for one in done.values() if one for layer in one.layers])
