@@ -1,7 +1,9 @@
 """The documentation: generated pages are up to date, links lead somewhere, examples run.
 
 A block of commands under `<!-- run -->` runs in the slow suite, all of a page in one empty folder
-and in order; one under `<!-- run: quick -->` in the default suite, in this process.
+and in order; one under `<!-- run: quick -->` in the default suite, in this process. What a page
+shows under `<!-- output -->` is printed by the block before it: every word and whole number as it
+stands, fractions nearly (of calibrated models they depend on the CPU), seconds as they come.
 """
 
 import json
@@ -25,11 +27,13 @@ import qtool
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
-MARK = re.compile(r"<!-- run(: quick)? -->")
+MARK = re.compile(r"<!-- (run|run: quick|output) -->")
+FRACTION = re.compile(r"[0-9]+\.[0-9]+")
+NEARLY = 0.05  # of a fraction that calibration had a part in
 
 
-def blocks(page: Path) -> Iterator[tuple[bool, str]]:
-    """Blocks of commands marked to be run, in order, and whether they are quick."""
+def marked(page: Path) -> Iterator[tuple[str, str]]:
+    """Indented blocks under a mark, in order, with the mark."""
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         mark = MARK.fullmatch(line.strip())
@@ -43,8 +47,59 @@ def blocks(page: Path) -> Iterator[tuple[bool, str]]:
             if one.strip() and not one.startswith("    "):
                 break
             found.append(one[4:])
-        assert found, f"{page.name}: nothing to run after line {number + 1}"
-        yield mark[1] is not None, "\n".join(found).strip() + "\n"
+        assert found, f"{page.name}: nothing after line {number + 1}"
+        yield mark[1], "\n".join(found).strip() + "\n"
+
+
+def blocks(page: Path) -> Iterator[tuple[bool, str]]:
+    """Blocks of commands marked to be run, in order, and whether they are quick."""
+    return ((mark != "run", text) for mark, text in marked(page) if mark != "output")
+
+
+def assert_printed(shown: str, printed: str) -> None:
+    """Every line that a page shows is among those that were printed."""
+    lines = [line.split() for line in printed.splitlines()]
+    timed = False
+    for line in filter(str.strip, shown.splitlines()):
+        words = line.split()
+        timed = words[-1] == "seconds" or (timed and len(words) > 1)
+        most = len(words) - 1 if timed and words[-1] != "seconds" else len(words)
+        assert any(
+            len(one) == len(words) and all(map(_agree, words[:most], one)) for one in lines
+        ), f"shown, and not printed:\n{line}\n{printed}"
+
+
+def _agree(shown: str, printed: str) -> bool:
+    if FRACTION.split(shown) != FRACTION.split(printed):
+        return False
+    pairs = zip(FRACTION.findall(shown), FRACTION.findall(printed), strict=True)
+    return all(
+        len(a.partition(".")[2]) == len(b.partition(".")[2])
+        and abs(float(a) - float(b)) <= NEARLY * max(float(a), float(b))
+        for a, b in pairs
+    )
+
+
+def test_what_a_page_shows_is_compared() -> None:
+    printed = "recipe  bits  KLD  seconds\nrtn  4.00  0.50  9.1\nsize 2,697,304 bytes (x.weight)\n"
+    assert_printed("recipe bits KLD seconds\nrtn  4.00 0.51 77.3\n", printed)
+    assert_printed("size 2,697,304 bytes (x.weight)", printed)
+    for wrong in (
+        "size 2,697,305 bytes (x.weight)",
+        "size 2,697,304 bytes",
+        "rtn 4.00 0.55 9.1",
+        "rtn 4.00 0.5 9.1",
+        "recipe bits KLD seconds\nrtn 4.30 0.50 9.1",
+    ):
+        with pytest.raises(AssertionError, match="shown, and not printed"):
+            assert_printed(wrong, printed)
+
+
+def test_what_a_page_shows_stands_behind_what_is_run() -> None:
+    for page in PAGES:
+        marks = [mark for mark, _ in marked(page)]
+        for before, mark in zip(["", *marks], marks, strict=False):
+            assert mark != "output" or before.startswith("run"), page.name
 
 
 def has(page: Path, quick: bool) -> bool:
@@ -124,7 +179,7 @@ def environment(folder: Path) -> dict[str, str]:
     return found
 
 
-def shell(text: str, folder: Path, variables: dict[str, str]) -> None:
+def shell(text: str, folder: Path, variables: dict[str, str]) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
@@ -134,6 +189,7 @@ def shell(text: str, folder: Path, variables: dict[str, str]) -> None:
         timeout=900,
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    return f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.slow
@@ -142,8 +198,12 @@ def test_examples(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     variables = environment(tmp_path)
-    for _, text in blocks(page):
-        shell(text, folder, variables)
+    printed = ""
+    for mark, text in marked(page):
+        if mark == "output":
+            assert_printed(text, printed)
+        else:
+            printed = shell(text, folder, variables)
 
 
 def github() -> dict[str, Any]:
