@@ -99,7 +99,11 @@ def test_shipped_recipe(name: str) -> None:
     first, *methods = name.split("-")
     assert loaded.scheme.bits == int(first[1])
     assert loaded.scheme.group_size == (int(first.partition("g")[2]) if "g" in first else -1)
-    assert list(loaded.method) == [word for word in methods if word != "channel"]
+    said = {"channel", "rotated", "learned"}
+    assert list(loaded.method) == [word for word in methods if word not in said]
+    assert ("rotate" in loaded.transforms) == ("rotated" in methods)
+    if "rotated" in methods:
+        assert (loaded.rotate.kind == "learned") == ("learned" in methods)
     # 4 bits go into AWQ unless GPTQ alone makes them; engines load GPTQ only when symmetric.
     in_awq = loaded.scheme.bits == 4 and loaded.method != ("gptq",)
     assert loaded.format == ("awq" if in_awq else "gptq")
