@@ -148,6 +148,10 @@ def explained(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UnsupportedError(
+                f"{out}: the disk is full; free some space or choose another -o"
+            ) from None
         raise UnsupportedError(
             f"{out}: cannot be made: {error.strerror}; choose another -o"
         ) from None
