@@ -214,7 +214,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
         return apply(block, found, stats, plan, recipe, stream, workers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise.awq, "apply", watch)
+        patch.setitem(blockwise._TRANSFORMS, "awq", watch)
         assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
     hidden = seen[0]
     stream = skeleton.embed(blockwise.measure.probe(skeleton.checkpoint).tokens)

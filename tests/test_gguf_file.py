@@ -363,10 +363,11 @@ def test_parts_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
     files = split(tmp_path)
-    lowest = os.open(files[0], os.O_RDONLY)
-    os.close(lowest)
+    free = [os.open(files[0], os.O_RDONLY) for _ in range(3)]  # other tests may leave gaps
+    for descriptor in free:
+        os.close(descriptor)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[2], hard))
     try:
         with pytest.raises(SourceError, match=r"00003\.gguf.*beside 2 parts.*`ulimit -n`"):
             GgufFile.open(files[0])

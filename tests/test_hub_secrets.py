@@ -10,9 +10,11 @@ from pathlib import Path
 
 import hub_server
 
+import qtool
 from qtool import hub
 from qtool.hub.failures import explained
 
+PACKAGES = Path(qtool.__file__).parent.parent
 PASSWORD = "SECRETPW"
 # huggingface_hub reads its environment when it is imported, so in a process of its own.
 COMMANDS = """
@@ -44,7 +46,7 @@ def said(server: hub_server.HubServer, folder: Path, *commands: str) -> str:
             "HF_HUB_DISABLE_XET": "1",
             "HF_TOKEN": hub_server.TOKEN,
             "QTOOL_CACHE": str(folder / "qtool"),
-            "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+            "PYTHONPATH": os.pathsep.join([str(PACKAGES), kept.get("PYTHONPATH", "")]),
         },
     )
     assert made.returncode == 0, made.stderr

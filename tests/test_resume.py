@@ -349,7 +349,7 @@ def test_a_mark_that_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(UnsupportedError, match="out: cannot be made: No space left"):
+        with pytest.raises(UnsupportedError, match="out: the disk is full; free some space"):
             step()
     assert [*tmp_path.iterdir()] == []
     with pytest.raises(KeyboardInterrupt):
