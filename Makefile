@@ -27,7 +27,7 @@ demo: $(VENV)/.installed
 	$(BIN)/qtool inspect $(DEMO)
 
 test: $(VENV)/.installed-test
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest -q -m slow
