@@ -285,3 +285,5 @@ def test_json_of_models_is_read() -> None:
     with pytest.raises(FormatError, match="JSON so dense"):
         safetensors_header.parse_json(pairs, "x")
     assert safetensors_header.parse_json(pairs, "x", safetensors_header.TOKENIZER_MARGIN)
+    with pytest.raises(FormatError, match="JSON so dense"):  # would take 12 times its bytes
+        safetensors_header.parse_json(b'{"a":[' + b"999," * 250_000 + b"0]}", "x")
