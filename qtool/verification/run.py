@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.scaling import Compared, Floats, compare
+from qtool.verification.stated import CHECK as STATED
+from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -80,13 +83,29 @@ def verify_artifact(
 
     Raises SourceError where there is nothing to look at; all else is in the verdict.
     """
-    threads = threads or default_threads()
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     if engine is not None:
         from qtool.verification.engine_rules import check_engine
 
         check_engine(engine, tp)
+    verdict = _verdict(path, against, engine, tp, progress, threads or default_threads())
+    statement = statement_of(path)
+    if statement is None:
+        return verdict
+    said = (*check_stated(path, statement), *verdict.findings)
+    return replace(verdict, findings=said, checks=(*verdict.checks, STATED))
+
+
+def _verdict(
+    path: Path,
+    against: Path | None,
+    engine: str | None,
+    tp: int,
+    progress: Progress | None,
+    threads: int,
+) -> Verdict:
+    """All but what a statement beside the artifact says."""
     if is_gguf(path):
         from qtool.verification.gguf import verify_gguf
 
