@@ -1,10 +1,12 @@
 """Kurtosis of what attention and MLP read, before and after a rotation.
 
-    python tests/bars/kurtosis.py MODEL TEXT [--samples N] [--length N]
+    python tests/bars/kurtosis.py MODEL TEXT [--kind hadamard|random] [--samples N] [--length N]
 
 Of each input that follows a norm of the stream (q/k/v, gate/up): the fourth moment of all its
 numbers, over tokens and channels, by the square of the second. Numbers that are distributed
-normally have 3; the bar is 3.0 +- 0.5 after rotation. Exit status 1 where it is missed.
+normally have 3; the bar is 3.0 +- 0.5 after rotation. Exit status 1 where it is missed. A Hadamard
+matrix turns one large channel into numbers of one size, whose kurtosis is 1: where a single channel
+dominates, it falls below 3, which is good for rounding; a random matrix makes them normal.
 """
 
 import argparse
@@ -60,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
+    parser.add_argument("--kind", choices=["hadamard", "random"], default="hadamard")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     given = parser.parse_args()
@@ -68,7 +71,7 @@ def main() -> None:
     ids = tokenize(read_text(given.text), given.model)
     tokens = chunks(ids, given.samples, given.length, 0)
     view = untied(source)
-    print(*rotate.prepare(view, RotateOptions(), print).notes(), sep="\n")
+    print(*rotate.prepare(view, RotateOptions(kind=given.kind), print).notes(), sep="\n")
     missed = False
     for title, weights in (("before", source), ("after", view)):
         found = kurtosis(weights, tokens)
