@@ -24,13 +24,8 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError, SourceError
-from qtool.formats.gguf_header import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS,
-    Header,
-    TensorInfo,
-    read_header,
-)
+from qtool.formats.gguf_cursor import MAX_HEADER_BYTES
+from qtool.formats.gguf_header import MAX_TENSORS, Header, TensorInfo, read_header
 from qtool.formats.gguf_values import Kind, Value
 
 if TYPE_CHECKING:

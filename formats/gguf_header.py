@@ -8,11 +8,11 @@
 
 Offsets count from the start of `data` and are multiples of the alignment; ne[0] is the length of
 a row. Nothing read here is believed before it was checked against the size of the file, and the
-limits below bound the time and the memory that a file can cost: 32 MB of header are read at most,
-of which only keys, names and single strings become objects. A file is read in order, through a
-function (offset, count) -> bytes, and less than a megabyte beyond the header. Strings are UTF-8;
-bytes that are not come through `surrogateescape` unchanged. An array of arrays, allowed by the
-specification, is refused as llama.cpp does.
+limits below and in `gguf_cursor` bound the time and the memory that a file can cost: 32 MB of
+header are read at most, of which only keys, names and single strings become objects. A file is read
+in order, through a function (offset, count) -> bytes, and less than a megabyte beyond the header.
+Strings are UTF-8; bytes that are not come through `surrogateescape` unchanged. An array of arrays,
+allowed by the specification, is refused as llama.cpp does.
 
 Source: the GGUF specification (ggml, docs/gguf.md).
 """
@@ -20,19 +20,17 @@ Source: the GGUF specification (ggml, docs/gguf.md).
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from qtool.errors import FormatError, SourceError
+from qtool.errors import SourceError
 from qtool.formats.gguf_arrays import StoredArray
+from qtool.formats.gguf_cursor import Cursor, Read
 from qtool.formats.gguf_values import STRUCT, Kind, Value
 from qtool.gguf_types import TENSOR_TYPES, BlockType
 
-MAX_HEADER_BYTES = 32_000_000  # a vocabulary of 262,144 tokens with its merges takes 16 MB
-MAX_STRING_BYTES = 4_000_000  # all keys, names and single strings together
-MAX_ARRAY_STRINGS = 2_000_000  # all arrays together; such a vocabulary has 780,000
 MAX_KEYS = 4_096
 MAX_TENSORS = 16_384
 MAX_KEY_LENGTH = 65_535  # of the specification
@@ -40,9 +38,6 @@ MAX_NAME_LENGTH = 1_024  # ggml's own is 63, some programs built on it allow mor
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 65_536  # whoever writes the model again pads every tensor to it
-READ_AHEAD = 960_000  # bytes asked for at a time
-
-Read = Callable[[int, int], bytes]  # (offset, count) -> `count` bytes, or fewer at a file's end
 
 _OLD_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
 # Numbers that once were types of ggml, and what to say of them.
@@ -98,110 +93,9 @@ class Header:
     file_bytes: int
 
 
-class _Cursor:
-    """A position in the header; bytes are read from the file as far as they are asked for."""
-
-    def __init__(self, read: Read, size: int, where: str) -> None:
-        self.read, self.size, self.where = read, size, where
-        self.data = bytearray()
-        self.position = 0
-        self.certain = 0  # the header does not end before this byte, as far as is known
-        self.strings = 0  # bytes of strings decoded
-        self.elements = 0  # strings in arrays
-
-    def error(self, message: str) -> FormatError:
-        return FormatError(f"{self.where}: {message}")
-
-    def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes, which are then in `data`; returns where they begin."""
-        begin = self.position
-        end = begin + count
-        if end > len(self.data):
-            self._read_to(end, what)
-        self.position = end
-        return begin
-
-    def _read_to(self, end: int, what: str) -> None:
-        if end > self.size:
-            raise self.error(
-                f"{what} would end at byte {end} of a file of {self.size} bytes; "
-                "the file is truncated or damaged: fetch it again"
-            )
-        if end > MAX_HEADER_BYTES:
-            raise self.error(
-                f"{what} would end at byte {end}; at most {MAX_HEADER_BYTES} bytes of header are "
-                "read, so the file is damaged or no model"
-            )
-        while len(self.data) < end:
-            at = len(self.data)
-            limit = min(self.size, MAX_HEADER_BYTES)
-            wanted = max(end - at, self.certain - at, READ_AHEAD)
-            chunk = self.read(at, min(wanted, limit - at))
-            if not chunk:
-                raise self.error(f"{what} cannot be read: the file became shorter meanwhile")
-            self.data += chunk
-
-    def u32(self, what: str) -> int:
-        return int(struct.unpack_from("<I", self.data, self.take(4, what))[0])
-
-    def u64(self, what: str) -> int:
-        return int(struct.unpack_from("<Q", self.data, self.take(8, what))[0])
-
-    def string(self, what: str, limit: int = MAX_STRING_BYTES) -> bytes:
-        """The bytes of a string of at most `limit` bytes."""
-        length = self.u64(what)
-        if self.position + length > self.size:
-            self.take(length, what)
-        self.strings += length
-        if length > limit:
-            raise self.error(f"{what} is {length} bytes long; at most {limit} are read")
-        if self.strings > MAX_STRING_BYTES:
-            raise self.error(
-                f"{what} makes {self.strings} bytes of keys, names and texts; at most "
-                f"{MAX_STRING_BYTES} are read"
-            )
-        begin = self.take(length, what)
-        return bytes(self.data[begin : begin + length])
-
-    def label(self, what: str, limit: int) -> str:
-        """A key or a tensor's name."""
-        raw = self.string(what, limit)
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise self.error(f"{what} is {raw[:64]!r}, which is not UTF-8") from None
-        if not text or "\0" in text:
-            raise self.error(f"{what} is {text[:64]!r}; expected a name without null characters")
-        return text
-
-    def skip_strings(self, count: int, what: str) -> None:
-        """Step over an array of strings."""
-        self.elements += count
-        if self.elements > MAX_ARRAY_STRINGS:
-            raise self.error(
-                f"{what} has {count} strings; at most {MAX_ARRAY_STRINGS} are read of all arrays"
-            )
-        unpack = struct.Struct("<Q").unpack_from
-        done = 0
-        while done < count:
-            self.certain = self.position + 8 * (count - done)
-            self.take(8, what)
-            self.position -= 8
-            data, position = self.data, self.position
-            try:
-                for number in range(done, count):  # noqa: B007  - used where it stops
-                    position += 8 + unpack(data, position)[0]
-                done = count
-            except (struct.error, OverflowError):
-                done = number  # its length lies behind what has been read
-            # The last length may point anywhere, and what it points to may not be read yet.
-            self.position = min(position, len(data))
-            self.take(position - self.position, what)
-
-
 def parse_header(read: Read, size: int, path: Path) -> Header:
     """The header of a file of `size` bytes, checked; FormatError says what is wrong with it."""
-    return _parse(_Cursor(read, size, str(path)), path)
+    return _parse(Cursor(read, size, str(path)), path)
 
 
 def read_header(descriptor: int, path: Path) -> Header:
@@ -213,7 +107,7 @@ def read_header(descriptor: int, path: Path) -> Header:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _parse(cursor: _Cursor, path: Path) -> Header:
+def _parse(cursor: Cursor, path: Path) -> Header:
     version = _version(cursor)
     tensor_count, key_count = cursor.u64("the number of tensors"), cursor.u64("the number of keys")
     for count, what, limit, least in (
@@ -248,7 +142,7 @@ def _parse(cursor: _Cursor, path: Path) -> Header:
     return Header(version, alignment, metadata, tensors, data_start, cursor.size)
 
 
-def _version(cursor: _Cursor) -> int:
+def _version(cursor: Cursor) -> int:
     """2 or 3, after the magic."""
     head = bytes(cursor.data[cursor.take(4, "the magic") :][:4])
     if head != b"GGUF":
@@ -281,14 +175,14 @@ _BIG_ENDIAN = (
 )
 
 
-def _kind(cursor: _Cursor, key: str, what: str) -> Kind:
+def _kind(cursor: Cursor, key: str, what: str) -> Kind:
     number = cursor.u32(what)
     if number > max(Kind):
         raise cursor.error(f"the value of {key!r} has the unknown kind {number}")
     return Kind(number)
 
 
-def _value(cursor: _Cursor, key: str) -> Value:
+def _value(cursor: Cursor, key: str) -> Value:
     """One metadata value."""
     what = f"the value of {key!r}"
     kind = _kind(cursor, key, what)
@@ -303,7 +197,7 @@ def _value(cursor: _Cursor, key: str) -> Value:
     return Value(kind, struct.unpack_from(form, cursor.data, begin)[0])
 
 
-def _array(cursor: _Cursor, key: str, what: str) -> Value:
+def _array(cursor: Cursor, key: str, what: str) -> Value:
     element = _kind(cursor, key, what)
     if element is Kind.ARRAY:
         raise cursor.error(f"{what} is an array of arrays, which llama.cpp does not read either")
@@ -329,7 +223,7 @@ def _array(cursor: _Cursor, key: str, what: str) -> Value:
     return Value(Kind.ARRAY, stored, element)
 
 
-def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
+def _alignment(cursor: Cursor, metadata: Mapping[str, Value]) -> int:
     value = metadata.get("general.alignment")
     if value is None:
         return DEFAULT_ALIGNMENT
@@ -344,7 +238,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
 
 
 def _tensor(
-    cursor: _Cursor, name: str, alignment: int
+    cursor: Cursor, name: str, alignment: int
 ) -> tuple[tuple[int, ...], BlockType, int, int]:
     """Shape, type, offset and bytes of a tensor behind its name."""
     what = f"tensor {name!r}"
@@ -384,7 +278,7 @@ def _unknown_type(number: int) -> str:
     return f"is of the unknown type {number}; the file is damaged or newer than this version"
 
 
-def _check_places(cursor: _Cursor, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_places(cursor: Cursor, tensors: tuple[TensorInfo, ...]) -> None:
     """Every tensor inside the file and none on top of another; gaps are allowed."""
     before: TensorInfo | None = None
     for info in sorted(tensors, key=lambda tensor: tensor.start):

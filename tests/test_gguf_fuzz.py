@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from qtool.formats import gguf_header
+from qtool.errors import FormatError
+from qtool.formats import gguf_cursor, gguf_header
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 import fuzz_gguf
@@ -37,8 +38,8 @@ def _believe_lengths(self: Any, count: int, what: str) -> int:
 @pytest.mark.parametrize(
     ("where", "name", "instead", "seen"),
     [
-        (gguf_header, "_check_places", _believe_places, (AssertionError, gguf_header.FormatError)),
-        (gguf_header._Cursor, "take", _believe_lengths, (struct.error, IndexError)),
+        (gguf_header, "_check_places", _believe_places, (AssertionError, FormatError)),
+        (gguf_cursor.Cursor, "take", _believe_lengths, (struct.error, IndexError)),
     ],
 )
 def test_a_reader_that_believes_is_caught(

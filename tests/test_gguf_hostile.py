@@ -21,7 +21,7 @@ import pytest
 from gguf_bytes import Gguf, array, entry, info, text
 
 from qtool.errors import FormatError
-from qtool.formats import gguf_header
+from qtool.formats import gguf_cursor, gguf_header
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 
@@ -379,7 +379,7 @@ def _measured(small: Path, path: Path) -> tuple[str, float, int]:
 
 def _everything_at_its_limit() -> bytes:
     """As much as is read, and the lie at the very end: the last tensor overlaps the first."""
-    tokens = gguf_header.MAX_ARRAY_STRINGS
+    tokens = gguf_cursor.MAX_ARRAY_STRINGS
     entries = [
         ARCH,
         array("tokens", Kind.STRING, bytes(8 * tokens), tokens),

@@ -20,8 +20,9 @@ from qtool.artifact import PROVENANCE, Artifact
 from qtool.checkpoint import Checkpoint, read_index
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_header
+from qtool.formats.gguf_cursor import READ_AHEAD
 from qtool.formats.gguf_file import GgufFile, first_parts, part_names
-from qtool.formats.gguf_header import READ_AHEAD, parse_header
+from qtool.formats.gguf_header import parse_header
 from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.gguf.inspect import GgufInspection
 from qtool.hub import unusable

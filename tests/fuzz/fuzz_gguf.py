@@ -460,6 +460,7 @@ def guided(seconds: float, seed: int, path: Path, folder: Path) -> None:
     # What coverage is counted of has to be imported under its eyes.
     with atheris.instrument_imports(include=["qtool.formats", "qtool.gguf"]):
         import qtool.formats.gguf_arrays
+        import qtool.formats.gguf_cursor
         import qtool.formats.gguf_file
         import qtool.formats.gguf_header
         import qtool.gguf.inspect
