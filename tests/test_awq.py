@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, collect
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.methods import gptq, rtn
 from qtool.plan.plan import Plan, make_plan

@@ -10,10 +10,11 @@ import torch
 from quantizing import Call
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise
-from qtool.calibrating.stats import StatsFile
-from qtool.calibrating.stream import Skeleton
+from qtool.calibrating import blockwise, measure
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
+from qtool.transforms import awq
 
 SMALL = ["--samples", "6", "--length", "64"]
 
@@ -207,7 +208,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
     stats = calibrate(call, root, tmp_path / "s", "--recipe", "w4g128-awq")
     seen: list[torch.Tensor] = []
     skeleton = Skeleton.open(Checkpoint.open(root / "llama"))
-    apply = blockwise.awq.apply
+    apply = awq.apply
 
     def watch(block, found, stats, plan, recipe, stream, workers):  # type: ignore[no-untyped-def]
         seen.append(stream.hidden[0].clone())
@@ -217,7 +218,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
         patch.setitem(blockwise._TRANSFORMS, "awq", watch)
         assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
     hidden = seen[0]
-    stream = skeleton.embed(blockwise.measure.probe(skeleton.checkpoint).tokens)
+    stream = skeleton.embed(measure.probe(skeleton.checkpoint).tokens)
     assert torch.equal(hidden, stream.hidden[0])
     for index in range(2):
         hidden = skeleton.block(index).run(hidden, stream.calls[index][0])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.checkpoint import Checkpoint
 from qtool.transforms import fold
 

@@ -100,8 +100,9 @@ def seen(source: Path, sets: list[str]) -> dict[str, np.ndarray]:
     """max|x| of the input of each site, as a run sees it: later blocks read quantized ones."""
     from qtool.calibrating.calibration import calibration_tokens
     from qtool.calibrating.sites import Tracer
+    from qtool.calibrating.skeleton import Skeleton
     from qtool.calibrating.stats import collect
-    from qtool.calibrating.stream import Skeleton, Workers
+    from qtool.calibrating.workers import Workers
 
     recipe = recipes.load("int8-llmint8", sets)
     found = {}

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
 from qtool.calibrating import blockwise
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
-from qtool.calibrating.stream import Skeleton, Workers
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.plan.plan import make_plan

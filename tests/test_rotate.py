@@ -12,7 +12,8 @@ import quantizing
 import torch
 
 from qtool.artifact import Artifact
-from qtool.calibrating.stream import Skeleton, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.plan.plan import make_plan

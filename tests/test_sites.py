@@ -8,7 +8,9 @@ import torch
 from arch_models import CONFIGS, VOCABULARY, build
 
 from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex, trace
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 
 

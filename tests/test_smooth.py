@@ -9,8 +9,9 @@ import torch
 from quantizing import assert_reads_back, build, quantize, text_file, write_dense
 
 from qtool.calibrating.sites import Tracer
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
-from qtool.calibrating.stream import Skeleton, Workers
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import make_plan
 from qtool.recipe import recipe

@@ -14,8 +14,11 @@ from safetensors.numpy import load_file, save_file
 
 from qtool.calibrating import measure
 from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
-from qtool.calibrating.stats import NEEDS, SiteStats, StatsFile, StatsWriter, collect, strips
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import NEEDS, SiteStats, collect, strips
+from qtool.calibrating.stats_file import StatsFile, StatsWriter
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 

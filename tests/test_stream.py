@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.stream import Skeleton, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 

@@ -8,44 +8,43 @@ statistics are those of its unquantized weights. With statistics from a file (`-
 collected and only a probe passes through the blocks, to prove that transforms change nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from qtool import methods
-from qtool.calibrating import cache, measure, outliers, ranges
+from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.calibration import Calibration, calibration_tokens
+from qtool.calibrating.experts import expert_reports, experts_note
+from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.hidden import OnDisk, keep, take_up
-from qtool.calibrating.sites import BlockSites, Site, Tracer
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, StatsFile, collect, is_rare
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.quantize_site import quantize_site, site_jobs
+from qtool.calibrating.sites import Site, Tracer
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stats_file import StatsFile
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError, UnsupportedError
-from qtool.methods import gptq, rtn
+from qtool.errors import SourceError
 from qtool.plan.estimate import gram_sum_bytes
 from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
-from qtool.runs import layer_errors, resume
+from qtool.runs import resume
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
+from qtool.runs.summary import LayerReport, OutlierReport
 from qtool.runs.workspace import Workspace
-from qtool.scheme import Dropped, Scheme
+from qtool.scheme import Dropped
 from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.proved import takes_part
 
-_REPORTED_ROWS = 256  # of each matrix, for its relative error
 # Those that are done block by block; a rotation is a view of the source.
 _TRANSFORMS = {
     "smooth": smooth.apply,
@@ -53,23 +52,6 @@ _TRANSFORMS = {
     "awq": awq.apply,
 }
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """All that a site's quantization needs."""
-
-    site: Site | None  # None: matrices that the forward pass never reads
-    readers: tuple[Planned, ...]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What flows through the blocks, and where statistics come from."""
-
-    tokens: NDArray[np.int64]  # [samples, length]
-    saved: StatsFile | None  # None: collected on the way
-    record: dict[str, Any]  # of the calibration, for provenance
 
 
 @dataclass(frozen=True)
@@ -188,8 +170,16 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 }
         with progress.stage("quantize"):
             give_back()
-            jobs = _jobs(plan, index, found, group, rest=group is groups[-1])
-            work = partial(_quantize_site, stats=stats, block=block, run=run)
+            jobs = site_jobs(plan, index, found, group, rest=group is groups[-1])
+            work = partial(
+                quantize_site,
+                stats=stats,
+                block=block,
+                recipe=run.recipe,
+                checkpoint=run.skeleton.checkpoint,
+                shared=run.shared,
+                sink=run.sink,
+            )
             results += run.workers.map(work, jobs)
     give_back()
     _write_dense(plan, index, block, changed, run.sink, progress)
@@ -203,7 +193,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             run.skeleton.advance(block, stream, run.workers)
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
-    return Outcome(layers, notes, None, _experts(block, wanted, counts), columns)
+    return Outcome(layers, notes, None, expert_reports(block, wanted, counts), columns)
 
 
 def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None:
@@ -269,40 +259,6 @@ def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
     return skeleton
 
 
-def recipe_needs(recipe: Recipe) -> frozenset[str]:
-    """The statistics that a recipe's methods and transforms ask for."""
-    needs = frozenset[str]()
-    if "awq" in recipe.transform_chain:
-        needs |= awq.NEEDS
-    if "smooth" in recipe.transform_chain:
-        needs |= smooth.needs(recipe)
-    if recipe.rounding == "gptq":
-        needs |= gptq.NEEDS
-    if recipe.measures_inputs or recipe.reports_outliers:
-        needs |= {"max_abs"}
-    return needs
-
-
-def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Given:
-    """The text, or the file of statistics; SourceError where it does not go with the model."""
-    if stats is None:
-        calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
-        return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
-    if recipe.measures_cache:
-        raise UnsupportedError(
-            f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
-            f"{recipe.name} stores scales; run without --stats"
-        )
-    if recipe.measures_ranges:
-        raise UnsupportedError(
-            f"{stats}: a statistics file holds no histograms, which activations.observer of "
-            f"recipe {recipe.name} needs; run without --stats, or with observer minmax"
-        )
-    saved = StatsFile.open(stats)
-    record = measure.check_same_model(saved, checkpoint)
-    return Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
-
-
 def _write_outside(plan: Plan, sink: Sink, progress: Progress) -> None:
     """What belongs to no block: embeddings, final norm, head."""
     with progress.stage("export"):
@@ -325,162 +281,6 @@ def _write_dense(
             if planned.scheme is None and not isinstance(planned.action, Dropped):
                 new = planned.name in changed
                 sink.dense(planned, block.weights[planned.name].numpy() if new else None)
-
-
-def _experts(
-    block: LoadedBlock, sites: Sequence[Site], tokens: Mapping[str, int]
-) -> list[ExpertReport]:
-    """Tokens that each routed expert of a block saw. tokens: by site id."""
-    first = next((site for site in sites if site.expert is not None), None)
-    if first is None:
-        return []
-    counts = {
-        site.expert: tokens[site.id]
-        for site in sites
-        if site.expert is not None and site.matrix.parameter == first.matrix.parameter
-    }
-    where = block.prefix + first.matrix.parameter.rsplit(".", 1)[0]
-    return [ExpertReport(where, [count for _, count in sorted(counts.items())])]
-
-
-def experts_note(experts: list[ExpertReport]) -> list[str]:
-    """One sentence on how evenly the calibration reached the experts."""
-    if not experts:
-        return []
-    tokens = sorted(count for report in experts for count in report.tokens)
-    rare = sum(count < MIN_EXPERT_TOKENS for count in tokens)
-    said = (
-        f"tokens per expert: {tokens[0]} to {tokens[-1]}, median {tokens[len(tokens) // 2]}, over "
-        f"{len(tokens)} experts"
-    )
-    if rare:
-        said += (
-            f"; {rare} saw fewer than {MIN_EXPERT_TOKENS} and are rounded to nearest: more "
-            "calibration samples would reach them"
-        )
-    return [said]
-
-
-def _jobs(
-    plan: Plan, index: int, found: BlockSites, sites: Sequence[Site], rest: bool
-) -> list[_Job]:
-    """One job a site, the costliest first, so that threads end together.
-
-    rest: with the matrices of the block that read none of its sites.
-    """
-    jobs: list[_Job] = []
-    for site in sites:
-        readers = tuple(p for n in site.names if (p := plan.by_name[n]).scheme is not None)
-        if readers:
-            jobs.append(_Job(site, readers))
-    if rest:
-        read = {name for site in found.sites for name in site.names}
-        unread = (p for p in plan.by_block.get(index, ()) if p.name not in read)
-        jobs += [_Job(None, (planned,)) for planned in unread if planned.scheme is not None]
-
-    def cost(job: _Job) -> int:
-        width = job.readers[0].shape[1]
-        return -(width**3) - sum(planned.shape[0] * width**2 for planned in job.readers)
-
-    return sorted(jobs, key=cost)
-
-
-def _quantize_site(
-    job: _Job, stats: dict[str, SiteStats], block: LoadedBlock, run: _Run
-) -> tuple[list[LayerReport], list[str]]:
-    """Quantize, write, and put the dequantized values back into the block.
-
-    Takes its own of the stats, which are large, so that they are free when it ends.
-    """
-    recipe = run.recipe
-    reports: list[LayerReport] = []
-    notes: list[str] = []
-    seen = stats.pop(job.site.id, None) if job.site is not None else None
-    kind = job.readers[0].name.removeprefix(block.prefix)
-    input_scale = _input_scale(recipe, seen, job.readers[0].name)
-    if job.site is None:
-        notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
-    elif seen is not None and is_rare(job.site, seen):
-        if job.site.expert is None:  # of the others experts_note says so
-            notes.append(
-                f"the input of {kind} was seen for fewer than {MIN_EXPERT_TOKENS} tokens; rounded "
-                "to nearest"
-            )
-        seen = None
-    elif recipe.rounding == "gptq" and (seen is None or seen.gram is None):
-        notes.append(f"the input of {kind} was never seen; rounded to nearest")
-    given = None
-    options = gptq.Options.of(recipe.gptq)
-    if recipe.rounding == "gptq" and seen is not None:
-        with methods.named(f"the input of {job.readers[0].name}"):
-            given = gptq.factor(seen.gram, options, seen.count) if seen.gram is not None else None
-        if given is not None:
-            notes += [f"the input of {job.readers[0].name}: {note}" for note in given.notes]
-    for planned in job.readers:
-        scheme = planned.action
-        assert isinstance(scheme, Scheme)
-        view = block.weights.get(planned.name)
-        if view is None:  # a plan that was made without the model class, which does not know it
-            weight = run.skeleton.checkpoint.float32(planned.name)
-        else:
-            weight = view.contiguous().numpy()
-        with methods.named(planned.name):
-            if given is not None:
-                quant = gptq.quantize_with(weight, given, scheme, options)
-            else:
-                plain = rtn.Options(recipe.clips, run.shared.largest(planned, block.weights))
-                quant = rtn.quantize(weight, seen, scheme, plain).quant
-        run.sink.quantized(planned, quant, input_scale)
-        dequantized = quant.dequantize()
-        error = output_error(weight, dequantized, seen)
-        coarse = layer_errors.coarseness(weight, dequantized, scheme)
-        reports.append(LayerReport(planned.name, str(scheme), error, coarse))
-        if view is not None:
-            view.copy_(torch.from_numpy(dequantized))
-    return reports, notes
-
-
-def _input_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | None:
-    """The scale of a layer's input, where the recipe stores one: its range over the largest code.
-
-    Rounded up to bfloat16, in which some engines keep it: the largest input stays in range.
-    """
-    wanted = recipe.activations
-    if wanted is None or wanted.dynamic:
-        return None
-    if seen is None or seen.max_abs is None:
-        raise SourceError(
-            f"the input of {name} was never seen in calibration, so its scale cannot be told; "
-            "calibrate with more samples, or choose --set activations.dynamic=true"
-        )
-    limit = float(seen.max_abs.max())
-    if seen.histogram is not None and wanted.observer == "percentile":
-        limit = min(limit, ranges.percentile(seen.histogram, wanted.percentile))
-    elif seen.histogram is not None:
-
-        def rounded(at: float, x: torch.Tensor) -> torch.Tensor:
-            rounding = smooth.input_rounding(recipe, at)
-            return x if rounding is None else rounding.apply(x)
-
-        limit = ranges.least_squares(seen.histogram, limit, rounded)
-    return cache.rounded_up(limit / wanted.reach)
-
-
-def output_error(
-    weight: NDArray[np.float32], dequantized: NDArray[np.float32], stats: SiteStats | None
-) -> float:
-    """sqrt(tr(E H E') / tr(W H W')) over evenly spaced rows; without H, of the norms alone."""
-    rows = np.linspace(0, weight.shape[0] - 1, min(_REPORTED_ROWS, weight.shape[0])).astype(int)
-    kept = torch.from_numpy(weight[rows])
-    lost = kept - torch.from_numpy(dequantized[rows])
-    if stats is not None and stats.gram is not None:
-        gram = torch.from_numpy(stats.gram)
-        signal = float(((kept @ gram) * kept).sum(dtype=torch.float64))
-        noise = float(((lost @ gram) * lost).sum(dtype=torch.float64))
-    else:
-        signal = float((kept * kept).sum(dtype=torch.float64))
-        noise = float((lost * lost).sum(dtype=torch.float64))
-    return float(np.sqrt(max(noise, 0.0) / signal)) if signal > 0 else 0.0
 
 
 def merged(notes: list[str]) -> list[str]:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from qtool.calibrating.stream import LoadedBlock, Stream, Workers
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
 from qtool.plan.cache import Kept
 

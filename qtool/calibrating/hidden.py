@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.stream import Stream, Workers
+from qtool.calibrating.stream import Stream
+from qtool.calibrating.workers import Workers
 from qtool.native.sums import checksum
 
 

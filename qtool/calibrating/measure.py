@@ -15,9 +15,12 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import TOPICS, Calibration, calibration_tokens
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.sites import Site, Tracer
-from qtool.calibrating.stats import SiteStats, StatsFile, StatsWriter, collect
-from qtool.calibrating.stream import Skeleton, Stream, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stats_file import StatsFile, StatsWriter
+from qtool.calibrating.stream import Stream
 from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st

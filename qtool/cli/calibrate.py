@@ -53,7 +53,7 @@ def calibrate(
 
     share_heap()
     from qtool.calibrating import measure
-    from qtool.calibrating.blockwise import recipe_needs
+    from qtool.calibrating.given import recipe_needs
     from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads

@@ -11,7 +11,8 @@ import numpy as np
 
 from qtool.calibrating.hidden import keep as keep_hidden
 from qtool.calibrating.hidden import take_up as take_up_states
-from qtool.calibrating.stream import Stream, Workers
+from qtool.calibrating.stream import Stream
+from qtool.calibrating.workers import Workers
 from qtool.gguf.importance import Squares
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.calibration import calibration_tokens, load_text
-from qtool.calibrating.stats import StatsFile
+from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.imatrix import read_importance
@@ -69,7 +69,7 @@ def _folder(source: Path) -> Path:
 
 def needs_of(group: Sequence[Cell]) -> frozenset[str]:
     """What the recipes ask for, of a file of statistics."""
-    from qtool.calibrating.blockwise import recipe_needs
+    from qtool.calibrating.given import recipe_needs
 
     return frozenset[str]().union(
         *(recipe_needs(cell.recipe) for cell in group if isinstance(cell.recipe, Recipe))
@@ -159,7 +159,7 @@ def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
     tensors only the first is read."""
     from qtool.calibrating import measure as measuring
     from qtool.calibrating.sites import Tracer
-    from qtool.calibrating.stream import Skeleton
+    from qtool.calibrating.skeleton import Skeleton
 
     skeleton = Skeleton.open(checkpoint)
     stream, tracer = skeleton.embed(measuring.probe(checkpoint).tokens), Tracer()

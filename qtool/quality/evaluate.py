@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.calibration import read_text, tokenize
-from qtool.calibrating.stream import Skeleton
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UsageError

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream, Workers
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.quality.rounded_inputs import Activations

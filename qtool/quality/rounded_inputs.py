@@ -16,7 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from qtool.calibrating.sites import ADDMMS, MATMULS
-from qtool.calibrating.stream import LoadedBlock, Skeleton
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock
 from qtool.quality.activations import Rounding
 
 

@@ -95,7 +95,7 @@ def measure(
     threads: int,
 ) -> None:
     """The statistics that `--stats` was given."""
-    from qtool.calibrating.blockwise import recipe_needs
+    from qtool.calibrating.given import recipe_needs
     from qtool.calibrating.measure import VECTORS, calibrate
 
     needs = VECTORS | recipe_needs(recipe)

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.single_thread import single_thread
 from qtool.calibrating.sites import Matrix, ObserveLinears, Tracer, WeightIndex
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 from qtool.transforms import rotation as rotations

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.stream import LoadedBlock, Skeleton, Stream
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.errors import UnsupportedError
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotation as rotations

@@ -17,7 +17,7 @@ import torch
 
 from qtool.calibrating.calibration import chunks, read_text, tokenize
 from qtool.calibrating.sites import Matrix, ObserveLinears, Tracer, WeightIndex
-from qtool.calibrating.stream import Skeleton
+from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotate

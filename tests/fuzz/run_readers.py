@@ -43,7 +43,8 @@ class Stats:
     def attempt(self, data: bytes) -> None:
         import numpy as np
 
-        from qtool.calibrating.stats import NEEDS, StatsFile
+        from qtool.calibrating.stats import NEEDS
+        from qtool.calibrating.stats_file import StatsFile
 
         self.path.write_bytes(data)
         file = StatsFile.open(self.path)
@@ -149,7 +150,7 @@ class Journal:
         from types import SimpleNamespace
 
         from qtool.calibrating import hidden
-        from qtool.calibrating.stream import Workers
+        from qtool.calibrating.workers import Workers
         from qtool.runs import resume
         from qtool.runs.journal import Journal as Real
         from qtool.runs.sink import Sink

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from qtool.artifact import Artifact
-from qtool.calibrating.stream import Workers
+from qtool.calibrating.workers import Workers
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights

@@ -1,0 +1,60 @@
+"""What a recipe needs to know of a model's activations, and what a run is given for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.calibrating import measure
+from qtool.calibrating.calibration import Calibration, calibration_tokens
+from qtool.calibrating.stats_file import StatsFile
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.methods import gptq
+from qtool.recipe.recipe import Recipe
+from qtool.transforms import awq, smooth
+
+
+@dataclass(frozen=True)
+class Given:
+    """What flows through the blocks, and where statistics come from."""
+
+    tokens: NDArray[np.int64]  # [samples, length]
+    saved: StatsFile | None  # None: collected on the way
+    record: dict[str, Any]  # of the calibration, for provenance
+
+
+def recipe_needs(recipe: Recipe) -> frozenset[str]:
+    """The statistics that a recipe's methods and transforms ask for."""
+    needs = frozenset[str]()
+    if "awq" in recipe.transform_chain:
+        needs |= awq.NEEDS
+    if "smooth" in recipe.transform_chain:
+        needs |= smooth.needs(recipe)
+    if recipe.rounding == "gptq":
+        needs |= gptq.NEEDS
+    if recipe.measures_inputs or recipe.reports_outliers:
+        needs |= {"max_abs"}
+    return needs
+
+
+def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Given:
+    """The text, or the file of statistics; SourceError where it does not go with the model."""
+    if stats is None:
+        calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
+        return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
+    if recipe.measures_cache:
+        raise UnsupportedError(
+            f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
+            f"{recipe.name} stores scales; run without --stats"
+        )
+    if recipe.measures_ranges:
+        raise UnsupportedError(
+            f"{stats}: a statistics file holds no histograms, which activations.observer of "
+            f"recipe {recipe.name} needs; run without --stats, or with observer minmax"
+        )
+    saved = StatsFile.open(stats)
+    record = measure.check_same_model(saved, checkpoint)
+    return Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})

@@ -1,0 +1,119 @@
+"""The model's own forward around its blocks, observed with each block's forward replaced."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qtool.calibrating.stream import Call
+from qtool.errors import UnsupportedError
+
+
+class _LastBlockReachedError(Exception):
+    """Ends the outer forward of embed(): what comes after the blocks is of no use there."""
+
+
+class _OtherLoopError(Exception):
+    """A block got something else than the block before it returned."""
+
+
+def recorded(
+    model: Any,
+    prefix: str,
+    blocks: nn.ModuleList,
+    tokens: NDArray[np.int64],
+    shared: list[torch.Tensor],
+) -> tuple[torch.Tensor, list[Call], bool]:
+    """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
+
+    Last, whether the model's loop takes a block's output as the first element of a tuple. prefix:
+    the blocks' own. shared: tensors of arguments so far, which equal ones are replaced by.
+    """
+    seen: list[tuple[torch.Tensor, Call]] = []
+
+    def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+        if index != len(seen) or (seen and hidden is not seen[-1][0]):
+            raise _OtherLoopError
+        seen.append((hidden, call))
+        if index == len(blocks) - 1:
+            raise _LastBlockReachedError
+        return hidden
+
+    # Most loops take a block's output as it is, some its first element: whichever makes the
+    # next block see what the one before it returned.
+    said = ""
+    for returns_tuple in (False, True):
+        seen.clear()
+        try:
+            with replaced(blocks, record, returns_tuple), torch.no_grad():
+                model(input_ids=torch.from_numpy(tokens), use_cache=False)
+        except _LastBlockReachedError:
+            first = seen[0][0]
+            if first.ndim != 3 or first.shape[:2] != tokens.shape:
+                raise UnsupportedError(
+                    f"{type(model).__name__} gives its blocks hidden states of shape "
+                    f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
+                    "[samples, length, width]; calibrated methods cannot stream it, RTN can "
+                    "quantize it (it needs no forward pass)"
+                ) from None
+            calls = [
+                Call(_share(call.args, shared), _share(dict(call.kwargs), shared))
+                for _, call in seen
+            ]
+            return first.to(torch.float32), calls, returns_tuple
+        except _OtherLoopError:
+            continue
+        # What a loop does that got another kind of return value than it takes apart.
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:
+            said = f" ({(str(error).splitlines() or [''])[0]})"
+            continue
+        break
+    raise UnsupportedError(
+        f"{type(model).__name__} does not hand its hidden states from block to block "
+        f"of {prefix!r} unchanged{said}; calibrated methods cannot stream it, RTN can "
+        "quantize it (it needs no forward pass)"
+    )
+
+
+@contextmanager
+def replaced(
+    blocks: nn.ModuleList,
+    function: Callable[[int, torch.Tensor, Call], torch.Tensor],
+    returns_tuple: bool,
+) -> Iterator[None]:
+    """Within, block i computes function(i, hidden, its other arguments)."""
+
+    def forward_of(index: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden = args[0] if args else kwargs.pop("hidden_states")
+            output = function(index, hidden, Call(args[1:], kwargs))
+            return (output,) if returns_tuple else output
+
+        return forward
+
+    for index, block in enumerate(blocks):
+        block.forward = forward_of(index)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _share(value: Any, shared: list[torch.Tensor]) -> Any:
+    """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
+    if isinstance(value, torch.Tensor):
+        for other in shared:
+            if other.dtype == value.dtype and torch.equal(other, value):
+                return other
+        shared.append(value)
+        return value
+    if isinstance(value, tuple | list):
+        return type(value)(_share(item, shared) for item in value)
+    if isinstance(value, dict):
+        return {key: _share(item, shared) for key, item in value.items()}
+    return value

@@ -1,0 +1,266 @@
+"""A forward pass of any decoder-only transformers model with one block of weights in memory.
+
+    skeleton = Skeleton.open(checkpoint)           all modules, no weights (torch's meta device)
+    stream = skeleton.embed(tokens)                hidden states before block 0, and each block's
+                                                   own arguments as the model's loop passes them
+    for i in range(skeleton.count):
+        block = skeleton.block(i)                  float32 weights of this block only
+        ...                                        collect statistics, write into block.weights
+        skeleton.advance(block, stream, workers)   hidden states before block i + 1
+
+The model's code is transformers' own and is only observed: the blocks are the outermost ModuleList
+that holds most parameters, and embed() runs the outer forward with each block's forward replaced by
+a recorder that returns its input.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
+from qtool.calibrating.outer_forward import recorded, replaced
+from qtool.calibrating.reading import EmbeddingRows, copy_tensor
+from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
+from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
+from qtool.errors import SourceError, UnsupportedError
+from qtool.names import Binding, Names, bind
+
+MICRO_BATCH_TOKENS = 2048
+PROBE_TOKENS = 64
+
+
+@dataclass(eq=False)
+class Skeleton:
+    """A transformers model without weights, and the way to give them to it piece by piece."""
+
+    checkpoint: Weights
+    model: Any  # a PreTrainedModel on the meta device
+    prefix: str  # of the blocks, "model.layers."
+    blocks: nn.ModuleList
+    names: Names
+    _returns_tuple: bool = field(default=False, init=False)
+
+    @classmethod
+    def open(cls, checkpoint: Weights) -> "Skeleton":
+        """Build the modules from config.json and bind the checkpoint's tensors to them.
+
+        UnsupportedError where transformers has no such decoder, SourceError where a block's
+        parameter has no tensor.
+        """
+        model = meta_model(checkpoint)
+        prefix, blocks = find_blocks(model)
+        skeleton = cls(checkpoint, model, prefix, blocks, bind(model, checkpoint.tensors))
+        fill_buffers(model, skeleton.names)
+        for index in range(len(blocks)):
+            skeleton._check_block(index)
+        return skeleton
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Checkpoint tensors that the model class has no place for (MTP blocks, extra heads)."""
+        return self.names.unknown
+
+    def block_tensors(self, index: int) -> tuple[str, ...]:
+        """Checkpoint names of what a block is made of."""
+        prefix = f"{self.prefix}{index}."
+        return tuple(
+            piece.checkpoint_name
+            for name, pieces in self.names.of_parameter.items()
+            if name.startswith(prefix)
+            for piece in pieces
+        )
+
+    def block(self, index: int) -> LoadedBlock:
+        """Read one block's weights, in float32. Its memory is free once it is dropped."""
+        prefix = f"{self.prefix}{index}."
+        # Its configuration is shared with the skeleton, its modules are not.
+        config = self.model.config
+        module = copy.deepcopy(self.blocks[index], {id(config): config})
+        bindings: dict[str, Binding] = {}
+        weights: dict[str, torch.Tensor] = {}
+        for owner, attribute, name in tensors_of(module, prefix):
+            pieces = self.names.of_parameter.get(name)
+            if pieces is None:
+                continue  # a buffer that no checkpoint holds; open() has seen to parameters
+            tensor = self._read_parameter(owner, attribute, pieces)
+            for piece in pieces:
+                bindings[piece.checkpoint_name] = piece
+                weights[piece.checkpoint_name] = piece.view(tensor)
+        return LoadedBlock(index, prefix, module.eval(), bindings, weights)
+
+    def embed(
+        self,
+        tokens: NDArray[np.int64],
+        micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+        states: States | None = None,
+    ) -> Stream:
+        """Hidden states before the first block, and every block's arguments; tokens [n, length].
+
+        states: where the hidden states go; empty. By default into a list.
+        """
+        samples, length = tokens.shape
+        size = max(1, -(-micro_batch_tokens // length))
+        shared: list[torch.Tensor] = []
+        with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
+            hidden: States = [] if states is None else states
+            calls: list[list[Call]] = [[] for _ in range(self.count)]
+            for start in range(0, samples, size):
+                first, its_calls = self._record(tokens[start : start + size], shared)
+                hidden.append(first)
+                for per_block, call in zip(calls, its_calls, strict=True):
+                    per_block.append(call)
+            probe_tokens = min(length, PROBE_TOKENS)
+            _, probe_calls = self._record(tokens[:1, :probe_tokens], shared)
+        return Stream(hidden, calls, probe_calls, probe_tokens)
+
+    def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
+        """Replace the stream's hidden states by the block's outputs."""
+
+        def step(number: int) -> None:
+            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+            stream.hidden[number] = output
+
+        workers.map(step, range(len(stream.hidden)))
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: logits [samples, length, vocabulary] of the last block's output."""
+        with self._outer_weights():
+            return self._head(hidden)
+
+    @contextmanager
+    def open_head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """head() for many calls: its weights are read once."""
+        with self._outer_weights():
+            yield self._head
+
+    def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
+        """The whole forward pass, block by block: logits [n, length, vocabulary]."""
+        stream = self.embed(tokens)
+        for index in range(self.count):
+            self.advance(self.block(index), stream, workers)
+        with self._outer_weights():
+            return torch.cat([self._head(hidden) for hidden in stream.hidden])
+
+    def _check_block(self, index: int) -> None:
+        prefix = f"{self.prefix}{index}."
+        for name, module in self.blocks[index].named_modules(prefix=prefix[:-1]):
+            if type(module).__name__ == "Conv1D":
+                raise UnsupportedError(
+                    f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
+                    "does; this version quantizes Linear layers only"
+                )
+        for owner, attribute, name in tensors_of(self.blocks[index], prefix):
+            if attribute in owner._parameters and name not in self.names.of_parameter:
+                raise SourceError(
+                    f"{self.checkpoint.path}: no tensor for {name!r}, which "
+                    f"{type(self.model).__name__} needs in block {index}; the checkpoint is "
+                    "incomplete or config.json is of another model"
+                )
+
+    def _read_parameter(
+        self, owner: nn.Module, attribute: str, pieces: Sequence[Binding]
+    ) -> torch.Tensor:
+        """Put the checkpoint's values, in float32, where the module expects its parameter."""
+        meta = getattr(owner, attribute)
+        dtype = torch.float32 if meta.is_floating_point() else meta.dtype
+        tensor = torch.empty(meta.shape, dtype=dtype)
+        for piece in pieces:
+            copy_tensor(self.checkpoint, piece.checkpoint_name, piece.view(tensor))
+        if attribute in owner._parameters:
+            owner._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            owner._buffers[attribute] = tensor
+        return tensor
+
+    @contextmanager
+    def _outer_weights(self) -> Iterator[None]:
+        """Within, a module outside of the blocks reads its own weights when first called."""
+        filled: list[tuple[nn.Module, str, torch.Tensor]] = []
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+
+        def fill(owner: nn.Module, path: str) -> None:
+            for attribute in (*owner._parameters, *owner._buffers):
+                meta = getattr(owner, attribute)
+                if meta is None or meta.device.type != "meta":
+                    continue
+                if isinstance(owner, nn.Embedding) and attribute == "weight":
+                    continue  # EmbeddingRows reads the rows that are looked up
+                name = f"{path}.{attribute}" if path else attribute
+                of_parameter = self.names.of_parameter
+                pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
+                if pieces is None:
+                    raise SourceError(
+                        f"{self.checkpoint.path}: no tensor for {name!r}, which "
+                        f"{type(self.model).__name__} needs; the checkpoint is incomplete or "
+                        "config.json is of another model"
+                    )
+                filled.append((owner, attribute, meta))
+                self._read_parameter(owner, attribute, pieces)
+
+        hooks = [
+            module.register_forward_pre_hook(lambda owner, _, path=path: fill(owner, path))
+            for path, module in self.model.named_modules()
+            if not f"{path}.".startswith(self.prefix)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for owner, attribute, meta in filled:
+                group = owner._parameters if attribute in owner._parameters else owner._buffers
+                group[attribute] = meta  # type: ignore[assignment]
+
+    def _tables(self) -> dict[int, str]:
+        """Checkpoint names of embedding tables, by the id of the parameter."""
+        return {
+            id(module.weight): self.names.of_parameter[f"{path}.weight"][0].checkpoint_name
+            for path, module in self.model.named_modules()
+            if isinstance(module, nn.Embedding) and f"{path}.weight" in self.names.of_parameter
+        }
+
+    def _record(
+        self, tokens: NDArray[np.int64], shared: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[Call]]:
+        """The first hidden states of one micro-batch, and all blocks' arguments."""
+        first, calls, self._returns_tuple = recorded(
+            self.model, self.prefix, self.blocks, tokens, shared
+        )
+        return first, calls
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        embedding = self.model.get_input_embeddings()
+        width = getattr(embedding, "embedding_dim", hidden.shape[-1])
+        last = self.count - 1
+
+        def pass_on(index: int, ignored: torch.Tensor, call: Call) -> torch.Tensor:
+            return hidden if index == last else ignored
+
+        # What enters the blocks is ignored, so nothing has to be looked up in the table.
+        embedding.forward = lambda ids, *_, **__: torch.zeros(*ids.shape, width)
+        try:
+            positions = np.arange(hidden.shape[1])
+            with (
+                replaced(self.blocks, pass_on, self._returns_tuple),
+                EmbeddingRows(self.checkpoint, self._tables(), positions),
+                torch.no_grad(),
+            ):
+                ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+                logits = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            del embedding.forward
+        assert isinstance(logits, torch.Tensor)
+        return logits
