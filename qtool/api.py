@@ -49,6 +49,8 @@ def quantize(
     requantize: bool = False,
     fresh: bool = False,
     modelfile: bool = False,
+    provenance: bool = False,
+    log_file: str | Path | None = None,
     quiet: bool = True,
     progress: Progress | None = None,
 ) -> Summary:
@@ -81,10 +83,11 @@ def quantize(
         None if max_ram is None else parse_size(max_ram),
         given,
         modelfile,
+        provenance,
     )
     sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
     loaded = load(str(recipe), sets)
-    progress = progress or Progress(quiet=quiet)
+    progress = progress or Progress(quiet=quiet, log=_path(log_file))
     with progress.logged("quantize", model=asked.model, recipe=loaded.name):
         return run(loaded, asked, progress)
 

@@ -17,6 +17,7 @@ from qtool.gguf import resume as gguf_resume
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
+from qtool.runs.differences import told
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
@@ -241,7 +242,7 @@ def test_rotations_learned_on_another_text_are_not_taken_up(
         run(request, Progress(quiet=True))
     assert (tmp_path / ".out.partial" / "rotations").is_file()
     text_file(text, seed=1)
-    with pytest.raises(ResumeError, match="another calibration text is kept"):
+    with pytest.raises(ResumeError, match="calibration text: digest has other content"):
         run(request, Progress(quiet=True))
 
 
@@ -252,21 +253,82 @@ def test_another_run_is_not_gone_on_with(
     out = tmp_path / "out"
     folder = died(model, "w4g128-gptq", out, text, 2, monkeypatch)
     before = files(folder)
-    with pytest.raises(ResumeError, match=r"out: an unfinished run with another recipe is kept"):
+    kept = r"out: an unfinished run \(2 steps\) is kept beside it \(\.out\.partial\).*"
+    with pytest.raises(ResumeError, match=kept + "recipe was w4g128-gptq, is w4g128-awq; give its"):
         quantize(model, "w4g128-awq", out, text)
     assert files(folder).keys() == before.keys()
     other = text_file(tmp_path / "other.txt", seed=1)
-    with pytest.raises(ResumeError, match=r"with another (recipe|calibration text) is kept"):
+    with pytest.raises(ResumeError, match=rf"{kept}this command with --calibration {text} goes on"):
         quantize(model, "w4g128-gptq", out, other)
     weights = model / "model.safetensors"
     times = weights.stat()
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    with pytest.raises(ResumeError, match=r"with another source is kept .*--fresh to start over"):
+    with pytest.raises(
+        ResumeError, match=r"source: model\.safetensors was written to since; .*--fresh"
+    ):
         quantize(model, "w4g128-gptq", out, text)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     quantize(model, "w4g128-rtn", out, text, fresh=True)
     quantize(model, "w4g128-rtn", tmp_path / "whole", text)
     assert content(out) == content(tmp_path / "whole")
+
+
+def test_what_would_go_on_is_said_and_does(model: Path, tmp_path: Path) -> None:
+    """Killed, then typed with other options: the sentence names them, and how to go on."""
+    out, text = tmp_path / "out", text_file(tmp_path / "text.txt")
+    home = Path(qtool.__file__).parent.parent
+    words = ["quantize", model, "--recipe", "w4g128-gptq", "--set", "weights.group_size=32", "-o",
+             out, "--calibration", text, "--length", "48", "--samples"]  # fmt: skip
+
+    def run(code: list[str], *more: str) -> tuple[int, str]:
+        command = [sys.executable, *code, *map(str, words), *more]
+        ended = subprocess.run(command, cwd=home, capture_output=True, text=True)
+        return ended.returncode, ended.stderr
+
+    status, said = run(["-c", KILLED], "4")
+    assert status == -9, said
+    status, said = run(["-m", "qtool"], "3", "--max-shard-size", "1MB")
+    assert status == 1 and "the same command goes on" not in said, said
+    assert "calibration.samples was 4, is 3, size of a shard was 5000000000, is 1000000" in said
+    options = said.split("this command with ")[1].split(" goes on with it")[0]
+    assert options == "--samples 4 --max-shard-size 5000000000"
+    status, said = run(["-m", "qtool"], *options.split()[1:])
+    assert status == 0 and "going on with an earlier run" in said
+
+
+RECIPE = {"name": "r", "weights": {"bits": 4}, "calibration": {"source": None, "samples": 4}}
+FILE = ["a.safetensors", 7, 1, "0" * 64]
+
+
+@pytest.mark.parametrize(
+    ("fact", "before", "now", "sentence"),
+    [
+        ("recipe", RECIPE, {**RECIPE, "weights": {"bits": 8}},
+         "weights.bits was 4, is 8; this command with --set weights.bits=4 goes on with it"),
+        ("recipe", RECIPE, {**RECIPE, "name": "s"},
+         "recipe was r, is s; give its command again to finish it (--recipe r)"),
+        ("recipe", RECIPE, {**RECIPE, "calibration": {"source": "t", "samples": 4}},
+         "calibration.source was not set, is t; give its command again to finish it"),
+        ("version of qtool", "0.1", "0.2", "version of qtool was 0.1, is 0.2; give its command"),
+        ("source", [{"x": 1}, None, FILE], [{"x": 2}, None, FILE],
+         "source: config.json.x was 1, is 2; give"),
+        ("source", [FILE], [[*FILE[:3], "1" * 64]], "source: a.safetensors has other bytes; give"),
+        ("source", [FILE], [[FILE[0], 8, *FILE[2:]]],
+         "source: a.safetensors was of 7 bytes, is of 8; give"),
+        ("source", [FILE], [["b", 8, *FILE[2:]]],
+         "source: b is new, source: a.safetensors is gone; give"),
+        ("file of statistics", FILE, ["b", *FILE[1:]],
+         "file of statistics was a.safetensors, is b; give"),
+        ("version of torch or kind of CPU", {"torch": "2"}, {"torch": "3"},
+         "version of torch or kind of CPU: torch was 2, is 3; give"),
+        ("version of torch or kind of CPU", ["x" * 99], {"torch": "3"},
+         'version of torch or kind of CPU was ["' + "x" * 58 + "..., is"),
+        ("calibration text", {"digest": f"sha256:{'0' * 64}"}, {"digest": f"sha256:{'1' * 64}"},
+         "calibration text: digest has other content; give"),
+    ],
+)  # fmt: skip
+def test_what_differs(fact: str, before: object, now: object, sentence: str) -> None:
+    assert told({fact: (before, now)}).startswith(sentence)
 
 
 def test_two_runs_on_one_output(tmp_path: Path) -> None:

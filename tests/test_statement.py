@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,12 @@ import pytest
 from hub_here import hub_here
 from typer.testing import CliRunner
 
-from qtool import api, hub
+import qtool
+from qtool import hub
 from qtool.cli.main import app
+from qtool.errors import UnsupportedError
+from qtool.runs import statement, workspace
+from qtool.verification.run import verify_artifact
 
 FIRST, SECOND = "1" * 40, "2" * 40
 BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -22,15 +29,14 @@ def stated(
     monkeypatch: pytest.MonkeyPatch, model: str, recipe: str, out: Path, then: Callable[[], None]
 ) -> dict[str, dict[str, Any]]:
     """The inputs by name, where `then` happens between the run and its statement."""
-    quantize = api.quantize
+    write = statement.write
 
-    def quantized(*arguments: Any, **more: Any) -> Any:
-        made = quantize(*arguments, **more)
+    def written(*arguments: Any) -> Any:
         then()
-        return made
+        return write(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "quantize", quantized)
+        patched.setattr(statement, "write", written)
         words = ["quantize", model, "--recipe", recipe, "--provenance", "-o", str(out)]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -86,3 +92,70 @@ def test_a_folder_that_was_edited(
     out = tmp_path / ("out.gguf" if recipe == "q8_0" else "out")
     found = stated(monkeypatch, str(source), recipe, out, edit)
     assert {name: one["digest"]["sha256"] for name, one in found.items()} == before
+
+
+KILLED = """
+import os, signal, sys
+from qtool.cli.main import main
+from qtool.runs import workspace
+give_name = workspace.give_name
+def killed(*given):
+    if os.environ["MOMENT"] == "after":
+        give_name(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+workspace.give_name = killed
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("recipe", ["w4g64-rtn", "q8_0"])
+def test_killed_about_when_the_artifact_gets_its_name(
+    moment: str, recipe: str, tmp_path: Path
+) -> None:
+    """An artifact is never there without the statement that was asked for."""
+    out, home = tmp_path / "out.gguf", Path(qtool.__file__).parent.parent
+    words = ["quantize", "tiny", "--recipe", recipe, "--provenance", "-o", str(out)]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *words],
+        cwd=home,
+        env={**os.environ, "MOMENT": moment},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -9, killed.stderr
+    assert out.exists() == (moment == "after")
+    if moment == "before":
+        said = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert said.exit_code == 0 and "going on with an earlier run" in said.stderr
+    verdict = verify_artifact(out)
+    assert verdict.ok and "statement" in verdict.checks and not statement.unlike(out)
+
+
+def test_no_statement_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(workspace, "give_name", full)
+    with pytest.raises(UnsupportedError, match="disk is full"):
+        qtool.quantize("tiny", "w8-rtn", tmp_path / "out", provenance=True)
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+
+
+def test_a_statement_of_an_earlier_artifact_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log.jsonl"
+    qtool.quantize("tiny", "w8-rtn", out, provenance=True, log_file=log)
+    assert "note:" not in capfd.readouterr().err
+    assert json.loads(log.read_text().splitlines()[0])["event"]
+    shutil.rmtree(out)
+    qtool.quantize("tiny", "w4g64-rtn", out, quiet=False)
+    assert "out.provenance.json is of an earlier out" in capfd.readouterr().err
+    assert not verify_artifact(out).ok
+    shutil.rmtree(out)
+    qtool.quantize("tiny", "w4g64-rtn", out, quiet=False, provenance=True)
+    assert "is of an earlier" not in capfd.readouterr().err and verify_artifact(out).ok
+    (tmp_path / "b.provenance.json").mkdir()
+    with pytest.raises(UnsupportedError, match="a folder is in the way"):
+        qtool.quantize("tiny", "w8-rtn", tmp_path / "b", provenance=True)

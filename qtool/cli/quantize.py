@@ -1,7 +1,6 @@
 """`qtool quantize`: one model, one recipe, one artifact."""
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +78,6 @@ def quantize(
 
     check_device(device)
     progress = Progress(quiet=json_, log=log_file)
-    began = time.time()
     summary = api.quantize(
         model,
         recipe,
@@ -97,22 +95,9 @@ def quantize(
         requantize=requantize,
         fresh=fresh,
         modelfile=modelfile,
+        provenance=provenance,
         progress=progress,
     )
-    if provenance:
-        from qtool.native.library import default_threads
-        from qtool.runs import statement
-
-        own = threads or default_threads()
-        source = summary.source  # not what MODEL means by now
-        assert source is not None
-        statement.write(
-            Path(summary.artifact),
-            statement.Ran(
-                model, source.path, own, summary.seconds, summary.peak_rss_bytes, began,
-                imatrix, stats, source.beside,
-            ),
-        )  # fmt: skip
     if json_:
         typer.echo(json.dumps(summary.json()))
         return

@@ -31,10 +31,11 @@ from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
 from qtool.runs.identity import file_facts
+from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
 from qtool.runs.staging import check_space, staged
 from qtool.runs.watched import marks
-from qtool.runs.workspace import empty, made_beside
+from qtool.runs.workspace import made_beside
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _ONE_FILE = 1 << 62  # bytes of a shard

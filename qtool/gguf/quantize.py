@@ -40,7 +40,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import Workspace, check_free, workspace
+from qtool.runs.workspace import Stating, Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class GgufRequest:
     requantize: bool = False  # tensors of a quantized type may be encoded anew
     fresh: bool = False  # what an earlier run left is thrown away
     max_ram: int | None = None  # bytes of resident memory
+    stating: Stating | None = None  # of the workspace
 
     @property
     def artifact(self) -> Path:
@@ -130,7 +131,12 @@ def _run(
     measures = importance is None and request.recipe.importance
     size = plan.size_bytes + memory.disk_bytes
     with workspace(
-        out, is_folder=False, nbytes=size, fresh=request.fresh, sources=sources
+        out,
+        is_folder=False,
+        nbytes=size,
+        fresh=request.fresh,
+        sources=sources,
+        stating=request.stating,
     ) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
         if measures and any(tensor.importance for tensor in plan.tensors):

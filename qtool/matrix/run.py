@@ -30,7 +30,7 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
-from qtool.runs.workspace import _may_pass
+from qtool.runs.workspace import may_pass
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
             entry = run.entries[cell.name]
             if entry.status == "waiting":
                 entry.status, entry.error = "failed", said
-                if not _may_pass(error):
+                if not may_pass(error):
                     run.lasting.add(cell.name)
                 run.progress.say(f"{cell.name}: failed: {said}")
 

@@ -77,7 +77,14 @@ def run(request: Request, progress: Progress) -> Summary:
     for warning in warnings:
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     size = plan.size_bytes + plan.disk_bytes
-    with workspace(out, is_folder=True, nbytes=size, fresh=request.fresh, sources=sources) as space:
+    with workspace(
+        out,
+        is_folder=True,
+        nbytes=size,
+        fresh=request.fresh,
+        sources=sources,
+        stating=request.stating,
+    ) as space:
         resume.agree(space, request, plan, checkpoint)
         given = None
         if skeleton is not None:

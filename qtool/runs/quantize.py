@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
     from qtool.runs.progress import Progress
     from qtool.runs.summary import Summary
+    from qtool.runs.workspace import Stating
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Asked:
     max_ram: int | None
     calibration: list[str]  # the options given that are about it
     modelfile: bool = False  # for Ollama, beside a GGUF file
+    provenance: bool = False  # a statement, beside the artifact
 
 
 def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> Summary:
@@ -48,8 +51,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.hub import resolve
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request, artifact_path, check_stats_options
-    from qtool.runs.statement import digests_beside
-    from qtool.runs.summary import Source
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -63,14 +64,14 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     check_free(target, is_folder=True)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
-    given = Source(source, digests_beside(source))
+    stating = _stating(asked, source, target, progress)
 
     def made_of(folder: Path) -> Summary:
         request = Request(
             asked.model, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
-            asked.fresh, asked.max_ram,
+            asked.fresh, asked.max_ram, stating,
         )  # fmt: skip
-        return replace(run(request, progress), source=given)
+        return run(request, progress)
 
     if not is_gguf(source):
         refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
@@ -86,8 +87,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
     from qtool.hub import resolve
-    from qtool.runs.statement import digests_beside
-    from qtool.runs.summary import Source
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -109,17 +108,53 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         check_free(modelfile_path(target), is_folder=False)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
-    given = Source(source, digests_beside(source))
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
-        asked.fresh, asked.max_ram,
+        asked.fresh, asked.max_ram, _stating(asked, source, target, progress),
     )  # fmt: skip
-    made = replace(run_gguf(request, progress), source=given)
+    made = run_gguf(request, progress)
     if asked.modelfile:
         from qtool.homes.ollama import write_modelfile
 
         write_modelfile(Path(made.artifact))
     return made
+
+
+def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> Stating | None:
+    """What writes OUT.provenance.json, where it is asked for: of the inputs as they are now."""
+    from qtool.runs import statement
+    from qtool.runs.summary import peak_rss_bytes
+
+    there = statement.path_beside(target)
+    if not asked.provenance:
+        if there.is_file():
+            progress.say(
+                f"note: {there} is of an earlier {target.name}, and `qtool verify` compares with "
+                "it: remove it, or give --provenance, which replaces it"
+            )
+        return None
+    if there.is_dir():
+        raise UnsupportedError(
+            f"{there}: a folder is in the way of the statement; choose another -o"
+        )
+    beside, began = statement.digests_beside(source), time.time()
+
+    def write(artifact: Path) -> Path:
+        seconds = {**progress.seconds, "total": progress.total()}
+        ran = statement.Ran(
+            asked.model,
+            source,
+            asked.threads,
+            {name: round(value, 3) for name, value in seconds.items()},
+            peak_rss_bytes(),
+            began,
+            asked.imatrix,
+            asked.stats,
+            beside,
+        )
+        return statement.write(artifact, ran, target)
+
+    return write
 
 
 def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:

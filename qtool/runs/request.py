@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qtool.errors import UnsupportedError
 from qtool.hub import plain_name
 from qtool.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from qtool.runs.workspace import Stating
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Request:
     max_shard_bytes: int
     fresh: bool = False  # what an earlier run left is thrown away
     max_ram: int | None = None  # bytes of resident memory
+    stating: "Stating | None" = None  # of the workspace
 
     @property
     def artifact(self) -> Path:

@@ -14,6 +14,7 @@ from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import Plan
 from qtool.runs import provenance
+from qtool.runs.differences import LAYOUT, SHARDS
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -41,7 +42,8 @@ def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint
         "version of qtool": __version__,
         "recipe": {"name": request.recipe.name, **request.recipe.effective()},
         "source": source_facts(checkpoint),
-        "layout of its files (--max-shard-size)": headers.hexdigest(),
+        SHARDS: request.max_shard_bytes,
+        LAYOUT: headers.hexdigest(),
     }
     if request.stats is not None and request.recipe.calibrates:
         facts["file of statistics"] = file_facts(request.stats)

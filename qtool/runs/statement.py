@@ -56,10 +56,14 @@ def path_beside(artifact: Path) -> Path:
     return artifact.with_name(f"{artifact.name}.provenance.json")
 
 
-def write(artifact: Path, ran: Ran) -> Path:
-    """Write the statement beside a finished artifact; one of an earlier try is replaced."""
-    target = path_beside(artifact)
-    content = json.dumps(statement(artifact, ran), indent=2, ensure_ascii=False) + "\n"
+def write(artifact: Path, ran: Ran, out: Path | None = None) -> Path:
+    """Write the statement beside a finished artifact; one of an earlier try is replaced.
+
+    out: the name that the artifact will have, where it has it not yet.
+    """
+    out = artifact if out is None else out
+    target = path_beside(out)
+    content = json.dumps(statement(artifact, ran, out), indent=2, ensure_ascii=False) + "\n"
     half = target.with_name(f".{target.name}.partial")
     try:
         half.write_text(content, encoding="utf-8")
@@ -69,12 +73,12 @@ def write(artifact: Path, ran: Ran) -> Path:
     return target
 
 
-def statement(artifact: Path, ran: Ran) -> dict[str, Any]:
+def statement(artifact: Path, ran: Ran, out: Path) -> dict[str, Any]:
     """The whole of it."""
     record = read(artifact)
     return {
         "_type": STATEMENT,
-        "subject": [_resource(name, path) for name, path in subjects(artifact).items()],
+        "subject": [_resource(name, path) for name, path in subjects(artifact, out).items()],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
@@ -92,12 +96,13 @@ def statement(artifact: Path, ran: Ran) -> dict[str, Any]:
     }
 
 
-def subjects(artifact: Path) -> dict[str, Path]:
-    """Every file of an artifact, by its name beside the statement."""
+def subjects(artifact: Path, out: Path | None = None) -> dict[str, Path]:
+    """Every file of an artifact, by its name beside the statement; out: where that is another."""
+    name = artifact.name if out is None else out.name
     if artifact.is_file():
-        return {artifact.name: artifact}
+        return {name: artifact}
     return {
-        f"{artifact.name}/{path.relative_to(artifact).as_posix()}": path
+        f"{name}/{path.relative_to(artifact).as_posix()}": path
         for path in sorted(artifact.rglob("*"))
         if path.is_file()
     }

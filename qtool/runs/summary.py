@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,14 +40,6 @@ class OutlierReport:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a run was given: its place, and the SHA-256 of each file beside the weights."""
-
-    path: Path
-    beside: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Summary:
     """One finished `qtool quantize`."""
 
@@ -67,11 +59,10 @@ class Summary:
     dropped: list[dict[str, str]] = field(default_factory=list)  # name and reason of each
     outliers: list[OutlierReport] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)  # what was planned: budget.Memory.json()
-    source: Source | None = None
 
     def json(self) -> dict[str, Any]:
         """The --json object."""
-        return {key: value for key, value in asdict(self).items() if key != "source"}
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """The same for a person."""

@@ -14,17 +14,18 @@ left.
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qtool.errors import QtoolError, ResumeError
+from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
+from qtool.runs.lock import acquire, empty, remove
 from qtool.runs.staging import (
     check_out,
     check_out_file,
@@ -37,14 +38,7 @@ from qtool.runs.staging import (
 )
 from qtool.runs.watched import Marks, Watched
 
-try:
-    import fcntl
-except ImportError:  # Windows: two runs on one output are then not kept apart
-    fcntl = None  # type: ignore[assignment]
-
-
-_MARK = b"qtool "  # begins every lock: a folder without it was made by somebody else
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+Stating = Callable[[Path], Path]  # a finished output -> the file beside it that speaks of it
 
 
 @dataclass(frozen=True)
@@ -65,31 +59,44 @@ class Workspace:
 
         facts: by the name that a person knows them by: recipe, source, calibration ...
         """
-        for name, value in facts.items():
-            self.journal.agree(
-                name,
-                value,
-                f"{self.out}: an unfinished run with another {name} is kept beside it "
-                f"({self.folder.name}, {_units(self.journal)}); give its command again to finish "
-                "it, or this one with --fresh to start over",
+        before, now = self.journal.facts, json.loads(json.dumps(dict(facts)))
+        others = {
+            name: (before[name], value)
+            for name, value in now.items()
+            if name in before and before[name] != value
+        }
+        if others:
+            raise AnotherRun(
+                f"{self.out}: an unfinished run ({_units(self.journal)}) is kept beside it "
+                f"({self.folder.name}), and this command is not the one that began it: "
+                f"{told(others)}, or this one with --fresh starts over"
             )
+        for name, value in now.items():
+            self.journal.agree(name, value, name)
 
 
 @contextmanager
 def workspace(
-    out: Path, *, is_folder: bool, nbytes: int, fresh: bool, sources: Marks | None = None
+    out: Path,
+    *,
+    is_folder: bool,
+    nbytes: int,
+    fresh: bool,
+    sources: Marks | None = None,
+    stating: Stating | None = None,
 ) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
     nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
-    files that it is made of, as they were when they were opened.
+    files that it is made of, as they were when they were opened. stating: writes what is to lie
+    beside it, given where it is until it has its name.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
     check_free(out, is_folder=is_folder)
     with made_parents(target, out):
         with explained(out):
-            lock = _acquire(folder, out)
+            lock = acquire(folder, out)
         kept = ended = False
         journal = None
         look = Watched(out, folder, lock, nbytes, sources or {})
@@ -112,16 +119,19 @@ def workspace(
             ended = True
             look.same()
             check_free(out, is_folder=is_folder)
-            give_name(space.artifact, target, out)
+            # What is killed in here goes on with the same command, and states it again.
+            with _stated(space.artifact, stating):
+                give_name(space.artifact, target, out)
         except BaseException as error:
             why = look.explained(error)
             done = journal is not None and bool(journal.done) and look.ours()
-            if kept := done and (ended or why is not None or _may_pass(error)):
+            if kept := done and (ended or why is not None or may_pass(error)):
                 assert journal is not None
-                error.add_note(
-                    f"what is finished is kept ({_units(journal)}): the same command goes on from "
-                    "there, --fresh starts over"
-                )
+                if not isinstance(error, AnotherRun):  # its sentence says how to go on
+                    error.add_note(
+                        f"what is finished is kept ({_units(journal)}): the same command goes on "
+                        "from there, --fresh starts over"
+                    )
             if why is not None:
                 raise with_notes(why, error) from error
             if isinstance(error, QtoolError) and str(folder) in str(error):
@@ -133,9 +143,21 @@ def workspace(
             if journal is not None:
                 journal.close()
             if not kept and look.ours():
-                _remove(folder)
+                remove(folder)
             os.close(lock)
             _sweep_sources(target, out)
+
+
+@contextmanager
+def _stated(artifact: Path, stating: Stating | None) -> Iterator[None]:
+    """What is to lie beside an output is there before it, and gone where the body fails."""
+    made = None if stating is None else stating(artifact)
+    try:
+        yield
+    except BaseException:
+        if made is not None:
+            made.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -148,7 +170,7 @@ def made_beside(out: Path) -> Iterator[Path]:
     folder = _source(target)
     with made_parents(target, out):
         with explained(out):
-            lock = _acquire(folder, out)
+            lock = acquire(folder, out)
         try:
             yield folder
         finally:
@@ -166,77 +188,9 @@ def _sweep_sources(target: Path, out: Path) -> None:
     if partial(target).exists() or not (folder / "lock").is_file():
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
-        lock = _acquire(folder, out)
-        _remove(folder)
+        lock = acquire(folder, out)
+        remove(folder)
         os.close(lock)
-
-
-def _acquire(folder: Path, out: Path) -> int:
-    """The descriptor of the lock of `folder`, which is made where it is not there.
-
-    ResumeError where another process holds it, or where the folder is not one that qtool made:
-    nothing of other people's is ever written to, or removed.
-    """
-    while True:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        path = folder / "lock"
-        try:
-            _check_ours(folder, out)
-            others = [one for one in folder.iterdir() if one != path]
-            if not path.exists() and any(map(os.path.lexists, others)):  # the lock goes last
-                raise _not_ours(folder, out)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
-        except FileNotFoundError:
-            continue  # another run has just removed the folder
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                marked = os.pread(descriptor, len(_MARK), 0) == _MARK
-                if not all(map(_plain, folder.rglob("*"))) or not (
-                    marked or [*folder.iterdir()] == [path]
-                ):
-                    raise _not_ours(folder, out)
-                try:
-                    os.pwrite(descriptor, _MARK + b"%-12d\n" % os.getpid(), 0)
-                except OSError:  # of a full disk
-                    if not marked:  # what is kept later would not be known as ours
-                        _remove(folder)
-                        raise
-                return descriptor
-            os.close(descriptor)  # of a folder that has been removed in between
-        except BlockingIOError:
-            said = os.pread(descriptor, 40, 0).decode("ascii", "replace").split()
-            os.close(descriptor)
-            who = f" (process {said[-1]})" if said else ""
-            raise ResumeError(
-                f"{out}: another qtool is making it{who}; wait for it, or choose another -o"
-            ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-
-def _check_ours(folder: Path, out: Path) -> None:
-    """ResumeError where `folder` is a link, a file, or somebody else's."""
-    found = folder.lstat()
-    mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
-    if not stat.S_ISDIR(found.st_mode) or not mine:
-        raise _not_ours(folder, out)
-
-
-def _plain(path: Path) -> bool:
-    """Whether it is a file or a folder: of links and the like qtool makes none."""
-    mode = path.lstat().st_mode
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def _not_ours(folder: Path, out: Path) -> ResumeError:
-    return ResumeError(
-        f"{out}: {folder.name} beside it, where work would go, was not made by qtool; remove it or "
-        "choose another -o"
-    )
 
 
 def check_free(out: Path, *, is_folder: bool) -> None:
@@ -254,33 +208,14 @@ def _sweep(out: Path) -> None:
     if not (folder / "lock").is_file() or (folder / "artifact").exists():
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
-        lock = _acquire(folder, out)
+        lock = acquire(folder, out)
         if not (folder / "artifact").exists():
-            _remove(folder)
+            remove(folder)
         os.close(lock)
         _sweep_sources(target, out)
 
 
-def empty(folder: Path) -> None:
-    """Remove all but the lock."""
-    for path in folder.iterdir():
-        if path.name == "lock":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder, the lock last: who gets it finds nothing else."""
-    with suppress(OSError):
-        empty(folder)
-        (folder / "lock").unlink()
-        folder.rmdir()
-
-
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether the same command may get further: after a signal, or what the system refused.
 
     What is wrong with the source or the recipe stays wrong, and mending it makes another run.

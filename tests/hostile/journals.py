@@ -50,6 +50,13 @@ def fact(name: str, value: object) -> Change:
     return lines(run)
 
 
+def deep(brackets: int) -> object:
+    found: object = 0
+    for _ in range(brackets):
+        found = [found]
+    return found
+
+
 def first(**keys: object) -> Change:
     """The first finished unit, with keys put over; None takes one away."""
 
@@ -91,7 +98,7 @@ def _instead(make: Callable[[Path], object]) -> Change:
 GOES_ON = "going on with an earlier run: 2 of 4 steps are finished"
 ONE_LESS = "going on with an earlier run: 1 of 4 steps"
 ANEW = "^(?!.*going on)"
-OTHER = "an unfinished run with another {} is kept beside it"
+OTHER = "an unfinished run \\(2 steps\\) is kept beside it.* not the one that began it: {}"
 LEFT = [
     Left("nothing", lambda _: None, GOES_ON),
     Left("a last line cut off", lines(lambda found: found.append(found.pop()[:-9])), ONE_LESS),
@@ -120,12 +127,16 @@ LEFT = [
     Left("weights that are gone", lambda f: (f / "artifact" / "model.safetensors").unlink(), ANEW),
     Left("a journal of nothing", _instead(lambda path: path.write_bytes(b"")), ANEW),
     Left("a run of a later version", fact("version of qtool", "99.0"),
-         OTHER.format("version of qtool"), 1),
-    Left("a run of another recipe", fact("recipe", {"name": "evil\x1b[2J"}), OTHER.format("recipe"),
-         1),
-    Left("a run of another source", fact("source", [[{}, "x", 1]]), OTHER.format("source"), 1),
-    Left("a run of another layout", fact("layout of its files (--max-shard-size)", "0" * 64),
-         "with another layout", 1),
+         OTHER.format("version of qtool was 99.0, is "), 1),
+    Left("a run of another recipe", fact("recipe", {"name": "evil\x1b[2J"}),
+         OTHER.format("recipe was evil"), 1),
+    Left("a run of a recipe of 900 brackets", fact("recipe", {"bits": deep(900)}),
+         OTHER.format("recipe was not set"), 1),
+    Left("a run of another source", fact("source", [[{}, "x", 1]]), OTHER.format("source: "), 1),
+    Left("a run of files that are none", fact("source", [["x"] * 4, [7] * 4, None]),
+         OTHER.format("source: "), 1),
+    Left("a run of another layout", fact("layout of its files", "0" * 64),
+         OTHER.format("layout of its files has other content"), 1),
     Left("a journal that is a link", _instead(lambda path: path.symlink_to("/etc/passwd")),
          "was not made by qtool", 1),
     Left("a journal that is a pipe", _instead(os.mkfifo), "was not made by qtool", 1),
