@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+import qtool
+
 HERE = Path(__file__).parent
 
 
@@ -26,6 +28,7 @@ def run(command: list[str], env: dict[str, str] | None = None, timeout: int = 18
     # Caches and offline mode are set for the child only.
     result = subprocess.run(
         command,
+        cwd=Path(qtool.__file__).parent.parent,  # `python -m qtool` is the one that is tested
         env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
         capture_output=True,
         text=True,
