@@ -7,7 +7,8 @@ import pytest
 import torch
 from arch_models import CONFIGS, VOCABULARY, build
 
-from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex, trace
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import BlockSites, Tracer, trace
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers

@@ -13,7 +13,8 @@ from arch_models import VOCABULARY, build
 from safetensors.numpy import load_file, save_file
 
 from qtool.calibrating import measure
-from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, SiteStats, collect, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter

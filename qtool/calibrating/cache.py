@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.overrides import TorchFunctionMode
 
 from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
 from qtool.plan.cache import Kept
@@ -33,7 +33,7 @@ class Largest:
     values: torch.Tensor
 
 
-class _Observe(TorchFunctionMode):
+class _Observe(TorchCalls):
     """Within, keys and values of each call of attention are looked at; in the thread that enters
     it."""
 
@@ -42,14 +42,7 @@ class _Observe(TorchFunctionMode):
         self._heads = heads
         self.found: list[Largest] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention:
             key, value = _keys_and_values(*args, **kwargs)
             self.found.append(Largest(self._largest(key), self._largest(value)))

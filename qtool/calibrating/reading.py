@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.overrides import TorchFunctionMode
 
+from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
 
@@ -64,7 +64,7 @@ def require_finite(checkpoint: Weights, name: str, values: torch.Tensor) -> None
         )
 
 
-class EmbeddingRows(TorchFunctionMode):
+class EmbeddingRows(TorchCalls):
     """Within, looking up a table that lies on the meta device reads the rows that are looked up.
 
     A vocabulary of 262,144 words 5376 wide is 5.6 GB in float32; calibration text uses few words.
@@ -80,14 +80,7 @@ class EmbeddingRows(TorchFunctionMode):
         self._announced = torch.from_numpy(np.unique(announced))
         self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
             return args[0]  # a model that moves the ids to where its table is
         if func is not F.embedding:

@@ -8,34 +8,23 @@ Two notions, both found by running the block once on a small probe:
 - fold group: every site whose rows come from one norm's output. What is folded into the norm has
   to be undone in all of them: router, routed and shared experts alike.
 
-No module is asked for its kind. A TorchFunctionMode sees every F.linear (and matmul, mm, addmm)
-whose weight is part of a parameter, known by storage and offset: transformers 5 calls F.linear on
-slices of 3-D parameters, which have no module to hook. Inputs are compared by the bytes of their
-rows, so reshaped, flattened and gathered rows are still known to be the norm's.
+Calls are seen as they are made (linears.py) on a small input (probe_trace.py). Inputs are compared
+by the bytes of their rows, so reshaped, flattened and gathered rows are still known to be the
+norm's.
 
 Blocks of the same structure have the same sites, so one trace serves them all (`Tracer`). An expert
 that the probe did not reach is taken to behave as its neighbours in the same parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from qtool.calibrating.linears import Matrix
+from qtool.calibrating.probe_trace import Trace, TracedCall, watch
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.names import Binding
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """The matrix of one linear call: a 2-D parameter, or one slice of a 3-D one."""
-
-    parameter: str  # name within the block, "self_attn.q_proj.weight"
-    expert: int | None  # which slice of a 3-D parameter
 
 
 @dataclass(frozen=True)
@@ -103,118 +92,12 @@ class BlockSites:
         return groups
 
 
-@dataclass(frozen=True)
-class _TracedCall:
-    matrix: Matrix
-    bias: str | None  # parameter name within the block
-    rows: tuple[int, ...]  # hashes
-    calls: int  # with the same rows, or one for each chunk of the rows
-    seen: int  # rows in all calls
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True)
-class _Trace:
-    """What a forward pass showed, in the block's own names."""
-
-    tokens: int
-    calls: tuple[_TracedCall, ...]  # one a matrix
-    norms: tuple[tuple[str, str | None, frozenset[int]], ...]  # weight, bias, output rows
-
-
 _Key = tuple[tuple[int, ...], int, int | None, str | None]
-
-
-class WeightIndex:
-    """From a tensor handed to a linear call back to the block's parameter it is part of."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._owner: dict[int, tuple[str, torch.Tensor]] = {}
-        for name, parameter in module.named_parameters():
-            self._owner.setdefault(parameter.untyped_storage().data_ptr(), (name, parameter))
-
-    def matrix(self, weight: torch.Tensor) -> Matrix | None:
-        """The matrix that `weight` [out, in] is, or None."""
-        owner = self._owner.get(weight.untyped_storage().data_ptr())
-        if owner is None or weight.ndim != 2:
-            return None
-        name, parameter = owner
-        offset = weight.storage_offset() - parameter.storage_offset()
-        if weight.shape != parameter.shape[-2:] or weight.stride() != parameter.stride()[-2:]:
-            return None
-        if parameter.ndim == 2:
-            return Matrix(name, None) if offset == 0 else None
-        if parameter.ndim == 3 and offset % parameter.stride(0) == 0:
-            return Matrix(name, offset // parameter.stride(0))
-        return None
-
-    def bias(self, bias: torch.Tensor | None) -> str | None:
-        """The name of the 1-D parameter that `bias` is, or None."""
-        if bias is None:
-            return None
-        owner = self._owner.get(bias.untyped_storage().data_ptr())
-        return owner[0] if owner is not None and owner[1].shape == bias.shape else None
-
-
-MATMULS = {
-    torch.matmul,
-    torch.mm,
-    torch.Tensor.matmul,
-    torch.Tensor.mm,
-    torch.Tensor.__matmul__,
-}
-ADDMMS = {torch.addmm, torch.Tensor.addmm}
-
-# What an observer is told of each call: matrix, input [..., in], bias.
-Observer = Callable[[Matrix, torch.Tensor, torch.Tensor | None], None]
-
-
-class ObserveLinears(TorchFunctionMode):
-    """Within, `observer` hears of every linear call on the block's parameters, before it is made.
-
-    A mode belongs to the thread that enters it.
-    """
-
-    def __init__(self, index: WeightIndex, observer: Observer) -> None:
-        super().__init__()
-        self._index = index
-        self._observer = observer
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
-        if func is F.linear:
-            x, weight, bias = _linear_arguments(*args, **kwargs)
-            seen = x, weight, bias
-        elif func in MATMULS and len(args) == 2 and args[1].ndim == 2:
-            seen = args[0], args[1].t(), None
-        elif func in ADDMMS and len(args) == 3 and args[2].ndim == 2:
-            seen = args[1], args[2].t(), args[0]
-        if seen is not None:
-            x, weight, bias = seen
-            matrix = self._index.matrix(weight)
-            if matrix is not None:
-                self._observer(matrix, x, bias)
-        return func(*args, **kwargs)
-
-
-def _linear_arguments(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """F.linear's own signature, so that keywords are told apart as it does."""
-    return input, weight, bias
 
 
 def trace(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> BlockSites:
     """Run the block once on a small input and say what reads what."""
-    return _resolve(block, _watch(block, hidden, call))
+    return _resolve(block, watch(block, hidden, call))
 
 
 @dataclass
@@ -226,65 +109,17 @@ class Tracer:
     """
 
     stacked: bool = False
-    _known: dict[tuple[tuple[str, tuple[int, ...]], ...], _Trace] = field(default_factory=dict)
+    _known: dict[tuple[tuple[str, tuple[int, ...]], ...], Trace] = field(default_factory=dict)
 
     def sites(self, block: LoadedBlock, stream: Stream) -> BlockSites:
         """The sites of a block whose input the stream stands at."""
         key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
         if key not in self._known:
-            self._known[key] = _watch(block, *stream.probe(block.index))
+            self._known[key] = watch(block, *stream.probe(block.index))
         return _resolve(block, self._known[key], self.stacked)
 
 
-def _watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> _Trace:
-    index = WeightIndex(block.module)
-    calls: dict[tuple[Matrix, str | None], _TracedCall] = {}
-    norms: list[tuple[str, str | None, frozenset[int]]] = []
-
-    def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        key = matrix, index.bias(bias)
-        rows = _row_hashes(x)
-        before = calls.get(key)
-        if before is None:
-            out_features, in_features = block.module.get_parameter(matrix.parameter).shape[-2:]
-            calls[key] = _TracedCall(*key, rows, 1, len(rows), in_features, out_features)
-        else:
-            # Called again on the same input, or on the next chunk of it.
-            whole = before.rows if rows == before.rows else before.rows + rows
-            calls[key] = replace(
-                before, rows=whole, calls=before.calls + 1, seen=before.seen + len(rows)
-            )
-
-    def hook(path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def remember(module: nn.Module, _: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor) and output.ndim > 0:
-                has_bias = isinstance(getattr(module, "bias", None), nn.Parameter)
-                bias = f"{path}.bias" if has_bias else None
-                norms.append((f"{path}.weight", bias, frozenset(_row_hashes(output))))
-
-        return remember
-
-    hooks = []
-    for path, module in block.module.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.ndim == 1:
-            hooks.append(module.register_forward_hook(hook(path)))
-    try:
-        with ObserveLinears(index, observe):
-            block.try_out(hidden, call)
-    finally:
-        for handle in hooks:
-            handle.remove()
-    tokens = hidden.shape[0] * hidden.shape[1]
-    return _Trace(tokens, tuple(calls.values()), tuple(norms))
-
-
-def _row_hashes(x: torch.Tensor) -> tuple[int, ...]:
-    rows = x.detach().reshape(-1, x.shape[-1]).contiguous().numpy()
-    return tuple(hash(row.tobytes()) for row in rows)
-
-
-def _resolve(block: LoadedBlock, traced: _Trace, stacked: bool = False) -> BlockSites:
+def _resolve(block: LoadedBlock, traced: Trace, stacked: bool = False) -> BlockSites:
     """Name what a trace showed by the checkpoint tensors of this block."""
 
     def readers_of(matrix: Matrix) -> tuple[Reader, ...]:
@@ -300,7 +135,7 @@ def _resolve(block: LoadedBlock, traced: _Trace, stacked: bool = False) -> Block
         found = pieces.get(parameter) if parameter is not None else None
         return found[0].checkpoint_name if found and len(found) == 1 else None
 
-    groups: dict[_Key, list[_TracedCall]] = {}
+    groups: dict[_Key, list[TracedCall]] = {}
     producers: dict[_Key, tuple[str, str | None] | None] = {}
     for call in traced.calls:
         producer = _producer(traced, call)
@@ -349,7 +184,7 @@ def _resolve(block: LoadedBlock, traced: _Trace, stacked: bool = False) -> Block
     return BlockSites(tuple(sites), tuple(linears), unread)
 
 
-def _producer(traced: _Trace, call: _TracedCall) -> tuple[str, str | None, frozenset[int]] | None:
+def _producer(traced: Trace, call: TracedCall) -> tuple[str, str | None, frozenset[int]] | None:
     """The last norm among whose output rows all rows of the call are."""
     rows = frozenset(call.rows)
     return next((norm for norm in reversed(traced.norms) if rows and rows <= norm[2]), None)

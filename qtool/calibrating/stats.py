@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating import ranges
-from qtool.calibrating.sites import Matrix, ObserveLinears, Site, WeightIndex
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import Site
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError

@@ -1,11 +1,11 @@
 """A forward pass in which inputs of matrices are rounded, as an engine rounds them.
 
 A matrix is known at the call itself, by the address of its weights, as in
-qtool/calibrating/sites.py: models call F.linear on slices of 3-D parameters, which have no module.
-Keys and values are rounded where attention is computed by one call.
+qtool/calibrating/linears.py: models call F.linear on slices of 3-D parameters, which have no
+module. Keys and values are rounded where attention is computed by one call.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from qtool.calibrating.sites import ADDMMS, MATMULS
+from qtool.calibrating.linears import ADDMMS, MATMULS
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.torch_calls import TorchCalls
 from qtool.quality.activations import Rounding
 
 
@@ -92,11 +92,8 @@ class Activations:
         }
 
 
-class RoundedInputs(TorchFunctionMode):
-    """Within, what is multiplied with a known matrix is rounded first.
-
-    A mode belongs to the thread that enters it.
-    """
+class RoundedInputs(TorchCalls):
+    """Within, what is multiplied with a known matrix is rounded first."""
 
     def __init__(
         self,
@@ -109,14 +106,7 @@ class RoundedInputs(TorchFunctionMode):
         self._kept = kept
         self._last: tuple[torch.Tensor, int, Rounding, torch.Tensor] | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.linear:
             args, kwargs = self._linear(*args, **kwargs), {}
         elif func in MATMULS and len(args) == 2:

@@ -30,8 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.single_thread import single_thread
-from qtool.calibrating.sites import Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.runs.progress import Progress

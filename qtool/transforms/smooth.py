@@ -32,7 +32,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.sites import BlockSites, Matrix, ObserveLinears, Site, WeightIndex
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats, is_rare
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import rtn

@@ -19,7 +19,7 @@ matrix before, and have weights that all heads share: such blocks are left out, 
 Source: Lin et al., QServe, 2024, section 4.2.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.overrides import TorchFunctionMode
 
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
+from qtool.calibrating.torch_calls import TorchCalls
 from qtool.plan.plan import Plan
 from qtool.transforms.fold import restored
 from qtool.transforms.proved import Applied, Floats, Workers, powers_of_two
@@ -72,7 +72,7 @@ class _ReachedError(Exception):
     """Ends a forward pass of which nothing more is needed."""
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchCalls):
     """Hears of queries and keys, each [samples, heads, tokens, channels], where they meet."""
 
     def __init__(self, *, ends: bool = False) -> None:
@@ -80,18 +80,12 @@ class _Watch(TorchFunctionMode):
         self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._ends = ends
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention and len(args) >= 2:
             self.seen.append((args[0], args[1]))
             if self._ends:
                 raise _ReachedError
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def apply(

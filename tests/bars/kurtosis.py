@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from qtool.calibrating.calibration import chunks, read_text, tokenize
-from qtool.calibrating.sites import Matrix, ObserveLinears, Tracer, WeightIndex
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions

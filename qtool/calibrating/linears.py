@@ -1,0 +1,100 @@
+"""Linear calls on a block's parameters, seen as they are made.
+
+No module is asked for its kind. A torch function mode sees every F.linear (and matmul, mm, addmm)
+whose weight is part of a parameter, known by storage and offset: transformers 5 calls F.linear on
+slices of 3-D parameters, which have no module to hook.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from qtool.calibrating.torch_calls import TorchCalls
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The matrix of one linear call: a 2-D parameter, or one slice of a 3-D one."""
+
+    parameter: str  # name within the block, "self_attn.q_proj.weight"
+    expert: int | None  # which slice of a 3-D parameter
+
+
+class WeightIndex:
+    """From a tensor handed to a linear call back to the block's parameter it is part of."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._owner: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, parameter in module.named_parameters():
+            self._owner.setdefault(parameter.untyped_storage().data_ptr(), (name, parameter))
+
+    def matrix(self, weight: torch.Tensor) -> Matrix | None:
+        """The matrix that `weight` [out, in] is, or None."""
+        owner = self._owner.get(weight.untyped_storage().data_ptr())
+        if owner is None or weight.ndim != 2:
+            return None
+        name, parameter = owner
+        offset = weight.storage_offset() - parameter.storage_offset()
+        if weight.shape != parameter.shape[-2:] or weight.stride() != parameter.stride()[-2:]:
+            return None
+        if parameter.ndim == 2:
+            return Matrix(name, None) if offset == 0 else None
+        if parameter.ndim == 3 and offset % parameter.stride(0) == 0:
+            return Matrix(name, offset // parameter.stride(0))
+        return None
+
+    def bias(self, bias: torch.Tensor | None) -> str | None:
+        """The name of the 1-D parameter that `bias` is, or None."""
+        if bias is None:
+            return None
+        owner = self._owner.get(bias.untyped_storage().data_ptr())
+        return owner[0] if owner is not None and owner[1].shape == bias.shape else None
+
+
+MATMULS = {
+    torch.matmul,
+    torch.mm,
+    torch.Tensor.matmul,
+    torch.Tensor.mm,
+    torch.Tensor.__matmul__,
+}
+ADDMMS = {torch.addmm, torch.Tensor.addmm}
+
+# What an observer is told of each call: matrix, input [..., in], bias.
+Observer = Callable[[Matrix, torch.Tensor, torch.Tensor | None], None]
+
+
+class ObserveLinears(TorchCalls):
+    """Within, `observer` hears of linear calls on the block's parameters, before they are made."""
+
+    def __init__(self, index: WeightIndex, observer: Observer) -> None:
+        super().__init__()
+        self._index = index
+        self._observer = observer
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+        if func is F.linear:
+            x, weight, bias = _linear_arguments(*args, **kwargs)
+            seen = x, weight, bias
+        elif func in MATMULS and len(args) == 2 and args[1].ndim == 2:
+            seen = args[0], args[1].t(), None
+        elif func in ADDMMS and len(args) == 3 and args[2].ndim == 2:
+            seen = args[1], args[2].t(), args[0]
+        if seen is not None:
+            x, weight, bias = seen
+            matrix = self._index.matrix(weight)
+            if matrix is not None:
+                self._observer(matrix, x, bias)
+        return func(*args, **kwargs)
+
+
+def _linear_arguments(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """F.linear's own signature, so that keywords are told apart as it does."""
+    return input, weight, bias
