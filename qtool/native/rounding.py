@@ -49,13 +49,18 @@ class _Quantizer(ctypes.Structure):
     )
 
 
+_MATRIX = (  # what both begin with
+    ("quantizer", _Quantizer),
+    ("rows", ctypes.c_int64),
+    ("cols", ctypes.c_int64),
+    ("group_size", ctypes.c_int64),
+    ("weight", ctypes.c_void_p),
+)
+
+
 class _Sweep(ctypes.Structure):
     _fields_ = (
-        ("quantizer", _Quantizer),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("group_size", ctypes.c_int64),
-        ("weight", ctypes.c_void_p),
+        *_MATRIX,
         ("hinv", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("importance", ctypes.c_void_p),
@@ -70,11 +75,7 @@ class _Sweep(ctypes.Structure):
 
 class _Groups(ctypes.Structure):
     _fields_ = (
-        ("quantizer", _Quantizer),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("group_size", ctypes.c_int64),
-        ("weight", ctypes.c_void_p),
+        *_MATRIX,
         ("importance", ctypes.c_void_p),
         ("gram", ctypes.c_void_p),
         ("given", ctypes.c_int64),
