@@ -13,14 +13,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, field_validator, model_validator
 
 from qtool.errors import RecipeError
+from qtool.recipe.consistency import METHODS, TRANSFORMS, check
 from qtool.recipe.file import (
     Calibration,
     NamedTable,
-    Table,
-    conflict,
     document,
     find,
     folders,
@@ -28,6 +27,7 @@ from qtool.recipe.file import (
     shipped,
     validate,
 )
+from qtool.recipe.methods import AwqOptions, GptqOptions, RtnOptions
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
 from qtool.recipe.weights import (
@@ -48,45 +48,6 @@ __all__ = [
     "Calibration", "Recipe", "Weights", "WeightsPatch", "find", "folders", "load", "parse",
     "patched", "schema", "shipped",
 ]  # fmt: skip
-
-METHODS = ("rtn", "gptq", "awq", "none")
-CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
-TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
-
-
-class RtnOptions(Table):
-    """Round to nearest."""
-
-    clip: bool = Field(default=False, description="shrink each group's range to the least error")
-
-
-class GptqOptions(Table):
-    """GPTQ's rounding, and the GPTQ layout."""
-
-    act_order: bool = Field(default=True, description="quantize the most excited columns first")
-    static_groups: bool = Field(
-        default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
-    )
-    damp_percent: float = Field(
-        default=0.01, gt=0, le=1, description="of the mean diagonal, added to the diagonal"
-    )
-    token_damping: bool = Field(
-        default=True, description="add in_features / calibration tokens to damp_percent"
-    )
-    mse: bool = Field(default=True, description="search each group's range for the least error")
-    layout: Literal["v1", "v2"] | None = Field(
-        default=None, description="of format gptq; default: v1 when symmetric, else v2"
-    )
-
-
-class AwqOptions(Table):
-    """AWQ's scale search and clipping, and the AWQ layout."""
-
-    grid: int = Field(default=20, ge=1, le=1000, description="exponents tried from 0 to 1")
-    clip: bool = Field(default=True, description="search each group's range for the least error")
-    layout: Literal["gemm", "gemv", "gemv_fast", "llm_awq"] = Field(
-        default="gemm", description="of format awq; engines load gemm"
-    )
 
 
 class Recipe(NamedTable):
@@ -119,131 +80,8 @@ class Recipe(NamedTable):
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":
-        for key, names, known in (
-            ("method", self.method, METHODS),
-            ("transforms", self.transforms, TRANSFORMS),
-        ):
-            for name in names:
-                if name not in known:
-                    raise conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
-        if self.method not in CHAINS:
-            chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
-            found = "[" + ", ".join(self.method) + "]"
-            raise conflict("method", f"{found} is no order that exists; one of {chains}")
-        self._check_cache()
-        cache_alone = self.kv_cache is not None and self.format == "compressed-tensors"
-        if (self.rounding == "none") != (self.format == "dense") and not (
-            self.rounding == "none" and cache_alone
-        ):
-            raise conflict(
-                "format",
-                f"method {'/'.join(self.method)} does not go with format {self.format}; "
-                "`method: none` is written as `format: dense`, and nothing else is",
-            )
-        # Of transforms, some do not look at how weights are going to be rounded.
-        looked_at = "awq" in self.transforms or self.learns_rotations or self.searches_scales
-        if self.weights is None and (self.rounding != "none" or looked_at):
-            raise conflict("weights", "missing; it says bits, group_size and symmetric")
-        if "rotate" in self.transforms[1:]:
-            raise conflict("transforms", "rotate turns the whole network and comes first")
-        if self.rotates and not (self.rotate.r1 or self.rotate.r2):
-            raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
-        if self.learns_rotations and self.weights is not None and self.weights.type != "int":
-            raise conflict("rotate.kind", "learned rotations are for weights of type int")
-        if self.weights is not None and self.rounding != "none":
-            self._check_numbers(self.weights)
+        check(self)
         return self
-
-    def _check_cache(self) -> None:
-        """Scales of keys and values go with some formats."""
-        if self.kv_cache is None:
-            return
-        if self.format == "qserve":
-            if not self.kv_cache.dynamic:
-                raise conflict("kv_cache", "qserve makes scales as keys come: dynamic: true")
-            return
-        if self.format != "compressed-tensors":
-            raise conflict(
-                "kv_cache",
-                f"format {self.format} does not say how keys and values are kept; "
-                "compressed-tensors does, also with `method: none`, and qserve",
-            )
-        if self.kv_cache.dynamic:
-            raise conflict(
-                "kv_cache", "engines of compressed-tensors have stored scales: dynamic: false"
-            )
-
-    def _check_numbers(self, weights: Weights) -> None:
-        """Types of numbers go with some formats and methods."""
-        if self.format == "bitsandbytes" and (self.method != ("rtn",) or self.rtn.clip):
-            raise conflict(
-                "method",
-                "bitsandbytes divides each row by its largest magnitude and rounds: "
-                "`method: rtn` without clip",
-            )
-        if self.format == "qserve":
-            self._check_qserve(weights)
-            return
-        if self.format == "fp8" and weights.type != "fp8":
-            raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
-        if weights.type != "int":
-            if self.format not in ("compressed-tensors", "fp8"):
-                raise conflict(
-                    "format",
-                    f"{self.format} stores whole numbers; weights of type {weights.type} go with "
-                    "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
-                )
-            if self.method != ("rtn",) or self.rtn.clip or "awq" in self.transforms:
-                raise conflict(
-                    "method",
-                    f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
-                    "without clip and awq",
-                )
-            if any(override.weights is not None for override in self.overrides):
-                raise conflict(
-                    "overrides",
-                    f"with weights of type {weights.type} an override can say `dense: true` only",
-                )
-        if (
-            weights.type == "int"
-            and weights.rows < 0
-            and (self.activations is None or self.method != ("rtn",) or self.rtn.clip)
-        ):
-            raise conflict(
-                "weights",
-                "one scale for a matrix of whole numbers (rows: -1) goes with activations and "
-                "`method: rtn` without clip",
-            )
-        if self.activations is None:
-            return
-        if self.format != "compressed-tensors":
-            raise conflict(
-                "activations",
-                f"format {self.format} does not say how activations are quantized; "
-                "compressed-tensors does",
-            )
-        wanted = "int" if weights.type == "int" else "float"
-        if self.activations.type != wanted or weights.type not in ("int", "fp8"):
-            raise conflict(
-                "activations",
-                "int ones go with weights of type int, float ones with fp8; not "
-                f"{self.activations.type} with {weights.type}",
-            )
-        if wanted == "int" and not weights.symmetric:
-            raise conflict("activations", "engines quantize them for symmetric weights only")
-
-    def _check_qserve(self, weights: Weights) -> None:
-        """Its kernels know one kind of weights and of inputs."""
-        if weights.type != "int" or weights.bits != 4 or weights.symmetric:
-            raise conflict("weights", "qserve stores int of 4 bits with zeros: symmetric: false")
-        inputs = self.activations
-        if inputs is None or inputs != Activations(bits=8, type="int"):
-            raise conflict(
-                "activations",
-                "qserve rounds inputs to 8 bits, token by token: activations: {bits: 8, type: int}",
-            )
-        if self.reorders_groups:
-            raise conflict("gptq", "qserve's groups are neighbours: gptq.static_groups: true")
 
     @property
     def rounding(self) -> str:

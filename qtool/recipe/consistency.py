@@ -1,0 +1,144 @@
+"""Which values of a recipe go together: methods with formats, weights with activations."""
+
+from typing import TYPE_CHECKING
+
+from qtool.recipe.file import conflict
+from qtool.recipe.weights import Activations, Weights
+
+if TYPE_CHECKING:
+    from qtool.recipe.recipe import Recipe
+
+METHODS = ("rtn", "gptq", "awq", "none")
+CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
+TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
+
+
+def check(recipe: "Recipe") -> None:
+    """Raise the conflict() where values that are each allowed do not go together."""
+    for key, names, known in (
+        ("method", recipe.method, METHODS),
+        ("transforms", recipe.transforms, TRANSFORMS),
+    ):
+        for name in names:
+            if name not in known:
+                raise conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
+    if recipe.method not in CHAINS:
+        chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
+        found = "[" + ", ".join(recipe.method) + "]"
+        raise conflict("method", f"{found} is no order that exists; one of {chains}")
+    _check_cache(recipe)
+    cache_alone = recipe.kv_cache is not None and recipe.format == "compressed-tensors"
+    if (recipe.rounding == "none") != (recipe.format == "dense") and not (
+        recipe.rounding == "none" and cache_alone
+    ):
+        raise conflict(
+            "format",
+            f"method {'/'.join(recipe.method)} does not go with format {recipe.format}; "
+            "`method: none` is written as `format: dense`, and nothing else is",
+        )
+    # Of transforms, some do not look at how weights are going to be rounded.
+    looked_at = "awq" in recipe.transforms or recipe.learns_rotations or recipe.searches_scales
+    if recipe.weights is None and (recipe.rounding != "none" or looked_at):
+        raise conflict("weights", "missing; it says bits, group_size and symmetric")
+    if "rotate" in recipe.transforms[1:]:
+        raise conflict("transforms", "rotate turns the whole network and comes first")
+    if recipe.rotates and not (recipe.rotate.r1 or recipe.rotate.r2):
+        raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
+    if recipe.learns_rotations and recipe.weights is not None and recipe.weights.type != "int":
+        raise conflict("rotate.kind", "learned rotations are for weights of type int")
+    if recipe.weights is not None and recipe.rounding != "none":
+        _check_numbers(recipe, recipe.weights)
+
+
+def _check_cache(recipe: "Recipe") -> None:
+    """Scales of keys and values go with some formats."""
+    if recipe.kv_cache is None:
+        return
+    if recipe.format == "qserve":
+        if not recipe.kv_cache.dynamic:
+            raise conflict("kv_cache", "qserve makes scales as keys come: dynamic: true")
+        return
+    if recipe.format != "compressed-tensors":
+        raise conflict(
+            "kv_cache",
+            f"format {recipe.format} does not say how keys and values are kept; "
+            "compressed-tensors does, also with `method: none`, and qserve",
+        )
+    if recipe.kv_cache.dynamic:
+        raise conflict(
+            "kv_cache", "engines of compressed-tensors have stored scales: dynamic: false"
+        )
+
+
+def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
+    """Types of numbers go with some formats and methods."""
+    if recipe.format == "bitsandbytes" and (recipe.method != ("rtn",) or recipe.rtn.clip):
+        raise conflict(
+            "method",
+            "bitsandbytes divides each row by its largest magnitude and rounds: "
+            "`method: rtn` without clip",
+        )
+    if recipe.format == "qserve":
+        _check_qserve(recipe, weights)
+        return
+    if recipe.format == "fp8" and weights.type != "fp8":
+        raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
+    if weights.type != "int":
+        if recipe.format not in ("compressed-tensors", "fp8"):
+            raise conflict(
+                "format",
+                f"{recipe.format} stores whole numbers; weights of type {weights.type} go with "
+                "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
+            )
+        if recipe.method != ("rtn",) or recipe.rtn.clip or "awq" in recipe.transforms:
+            raise conflict(
+                "method",
+                f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
+                "without clip and awq",
+            )
+        if any(override.weights is not None for override in recipe.overrides):
+            raise conflict(
+                "overrides",
+                f"with weights of type {weights.type} an override can say `dense: true` only",
+            )
+    if (
+        weights.type == "int"
+        and weights.rows < 0
+        and (recipe.activations is None or recipe.method != ("rtn",) or recipe.rtn.clip)
+    ):
+        raise conflict(
+            "weights",
+            "one scale for a matrix of whole numbers (rows: -1) goes with activations and "
+            "`method: rtn` without clip",
+        )
+    if recipe.activations is None:
+        return
+    if recipe.format != "compressed-tensors":
+        raise conflict(
+            "activations",
+            f"format {recipe.format} does not say how activations are quantized; "
+            "compressed-tensors does",
+        )
+    wanted = "int" if weights.type == "int" else "float"
+    if recipe.activations.type != wanted or weights.type not in ("int", "fp8"):
+        raise conflict(
+            "activations",
+            "int ones go with weights of type int, float ones with fp8; not "
+            f"{recipe.activations.type} with {weights.type}",
+        )
+    if wanted == "int" and not weights.symmetric:
+        raise conflict("activations", "engines quantize them for symmetric weights only")
+
+
+def _check_qserve(recipe: "Recipe", weights: Weights) -> None:
+    """Its kernels know one kind of weights and of inputs."""
+    if weights.type != "int" or weights.bits != 4 or weights.symmetric:
+        raise conflict("weights", "qserve stores int of 4 bits with zeros: symmetric: false")
+    inputs = recipe.activations
+    if inputs is None or inputs != Activations(bits=8, type="int"):
+        raise conflict(
+            "activations",
+            "qserve rounds inputs to 8 bits, token by token: activations: {bits: 8, type: int}",
+        )
+    if recipe.reorders_groups:
+        raise conflict("gptq", "qserve's groups are neighbours: gptq.static_groups: true")

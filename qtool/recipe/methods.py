@@ -1,0 +1,42 @@
+"""The tables `rtn`, `gptq` and `awq` of a recipe: how the methods of these names round."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from qtool.recipe.file import Table
+
+
+class RtnOptions(Table):
+    """Round to nearest."""
+
+    clip: bool = Field(default=False, description="shrink each group's range to the least error")
+
+
+class GptqOptions(Table):
+    """GPTQ's rounding, and the GPTQ layout."""
+
+    act_order: bool = Field(default=True, description="quantize the most excited columns first")
+    static_groups: bool = Field(
+        default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
+    )
+    damp_percent: float = Field(
+        default=0.01, gt=0, le=1, description="of the mean diagonal, added to the diagonal"
+    )
+    token_damping: bool = Field(
+        default=True, description="add in_features / calibration tokens to damp_percent"
+    )
+    mse: bool = Field(default=True, description="search each group's range for the least error")
+    layout: Literal["v1", "v2"] | None = Field(
+        default=None, description="of format gptq; default: v1 when symmetric, else v2"
+    )
+
+
+class AwqOptions(Table):
+    """AWQ's scale search and clipping, and the AWQ layout."""
+
+    grid: int = Field(default=20, ge=1, le=1000, description="exponents tried from 0 to 1")
+    clip: bool = Field(default=True, description="search each group's range for the least error")
+    layout: Literal["gemm", "gemv", "gemv_fast", "llm_awq"] = Field(
+        default="gemm", description="of format awq; engines load gemm"
+    )
