@@ -32,7 +32,7 @@ def test_pieces_done_again_are_parts_of_a_block(bar: ModuleType, taken: int, mos
     lost = bar.Work.of(log(0, 38, 38), names)
     next_one = bar.Work.of(log(taken, 1, 38), names)
     figures = bar.Figures("tiny", "q4_k_m")
-    bar._done_again(lost, next_one, lost.done, whole, figures)
+    bar.done_again(lost, next_one, lost.done, whole, figures)
     assert figures.blocks == [pytest.approx(most)]
     line = {"model": "tiny", "recipe": "q4_k_m", "kills": 1, "when": {}, "resumed": 1,
             "mismatches": 0, "again": figures.again, "blocks": figures.blocks,

@@ -29,7 +29,6 @@ most of the time that is not at stake.
 """
 
 import argparse
-import contextlib
 import hashlib
 import importlib
 import json
@@ -37,35 +36,28 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import memory
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from deep_model import deep
+from kill_figures import Figures, Whole, count, done_again, told
+from kill_work import JUDGED, Event, Work, events, journal_of, steps_of
+from killed_command import LOOK_EVERY, Command
 
-from qtool.checkpoint import Checkpoint
-from qtool.cli import main as cli
 from qtool.gguf.open import open_source
 from qtool.gguf.pieces import Pieces
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import UNIT_PIECES
-from qtool.native.library import default_threads
 from qtool.recipe.recipe import load
 
 MOST_KILLS = 5  # of one output
-DEEP = 24
-LOOK_EVERY = 0.004  # seconds
 PRELOADED = (
     "qtool.calibrating.blockwise",
     "qtool.runs.pipeline",
@@ -77,33 +69,6 @@ DEFAULT = (
     "w4g128-gptq-rotated", "w4-gptq-rotated-learned", "w4g128-gptq=max-ram", "kv-fp8",
 )  # fmt: skip
 LEARNING_STEPS = 8
-JUDGED = {"block", "piece"}  # the others are apart
-Event = dict[str, Any]
-
-
-def deep(folder: Path) -> Path:
-    """The shipped model with its blocks repeated; what they add to the stream is made smaller."""
-    config = json.loads((memory.TINY / "config.json").read_text(encoding="utf-8"))
-    count = config["num_hidden_layers"]
-    source = _float32(memory.TINY)  # numpy has no bfloat16
-    found = {name: value for name, value in source.items() if ".layers." not in name}
-    for layer in range(DEEP):
-        prefix = f"model.layers.{layer % count}."
-        for name in (name for name in source if name.startswith(prefix)):
-            value = source[name]
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                value = value * np.float32(count / DEEP)
-            found[f"model.layers.{layer}.{name.removeprefix(prefix)}"] = value
-    folder.mkdir(parents=True)
-    save_file(found, folder / "model.safetensors")
-    return memory.add_files(
-        folder, config | {"num_hidden_layers": DEEP, "dtype": "float32", "torch_dtype": "float32"}
-    )
-
-
-def _float32(folder: Path) -> dict[str, NDArray[np.float32]]:
-    checkpoint = Checkpoint.open(folder)
-    return {name: checkpoint.float32(name) for name in checkpoint.tensors}
 
 
 def digest(out: Path) -> dict[str, str]:
@@ -115,155 +80,6 @@ def digest(out: Path) -> dict[str, str]:
         ).hexdigest()
         for path in files
     }
-
-
-def events(log: Path) -> list[Event]:
-    """What one command has logged so far; half a line of a killed one is none."""
-    with contextlib.suppress(OSError):
-        lines = log.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
-    return []
-
-
-@dataclass
-class Work:
-    """How far one command has come by its log, each kind of work in parts of the whole."""
-
-    began: dict[str, float] = field(default_factory=dict)  # what it took over, where it told
-    done: dict[str, float] = field(default_factory=dict)
-    last: str = "start"  # what its last event was about
-    parts: dict[str, int] = field(default_factory=dict)  # of the whole
-    apart: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, log: list[Event], names: dict[str, str]) -> "Work":
-        """names: what kinds of steps are here, where their names do not say it."""
-        found = cls()
-        taken, count = 0, 0  # pieces of a GGUF file
-        for event in log:
-            if event["event"] == "stage" and found.done:
-                found.last = event["name"]
-            if event["event"] == "message":
-                told = re.search(r"(\d+) of (\d+) pieces are finished", event["text"])
-                if told:
-                    taken, count = int(told[1]), int(told[2])
-            if event["event"] != "step":
-                continue
-            kind = names.get(event["kind"], event["kind"])
-            done, whole = event["done"], event["of"]
-            if kind not in JUDGED:
-                found.apart[kind] = done / whole
-                continue
-            found.last = kind
-            if kind == "block":
-                found.began.setdefault(kind, (done - 1) / whole)
-                found.done[kind] = done / whole
-                found.parts[kind] = whole
-            else:
-                share = taken / count if count else 0.0
-                found.began.setdefault(kind, share)
-                found.done[kind] = share + (1 - share) * done / whole
-                found.parts[kind] = max(whole, count)
-        return found
-
-    def ended(self, kinds: set[str]) -> bool:
-        """Whether all blocks are made."""
-        return all(self.done.get(kind, 0.0) >= 1 for kind in kinds)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """An undisturbed run."""
-
-    digest: dict[str, str]
-    kinds: set[str]  # of work that is judged: blocks, pieces of a GGUF file
-    names: dict[str, str]  # of kinds of steps
-    most_pieces: int  # of a decoder block, or of a unit that has more
-    seconds: float
-    steps: int  # in the journal
-    working: float  # seconds from its first block to its last
-    end: float  # seconds from there on
-
-
-@dataclass
-class Figures:
-    """What happened with one output."""
-
-    model: str
-    recipe: str
-    kills: int = 0
-    when: dict[str, int] = field(default_factory=dict)
-    resumed: int = 0
-    mismatches: int = 0
-    again: list[float] = field(default_factory=list)  # share of the whole, by kill
-    blocks: list[float] = field(default_factory=list)  # the same in blocks
-    apart: dict[str, float] = field(default_factory=dict)  # shares of doing it once
-
-
-def steps_of(journal: Path) -> int:
-    """Finished steps by the journal."""
-    with contextlib.suppress(OSError):
-        return journal.read_bytes().count(b' {"done":')
-    return 0
-
-
-class Command:
-    """A process that runs the command line, killed where it has not ended."""
-
-    forked = False  # from this one, which has imported all
-
-    def __init__(self, words: list[str]) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        if self.forked:
-            self._pid = os.fork()
-            if not self._pid:
-                _become(words, self._said.fileno())
-        else:
-            command = [sys.executable, "-m", "qtool", *words]
-            process = subprocess.Popen(command, stdout=self._said, stderr=self._said)
-            self._pid = process.pid
-            process.returncode = 0  # waited for below
-        self.status: int | None = None
-
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        if self.status is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status is None
-
-    def kill_after(self, seconds: float) -> bool:
-        """Kill it; False where it ended before by itself, as it should have."""
-        until = time.monotonic() + seconds
-        while self.running() and time.monotonic() < until:
-            time.sleep(min(LOOK_EVERY, max(0.0, until - time.monotonic())))
-        if self.running():
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            return True
-        if self.status:
-            self._said.seek(0)
-            sys.exit(f"status {self.status}: {self._said.read().decode()}")
-        return False
-
-
-def _become(words: list[str], said: int) -> None:
-    """In a new process: the command line, and no way back."""
-    status = 1
-    try:
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        sys.argv = ["qtool", *words]
-        cli.main()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
 
 
 def undisturbed(words: list[str], out: Path, log: Path, most_pieces: int) -> Whole:
@@ -307,10 +123,6 @@ def most_pieces_of(model: str, recipe: str, sets: list[str]) -> int:
     return max(counts.values())
 
 
-def journal_of(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial") / "journal"
-
-
 def kill(words: list[str], whole: Whole, out: Path, log: Path) -> bool:
     """Start a command and kill it at random; False where it came to its end before."""
     have = steps_of(journal_of(out))
@@ -350,7 +162,7 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
         figures.resumed += took
         if work.began or not killed:
             for one in lost:
-                _done_again(one, work, known, whole, figures)
+                done_again(one, work, known, whole, figures)
             lost = []
         for kind, done in work.done.items():
             known[kind] = max(known.get(kind, 0.0), done)
@@ -359,14 +171,14 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
         figures.kills += 1
         lost.append(work)
         if out.exists():
-            _count(figures, "named")
+            count(figures, "named")
             break
         stage = "end" if work.ended(whole.kinds) or work.last in ("export", "verify") else "blocks"
         if known and all(known.get(kind, 0.0) >= 1 for kind in whole.kinds) and not work.done:
             stage = "end"
         if not work.done and stage == "blocks" and not events(log):
             stage = "start"
-        _count(figures, stage)
+        count(figures, stage)
     figures.apart = {kind: max(0.0, share - 1) for kind, share in apart.items()}
     figures.mismatches += digest(out) != whole.digest
     # Killed behind its last step a run leaves an empty folder, which the next command removes.
@@ -384,67 +196,6 @@ def one_output(command: list[str], out: Path, whole: Whole, figures: Figures) ->
     shutil.rmtree(out) if out.is_dir() else out.unlink()
     for log in out.parent.glob("log-*"):
         log.unlink()
-
-
-def _done_again(
-    lost: Work, work: Work, known: dict[str, float], whole: Whole, figures: Figures
-) -> None:
-    """What one killed command had begun, and the next one did not take over."""
-    again, blocks = 0.0, 0.0
-    for kind in whole.kinds:
-        parts = lost.parts.get(kind) or work.parts.get(kind, 1)
-        # A command that finds a kind finished tells nothing of it.
-        gone = max(0.0, known.get(kind, 0.0) - work.began.get(kind, 1.0))
-        begun = kind == "block" or (
-            "block" not in whole.kinds or known.get("block", 0.0) >= 1
-        )  # pieces come after all blocks
-        at_once = 1 if kind == "block" else default_threads()
-        under_way = 0.0
-        if begun and known.get(kind, 0.0) < 1 and kind in work.began:
-            under_way = min(at_once / parts, 1 - known.get(kind, 0.0))
-        again += (gone + under_way) / len(whole.kinds)
-        blocks += (gone + under_way) * parts / (1 if kind == "block" else whole.most_pieces)
-    figures.again.append(again)
-    figures.blocks.append(blocks)
-
-
-def _count(figures: Figures, stage: str) -> None:
-    figures.when[stage] = figures.when.get(stage, 0) + 1
-
-
-def told(lines: list[Event]) -> int:
-    """Print the sums; how many outputs were not as they should be."""
-    print(f"{'model':>6} {'recipe':>18} {'runs':>5} {'kills':>6} {'start':>6} {'blocks':>7} "
-          f"{'end':>5} {'named':>6} {'resumed':>8} {'mismatches':>11} {'again: mean':>12} "
-          f"{'most':>7} {'blocks':>7}  apart: mean, most")  # fmt: skip
-    groups: dict[tuple[str, str], list[Event]] = {}
-    for line in lines:
-        groups.setdefault((line["model"], line["recipe"]), []).append(line)
-    everything: list[Event] = []
-    for (model, recipe), group in [*sorted(groups.items()), (("all", ""), everything)]:
-        if group is not everything:
-            everything += group
-        when = sum((Counter(one["when"]) for one in group), Counter[str]())
-        again = [share for one in group for share in one["again"]]
-        blocks = [share for one in group for share in one["blocks"]]
-        print(
-            f"{model:>6} {recipe:>18} {len(group):5} {sum(one['kills'] for one in group):6} "
-            f"{when['start']:6} {when['blocks']:7} {when['end']:5} {when['named']:6} "
-            f"{sum(one['resumed'] for one in group):8} "
-            f"{sum(one['mismatches'] for one in group):11} "
-            f"{sum(again) / max(1, len(again)):12.2%} {max(again, default=0):7.2%} "
-            f"{max(blocks, default=0):7.2f}  {_apart(group)}"
-        )
-    return sum(one["mismatches"] + any(b > 1.001 for b in one["blocks"]) for one in lines)
-
-
-def _apart(group: list[Event]) -> str:
-    kinds = sorted({kind for one in group for kind in one.get("apart", {})})
-    found = {kind: [one.get("apart", {}).get(kind, 0.0) for one in group] for kind in kinds}
-    return ", ".join(
-        f"{kind} {sum(shares) / len(shares):.0%} {max(shares):.0%}"
-        for kind, shares in found.items()
-    )
 
 
 def least_budget(command: list[str], out: Path) -> str:
