@@ -10,11 +10,15 @@ import header_files
 import hub_server
 import pytest
 from hub_here import hub_here
+from quantizing import first_block_of_tiny
+from typer.testing import CliRunner
 
 from qtool import api, hub
 from qtool.checkpoint import Checkpoint
+from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub.card import parts
+from qtool.runs.embedded import read
 
 # Run in a process of its own: huggingface_hub reads its environment when it is imported.
 RESOLVE = """
@@ -174,6 +178,39 @@ def test_the_commit_is_a_part_of_the_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert record["source"]["name"] == f"ann/llama@{'1' * 40}"
     head, _ = parts((tmp_path / "out" / "README.md").read_text())
     assert head["base_model"] == "ann/llama"
+
+
+@pytest.mark.parametrize("typed", ["ann/llama", "ann/llama:Q8_0"])
+@pytest.mark.parametrize("recipe", ["q8_0", "w8-rtn"])
+def test_what_was_made_of_a_branch_is_made_again_when_it_has_moved(
+    typed: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is recorded, whether a checkpoint or a GGUF file is made of one or the other."""
+    source, newer = first_block_of_tiny(tmp_path / "source"), tmp_path / "newer"
+    if typed.endswith("Q8_0"):
+        api.quantize(source, "q8_0", tmp_path / "q8" / "a-Q8_0.gguf")
+        source = tmp_path / "q8"
+    newer.mkdir()
+    (newer / "README.md").write_text("gone")
+    out = tmp_path / ("out.gguf" if recipe == "q8_0" else "out")
+    with hub_here(monkeypatch, tmp_path, {"ann/llama": source}, {"ann/llama": "1" * 40}) as server:
+        runner = CliRunner()
+        words = ["quantize", typed, "--recipe", recipe, "-o", str(out), "--provenance"]
+        words += ["--requantize"] if source.name == "q8" else []
+        assert runner.invoke(app, words, catch_exceptions=False).exit_code == 0
+        if recipe == "q8_0":
+            planned = runner.invoke(app, ["plan", *words[1:4], "--json"], catch_exceptions=False)
+            if not typed.endswith("Q8_0"):
+                assert json.loads(planned.stdout)["size_bytes"] == out.stat().st_size
+        name, _, quant = typed.partition(":")
+        recorded = f"{name}@{'1' * 40}{':' * bool(quant)}{quant}"
+        assert read(out).source == recorded
+        server.repositories["ann/llama"], server.commits["ann/llama"] = newer, "2" * 40
+        again = runner.invoke(app, ["reproduce", str(out)], catch_exceptions=False)
+        assert again.exit_code == 0, again.output
+    stated = json.loads((tmp_path / f"{out.name}.provenance.json").read_text())
+    inputs = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert inputs[0]["uri"].startswith(f"hf://ann/llama@{'1' * 40}/")
 
 
 def test_tiny_is_shipped() -> None:

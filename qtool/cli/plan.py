@@ -165,7 +165,7 @@ def _plan_gguf(
         source,
         importance,
         requantize=requantize,
-        origin=public_name(model),
+        origin=public_name(model, path),
         threads=threads,
         max_ram=max_ram,
     )

@@ -102,7 +102,7 @@ def _run(
 ) -> Summary:
     """view: the checkpoint that `source` shows, where that is not as it lies there."""
     out = request.artifact
-    origin = public_name(request.model)
+    origin = public_name(request.model, request.source)
     sources = marks([*resume.source_files(source.path), *filter(None, [request.imatrix])])
     importance = None if request.imatrix is None else read_importance(request.imatrix)
     make = partial(

@@ -74,7 +74,9 @@ UNWANTED = ("original/*", "onnx/*", "openvino/*", "coreml/*", "gguf/*", "consoli
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-QUANTIZED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([A-Za-z0-9][\w.-]*)", re.ASCII)
+_QUANTIZED = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?):([A-Za-z0-9][\w.-]*)", re.ASCII
+)
 OLLAMA = "ollama:"
 LM_STUDIO = "lmstudio:"
 
@@ -92,6 +94,13 @@ def parse(model: str) -> HubModel | None:
         return None
     repository, _, revision = model.partition("@")
     return HubModel(repository, revision or "main")
+
+
+def parse_quantized(model: str) -> tuple[HubModel, str] | None:
+    """What owner/name:QUANT or owner/name@revision:QUANT names, a GGUF file; or None."""
+    named = _QUANTIZED.fullmatch(model)
+    found = None if named is None else parse(named[1])
+    return None if named is None or found is None else (found, named[2])
 
 
 def plain_name(model: str) -> str:
@@ -114,7 +123,8 @@ def plain_name(model: str) -> str:
 def public_name(model: str, source: Path | None = None) -> str | None:
     """The name of a model that means the same on every machine: an alias's or hub id's, or None.
 
-    source: what it was resolved to; of a snapshot in the hub's cache the commit is added.
+    source: what it was resolved to; of a snapshot in the hub's cache the commit is added, so that
+    it means the same tomorrow.
     """
     if model == TINY:
         return TINY
@@ -125,16 +135,17 @@ def public_name(model: str, source: Path | None = None) -> str | None:
         if cached is None:
             return None
         return cached[0] if cached[1] is None else f"{cached[0]}@{cached[1]}"
-    if QUANTIZED.fullmatch(model):
-        return model
-    found = parse(model)
+    quantized = parse_quantized(model)
+    found = parse(model) if quantized is None else quantized[0]
     if found is not None and source is not None:
         from qtool.homes.hub_cache import repository_of
 
         cached = repository_of(source)
         if cached is not None and cached[0] == found.repository and cached[1] is not None:
             found = HubModel(found.repository, cached[1])
-    return None if found is None else str(found)
+    if found is None:
+        return None
+    return str(found) if quantized is None else f"{found}:{quantized[1]}"
 
 
 def tiny_folder() -> Path:
@@ -160,9 +171,9 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         return newest_snapshot(path)
     if (stored := _stored(model)) is not None:
         return stored
-    quantized = QUANTIZED.fullmatch(model)
+    quantized = parse_quantized(model)
     if quantized is not None:
-        return download_gguf(HubModel(quantized[1]), quantized[2], progress)
+        return download_gguf(*quantized, progress)
     found = parse(model)
     if found is None:
         known = ", ".join([TINY, *ALIASES])

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.hub import ALIASES, PICKLES, QUANTIZED, HubModel, parse
+from qtool.hub import ALIASES, PICKLES, HubModel, parse, parse_quantized
 from qtool.hub.snapshot import Selection, Snapshot, fetch
 from qtool.runs.progress import Progress
 
 
 def asked(model: str, include: Sequence[str], progress: Progress) -> Snapshot:
     """What `qtool download` means by its arguments; SourceError where that is nothing of a hub."""
-    quantized = QUANTIZED.fullmatch(model)
+    quantized = parse_quantized(model)
     if quantized is not None and not include:
-        return fetch_gguf(HubModel(quantized[1]), quantized[2], progress)
+        return fetch_gguf(*quantized, progress)
     found = parse(model)
     if found is None:
         raise SourceError(

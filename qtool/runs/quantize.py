@@ -48,7 +48,7 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
 def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
-    from qtool.hub import resolve
+    from qtool.hub import public_name, resolve
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request, artifact_path, check_stats_options
     from qtool.runs.workspace import check_free
@@ -66,9 +66,12 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         source = resolve(asked.model, progress)
     stating = _stating(asked, source, target, progress)
 
+    # Where the folder is made of a GGUF file of the hub, nothing in it tells the commit.
+    named = public_name(asked.model, source) or asked.model
+
     def made_of(folder: Path) -> Summary:
         request = Request(
-            asked.model, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
+            named, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
             asked.fresh, asked.max_ram, stating,
         )  # fmt: skip
         return run(request, progress)

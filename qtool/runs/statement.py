@@ -228,7 +228,10 @@ def _files(source: Path) -> list[Path]:
 
 def revision(ran: Ran) -> str | None:
     """The repository and commit that a download is of, such as hf://owner/name@COMMIT."""
-    found = None if Path(ran.model).exists() else hub.parse(ran.model)
+    if Path(ran.model).exists():
+        return None
+    quantized = hub.parse_quantized(ran.model)
+    found = hub.parse(ran.model) if quantized is None else quantized[0]
     if found is None:
         return None
     # The hub's cache calls the folder of a snapshot by its commit.
