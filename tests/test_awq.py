@@ -23,7 +23,7 @@ from qtool.recipe import recipe
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme
 from qtool.transforms import awq
-from qtool.transforms.proved import map_stats
+from qtool.transforms.proved import Subject, map_stats
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -191,7 +191,7 @@ def test_a_block_stays_what_it_was(name: str, method: str, tmp_path: Path) -> No
         hidden, call = stream.probe(block.index)
         expected = block.run(hidden, call)
         original = {key: value.clone() for key, value in block.weights.items()}
-        result = awq.apply(block, found, stats, plan, wanted, stream, workers)
+        result = awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
         output = block.run(hidden, call)
         assert float((output - expected).abs().max()) < 1e-4 * float(expected.abs().max())
         again = collect(block, stream, found.sites, {"gram", "mean_abs", "max_abs"}, workers)
@@ -215,7 +215,7 @@ def test_a_dense_router_loses_no_bit(tmp_path: Path) -> None:
     before = block.weights[router].clone()
     with Workers(1) as workers:
         stats = collect(block, stream, found.sites, awq.NEEDS, workers)
-        awq.apply(block, found, stats, plan, wanted, stream, workers)
+        awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
     ratio = block.weights[router] / before
     assert not torch.equal(block.weights[router], before)
     assert torch.equal(ratio, torch.exp2(torch.log2(ratio).round()))
@@ -234,7 +234,7 @@ def test_experts_that_saw_few_tokens_are_left_out(tmp_path: Path) -> None:
         }
         group = found.fold_groups()["model.layers.1.post_attention_layernorm.weight"]
         weights = [m.weight for m in awq._measured(block, group, stats, plan, None)]
-        awq.apply(block, found, stats, plan, wanted, stream, workers)
+        awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
     assert len(weights) == 2 * 3  # w1 and w3; the router stays dense
     experts = "model.layers.1.block_sparse_moe.experts"
     same = [e for e in range(4)
@@ -247,7 +247,7 @@ def test_what_takes_no_scales_is_said(tmp_path: Path) -> None:
     wanted, plan, block, found, stream = opened("gpt_neox", tmp_path, "w4g128-awq")
     with Workers(1) as workers:
         stats = collect(block, stream, found.sites, awq.NEEDS, workers)
-        result = awq.apply(block, found, stats, plan, wanted, stream, workers)
+        result = awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
     assert result.notes == (
         "no AWQ scales for the input of mlp.dense_4h_to_h.weight: nothing before it takes them",
     )
@@ -261,6 +261,6 @@ def test_the_thread_count_changes_nothing(tmp_path: Path) -> None:
         )
         with Workers(threads) as workers:
             stats = collect(block, stream, found.sites, awq.NEEDS, workers)
-            awq.apply(block, found, stats, plan, wanted, stream, workers)
+            awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
         found_weights.append({k: v.numpy().tobytes() for k, v in block.weights.items()})
     assert found_weights[0] == found_weights[1]

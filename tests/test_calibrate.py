@@ -12,9 +12,11 @@ from quantizing import Call
 from qtool.artifact import Artifact
 from qtool.calibrating import blockwise, measure
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.transforms import awq
+from qtool.transforms.proved import Applied, Subject
 
 SMALL = ["--samples", "6", "--length", "64"]
 
@@ -210,9 +212,9 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
     skeleton = Skeleton.open(Checkpoint.open(root / "llama"))
     apply = awq.apply
 
-    def watch(block, found, stats, plan, recipe, stream, workers):  # type: ignore[no-untyped-def]
-        seen.append(stream.hidden[0].clone())
-        return apply(block, found, stats, plan, recipe, stream, workers)
+    def watch(subject: Subject, stats: dict[str, SiteStats]) -> Applied:
+        seen.append(subject.stream.hidden[0].clone())
+        return apply(subject, stats)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(blockwise._TRANSFORMS, "awq", watch)

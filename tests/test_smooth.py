@@ -16,6 +16,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import make_plan
 from qtool.recipe import recipe
 from qtool.transforms import smooth, smooth_attention
+from qtool.transforms.proved import Subject
 
 NORMS_OF_KEYS = ("qwen3", "gemma3", "qwen3_moe")  # and of queries
 OPTIONS = ["weights.group_size=-1", "indivisible=dense"]
@@ -115,7 +116,7 @@ def test_statistics_of_smoothed_inputs(name: str, which: str, tmp_path: Path) ->
     with Workers(2) as workers:
         stats = collect(block, stream, found.sites, needs, workers)
         before = {key: one.max_abs for key, one in stats.items()}
-        result = smooth.apply(block, found, stats, plan, wanted, stream, workers)
+        result = smooth.apply(Subject(block, found, plan, wanted, stream, workers), stats)
         again = collect(block, stream, found.sites, needs, workers)
     for key, mapped in result.stats.items():
         assert (mapped.max_abs is None) == (again[key].max_abs is None)
@@ -167,7 +168,7 @@ def test_the_search_looks_at_both_roundings(tmp_path: Path) -> None:
         scales = [np.ones_like(largest), *(smooth.scales(largest, top, a) for a in alphas)]
         given = [smooth.cost(measured, wanted, largest, scale) for scale in scales]
         exact = [lost(block, names, wanted, x, scale) * 256 / len(x) for scale in scales]
-        result = smooth.apply(block, found, stats, plan, wanted, stream, workers)
+        result = smooth.apply(Subject(block, found, plan, wanted, stream, workers), stats)
     assert np.allclose(given, exact, rtol=0.2)
     assert given[0] > 5 * min(given)
     assert np.argmin(given) == np.argmin(exact)

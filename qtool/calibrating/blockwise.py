@@ -43,7 +43,7 @@ from qtool.runs.summary import LayerReport, OutlierReport
 from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped
 from qtool.transforms import awq, smooth, smooth_attention
-from qtool.transforms.proved import takes_part
+from qtool.transforms.proved import Subject, takes_part
 
 # Those that are done block by block; a rotation is a view of the source.
 _TRANSFORMS = {
@@ -155,11 +155,12 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             columns += outliers.found(group, stats, run.recipe.llm_int8.threshold)
         if group is groups[0]:
             with progress.stage("transform"):
+                subject = Subject(block, found, plan, run.recipe, stream, run.workers)
                 for name in run.recipe.transform_chain:
                     transform = _TRANSFORMS.get(name)
                     if transform is None:
                         continue
-                    applied = transform(block, found, stats, plan, run.recipe, stream, run.workers)
+                    applied = transform(subject, stats)
                     stats, changed = applied.stats, changed | applied.changed
                     notes += applied.notes
         if run.recipe.measures_ranges:

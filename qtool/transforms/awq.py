@@ -32,22 +32,22 @@ Source: Lin et al., AWQ, 2023, section 3.2.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
-from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, is_rare
-from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.stream import LoadedBlock
 from qtool.methods import gptq, named
 from qtool.plan.plan import Plan
 from qtool.scheme import Scheme
 from qtool.transforms.proved import (
     Applied,
     Floats,
+    Subject,
     Workers,
     apply_fold,
     dense_parts,
@@ -55,9 +55,6 @@ from qtool.transforms.proved import (
     powers_of_two,
     proved_folds,
 )
-
-if TYPE_CHECKING:
-    from qtool.recipe.recipe import Recipe
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
 
@@ -155,25 +152,18 @@ def search(readers: Sequence[Measured], scales: Sequence[Floats], workers: Worke
     return finalists[int(np.argmin(workers.map(compare, finalists)))]
 
 
-def apply(
-    block: LoadedBlock,
-    found: BlockSites,
-    stats: Mapping[str, SiteStats],
-    plan: Plan,
-    recipe: "Recipe",
-    stream: Stream,
-    workers: Workers,
-) -> Applied:
+def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     """Search and fold the scales of a block, in place.
 
     Sites without a quantized reader stay as they are. Errors of an expert count by the tokens it
     saw. stats are used up.
     """
+    block, plan, recipe = subject.block, subject.plan, subject.recipe
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
     rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
-    for sites, chosen in proved_folds(block, found, stats, stream):
+    for sites, chosen in proved_folds(block, subject.found, stats, subject.stream):
         measured = _measured(block, sites, stats, plan, rounding)
         if not measured:
             continue
@@ -189,7 +179,7 @@ def apply(
         )
         if dense_parts(chosen, sites, plan):
             scales = [powers_of_two(scale) for scale in scales]
-        best = search(measured, scales, workers)
+        best = search(measured, scales, subject.workers)
         if (scales[best] == 1).all():
             continue
         changed |= apply_fold(block, chosen, sites, scales[best], plan, result)

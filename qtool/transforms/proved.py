@@ -1,12 +1,12 @@
 """What transforms of a block have in common: the folds that are proved, and what they leave behind.
 
-A transform is `apply(block, found, stats, plan, recipe, stream, workers) -> Applied`: it rewrites
-weights of the block in place, and the block computes what it did before.
+A transform is `apply(subject, stats) -> Applied`: it rewrites weights of the subject's block in
+place, and the block computes what it did before.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from qtool.plan.fit import UNROUNDED
 from qtool.plan.plan import Plan
 from qtool.transforms import fold
 
+if TYPE_CHECKING:
+    from qtool.recipe.recipe import Recipe
+
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,6 +30,18 @@ class Workers(Protocol):
     """Runs things side by side; results come in order."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A block that a transform rewrites, and what is known of it."""
+
+    block: LoadedBlock
+    found: BlockSites
+    plan: Plan
+    recipe: "Recipe"
+    stream: Stream  # before the block
+    workers: Workers
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
-from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, is_rare
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import rtn
@@ -44,7 +44,7 @@ from qtool.scheme import Scheme
 from qtool.transforms.proved import (
     Applied,
     Floats,
-    Workers,
+    Subject,
     apply_fold,
     dense_parts,
     listed,
@@ -92,16 +92,10 @@ def scales(max_abs: Floats, max_weight: Floats, alpha: float) -> Floats:
     return np.where(live, np.exp(alpha * x - (1 - alpha) * w), 1).astype(np.float32)
 
 
-def apply(
-    block: LoadedBlock,
-    found: BlockSites,
-    stats: Mapping[str, SiteStats],
-    plan: Plan,
-    recipe: "Recipe",
-    stream: Stream,
-    workers: Workers,
-) -> Applied:
+def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     """Smooth the inputs of a block, in place. stats are used up."""
+    block, plan, recipe = subject.block, subject.plan, subject.recipe
+    found, stream = subject.found, subject.stream
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
@@ -139,7 +133,7 @@ def apply(
             candidates += [of(step / options.grid) for step in range(options.grid + 1)]
             measured = _measured(block, seen, stats, plan, inputs)
             work = partial(cost, measured, recipe, max_abs)
-            best = candidates[int(np.argmin(workers.map(work, candidates)))]
+            best = candidates[int(np.argmin(subject.workers.map(work, candidates)))]
         else:
             best = of(float(options.alpha))
         if not (best == 1).all():

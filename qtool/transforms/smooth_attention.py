@@ -22,7 +22,7 @@ Source: Lin et al., QServe, 2024, section 4.2.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +33,8 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
-from qtool.plan.plan import Plan
 from qtool.transforms.fold import restored
-from qtool.transforms.proved import Applied, Floats, Workers, powers_of_two
-
-if TYPE_CHECKING:
-    from qtool.recipe.recipe import Recipe
+from qtool.transforms.proved import Applied, Floats, Subject, Workers, powers_of_two
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
 _TOLERANCE = 1e-3  # of the change that unpaired scales make
@@ -88,21 +84,14 @@ class _Watch(TorchCalls):
         return func(*args, **kwargs)
 
 
-def apply(
-    block: LoadedBlock,
-    found: BlockSites,
-    stats: Mapping[str, SiteStats],
-    plan: Plan,
-    recipe: "Recipe",
-    stream: Stream,
-    workers: Workers,
-) -> Applied:
+def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     """Scale the keys of a block, in place. No input of a matrix changes, hence no statistics."""
-    pair = find_pair(block, found, stream)
+    block, plan = subject.block, subject.plan
+    pair = find_pair(block, subject.found, subject.stream)
     if isinstance(pair, str):
         return Applied(dict(stats), frozenset(), (f"keys not scaled: {pair}",))
-    largest = largest_keys(block, stream, pair, workers)
-    scale = scales(largest, pair.shared, recipe.smooth_attention.alpha)
+    largest = largest_keys(block, subject.stream, pair, subject.workers)
+    scale = scales(largest, pair.shared, subject.recipe.smooth_attention.alpha)
     sides = (pair.queries, pair.keys)
     matrices = [side.name for side in sides if plan.by_name[side.name].scheme is None]
     biases = [side.bias for side in sides if side.bias is not None]
