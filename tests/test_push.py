@@ -224,6 +224,36 @@ def test_links_to_elsewhere_are_not_published(
     assert (server.repositories["ann/y"] / "config.json").is_file()
 
 
+def test_only_what_an_artifact_is_made_of_is_sent(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    out = tmp_path / "out"
+    run("quantize", "tiny", "--recipe", "w4g64-rtn", "--max-shard-size", "500kB", "-o", out)
+    (out / "LICENSE.txt").write_text("mine")
+    made = {path.name for path in out.iterdir()}
+    assert "model.safetensors.index.json" in made and "quant_config.json" in made
+    (out / "logs" / "run").mkdir(parents=True)
+    others = ["notes.txt", "optimizer.pt", "old-model.bak", "logs/run/.env", "logs/run/a.log"]
+    for name in [*others, ".netrc"]:
+        (out / name).write_text("secret")
+    (out / "eval.json").write_text(json.dumps(EVAL))
+    result = CliRunner().invoke(app, ["push", str(out), "ann/x"])
+    assert result.exit_code == 0, result.output
+    left = ["logs/run/a.log", "notes.txt", "old-model.bak", "optimizer.pt"]
+    assert f"not sent, being no part of the artifact: {', '.join(left)}\n" in result.stderr
+    there = server.repositories["ann/x"]
+    assert {path.name for path in there.rglob("*")} == made
+    assert "7.2500" in (there / "README.md").read_text()
+    assert json.loads(run("push", out, "ann/x", "--json"))["left_behind"] == left
+    # And of a folder with a GGUF file.
+    (tmp_path / "g").mkdir()
+    run("quantize", "tiny", "--recipe", "q8_0", "-o", tmp_path / "g" / "t.gguf")
+    (tmp_path / "g" / "notes.txt").write_text("secret")
+    pushed = json.loads(run("push", tmp_path / "g", "ann/t-GGUF", "--json"))
+    assert pushed["left_behind"] == ["notes.txt"] and len(pushed["files"]) == 2
+
+
 def test_a_server_that_fails(
     server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ class Pushed:
     url: str
     private: bool
     files: tuple[tuple[str, int], ...]
+    left_behind: tuple[str, ...]  # in the folder, and no part of the artifact
 
     def json(self) -> dict[str, Any]:
         """For --json, without seconds."""
@@ -51,6 +52,7 @@ class Pushed:
             "private": self.private,
             "files": [{"name": name, "size_bytes": size} for name, size in self.files],
             "size_bytes": sum(size for _, size in self.files),
+            "left_behind": list(self.left_behind),
         }
 
 
@@ -73,6 +75,8 @@ def push(
     with progress.stage("verify"):
         _check_artifact(artifact, threads)
     upload = prepared(artifact, repository, evaluations)
+    if upload.left:
+        progress.say(f"not sent, being no part of the artifact: {_some(upload.left)}")
     where = f"{repository} on the hub"
     with progress.stage("upload"), explained(model, where, verb="uploaded"):
         there = _there(model)
@@ -100,6 +104,7 @@ def push(
         f"{shown(constants.ENDPOINT)}/{repository}{branch}",
         now.private is True,
         tuple(sorted(sizes.items())),
+        upload.left,
     )
 
 
@@ -258,9 +263,13 @@ def _compare(at: HubModel, upload: Upload, progress: Progress) -> Listing:
         )
     others = sorted(stated.keys() - upload.files.keys() - {CARD, ".gitattributes"})
     if others:
-        progress.say(f"left as they were: {', '.join(others[:8])}{' ...' * (len(others) > 8)}")
+        progress.say(f"left as they were: {_some(others)}")
     progress.say(f"compared: the hub states the digests of these {len(upload.files) + 1} files")
     return now
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
 
 
 def _is_sent(upload: Upload, file: HubFile) -> bool:

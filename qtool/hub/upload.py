@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.homes.hub_cache import repository_of
 from qtool.hub.card import joined, parts, with_quality
 
 CARD = "README.md"
 _BESIDE = "eval.json"
+# Beside weights, config and tokenizer: what qtool and other quantizers write.
+_OWN = ("qtool.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json", CARD)
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Upload:
 
     files: dict[str, Path]
     card: str
+    left: tuple[str, ...] = ()  # that lie in the folder, and are no part of the artifact
 
 
 def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) -> Upload:
@@ -34,23 +38,42 @@ def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) 
 
         if len(models) > 1:
             raise SourceError(f"{artifact}: holds {len(models)} GGUF models; name one of them")
-        if artifact.is_dir():
-            _files(artifact)
         names = names_for(models[0], repository)
+        parts_of = {path.resolve() for path in names.values()}
+        there = _files(artifact) if artifact.is_dir() else {}
+        left = [name for name, path in there.items() if path.resolve() not in parts_of]
         head, body = parts(render(models[0], repository, names))
         return Upload(
-            {name: path for name, path in names.items()}, joined(head, with_quality(body, measured))
+            {name: path for name, path in names.items()},
+            joined(head, with_quality(body, measured)),
+            _but_what_is_read(left),
         )
     if not artifact.is_dir():
         raise SourceError(f"{artifact}: expected a folder or a .gguf file; one file is no model")
-    files = _files(artifact)
+    there = _files(artifact)
+    files = {name: there[name] for name in sorted(_parts(artifact) & there.keys())}
+    left = _but_what_is_read([name for name in there if name not in files])
     card = files.pop(CARD, None)
-    files.pop(_BESIDE, None)
     text = card.read_text(encoding="utf-8") if card is not None else f"# {repository}\n"
     head, body = parts(text)
     if not head:
         head = {"library_name": "transformers", "tags": ["qtool"]}
-    return Upload(files, joined(head, with_quality(body, measured)))
+    return Upload(files, joined(head, with_quality(body, measured)), left)
+
+
+def _parts(folder: Path) -> set[str]:
+    """The names of all that an artifact is made of; notes and logs may lie beside them."""
+    checkpoint = Checkpoint.open(folder)
+    found = {file.name for file in checkpoint.files}
+    if len(found) > 1:
+        found |= {path.name for path in folder.glob("*.safetensors.index.json")}
+    found |= {relative.as_posix() for relative in checkpoint.side_files}
+    return found | {"config.json", *_OWN}
+
+
+def _but_what_is_read(left: Sequence[str]) -> tuple[str, ...]:
+    """Without the figures and the card, of which the repository's card is made."""
+    return tuple(sorted(name for name in left if name not in (_BESIDE, CARD)))
 
 
 def _files(folder: Path) -> dict[str, Path]:
