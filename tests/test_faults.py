@@ -251,7 +251,7 @@ def test_the_source_changes(
     assert isinstance(error, ResumeError)
     assert str(error).startswith(f"{weights}: was changed while the work was going on; put it back")
     again = refused(root, recipe, out, model) if change is not _truncate else None
-    assert again is None or "with another source is kept" in str(again)
+    assert again is None or "began it: source: model" in str(again)
     weights.write_bytes(before)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     goes_on(root, recipe, out, model)
@@ -385,7 +385,7 @@ def test_a_source_of_the_same_name_size_and_time(
             quantize(root, recipe, out, model)
     other_weights(model / "model.safetensors")
     error = refused(root, recipe, out, model)
-    assert isinstance(error, ResumeError) and "with another source is kept" in str(error)
+    assert isinstance(error, ResumeError) and "began it: source: model" in str(error)
     other_weights(model / "model.safetensors")
     quantize(root, recipe, out, model)
     assert out.exists() and not (tmp_path / ".out.partial").exists()
@@ -470,7 +470,7 @@ def test_a_gguf_file_changes_between_runs(
     killed(2)
     assert (kept / "model" / "model.safetensors").is_file()
     other_weights(source)
-    with pytest.raises(ResumeError, match="with another source is kept"):
+    with pytest.raises(ResumeError, match="source: model.safetensors was of "):
         from_gguf(source, out)
     other_weights(source)
     shutil.rmtree(kept)  # it may be made again
@@ -596,7 +596,10 @@ def test_a_rotated_run_is_gone_on_with_on_the_same_kind_of_cpu(
         go()
     with monkeypatch.context() as patch:
         patch.setattr("qtool.runs.provenance.cpu_kind", lambda: "another")
-        with pytest.raises(ResumeError, match="with another version of torch or kind of CPU"):
+        with pytest.raises(
+            ResumeError,
+            match="version of torch or kind of CPU: cpu was .* is another; with that as it was it",
+        ):
             go()
     go()
     assert out.exists()

@@ -132,7 +132,7 @@ def _way_on(others: Mapping[str, tuple[Any, Any]]) -> str:
                         return again
                     options.append(option)
         else:
-            return again
+            return "with that as it was it can be finished"
     if not 0 < len(options) <= _SHOWN:
         return again
     return f"this command with {' '.join(options)} goes on with it"

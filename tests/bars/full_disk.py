@@ -250,7 +250,7 @@ def changed(bar: Bar, _: str) -> None:
 
     ended = bar.run(out, model=model, steps=3, action=change)
     bar.refused("changed", out, ended, "was changed while the work was going on")
-    bar.refused("changed, still", out, bar.run(out, model=model), "with another source is kept")
+    bar.refused("changed, still", out, bar.run(out, model=model), "began it: source: ")
     weights.write_bytes(before)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     bar.goes_on("changed", out, model)
