@@ -1,6 +1,7 @@
 /* Unfolds the packed lattices; see gguf_grids.h. */
 #include "gguf_grids.h"
 
+#define QT_POINTS const
 #include "gguf_grids_iq1_iq3.h"
 #include "gguf_grids_iq2.h"
 

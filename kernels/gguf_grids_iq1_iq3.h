@@ -1,9 +1,9 @@
 /* The points of the lattices that the IQ types choose from: facts of the format, as ggml publishes
  * them (ggml-quants.c, the kgrid tables, MIT licence). IQ3: four coordinates a point, three bits each. IQ1:
  * eight, two bits each, standing for -1, 0 and 1.
- * Included by gguf_grids.c alone. */
+ * QT_POINTS says of what kind the arrays are: included by gguf_grids.c and by cuda/gguf_iq.h. */
 
-const uint16_t gguf_points_iq3_xxs[256] = {
+QT_POINTS uint16_t gguf_points_iq3_xxs[256] = {
     0, 2, 4, 9, 11, 15, 16, 18, 25, 34, 59, 61, 65, 67, 72, 74, 81, 85, 88, 90, 97, 108, 120, 128,
     130, 132, 137, 144, 146, 153, 155, 159, 169, 175, 189, 193, 199, 200, 202, 213, 248, 267, 287,
     292, 303, 315, 317, 321, 327, 346, 362, 413, 436, 456, 460, 462, 483, 497, 513, 515, 520, 522,
@@ -21,7 +21,7 @@ const uint16_t gguf_points_iq3_xxs[256] = {
     3722, 3749, 3754, 3776, 3789, 3803, 3824, 3857, 3873, 3904, 3906, 3924, 3992,
 };
 
-const uint16_t gguf_points_iq3_s[512] = {
+QT_POINTS uint16_t gguf_points_iq3_s[512] = {
     0, 1, 2, 5, 7, 8, 9, 10, 12, 14, 16, 17, 21, 27, 32, 34, 37, 39, 41, 43, 48, 50, 57, 60, 63, 64,
     65, 66, 68, 72, 73, 77, 80, 83, 87, 89, 93, 100, 113, 117, 122, 128, 129, 133, 135, 136, 139,
     142, 145, 149, 152, 156, 162, 165, 167, 169, 171, 184, 187, 195, 201, 205, 208, 210, 217, 219,
@@ -54,7 +54,7 @@ const uint16_t gguf_points_iq3_s[512] = {
     3841, 3845, 3851, 3856, 3880, 3922, 3938, 3970, 3993, 4032,
 };
 
-const uint16_t gguf_points_iq1[2048] = {
+QT_POINTS uint16_t gguf_points_iq1[2048] = {
     0, 2, 5, 8, 10, 17, 21, 32, 34, 40, 42, 69, 81, 84, 86, 101, 128, 130, 136, 138, 149, 160, 162,
     168, 170, 260, 261, 273, 276, 278, 281, 282, 293, 321, 326, 329, 338, 341, 346, 353, 356, 358,
     360, 389, 401, 404, 406, 421, 512, 514, 520, 522, 533, 544, 546, 552, 554, 581, 593, 601, 612,

@@ -1,9 +1,9 @@
 /* The points of the lattices that the IQ types choose from: facts of the format, as ggml publishes
  * them (ggml-quants.c, the kgrid tables, MIT licence). Eight coordinates a point, two bits each, the first
  * lowest; coordinate c stands for the odd number 2c + 1.
- * Included by gguf_grids.c alone. */
+ * QT_POINTS says of what kind the arrays are: included by gguf_grids.c and by cuda/gguf_iq.h. */
 
-const uint16_t gguf_points_iq2_xxs[256] = {
+QT_POINTS uint16_t gguf_points_iq2_xxs[256] = {
     0, 2, 5, 8, 10, 17, 20, 32, 34, 40, 42, 65, 68, 80, 88, 97, 100, 128, 130, 138, 162, 257, 260,
     272, 277, 320, 388, 408, 512, 514, 546, 642, 1025, 1028, 1040, 1057, 1060, 1088, 1090, 1096,
     1120, 1153, 1156, 1168, 1188, 1280, 1282, 1288, 1312, 1350, 1385, 1408, 1425, 1545, 1552, 1600,
@@ -24,7 +24,7 @@ const uint16_t gguf_points_iq2_xxs[256] = {
     41472, 42008, 43088, 43268,
 };
 
-const uint16_t gguf_points_iq2_xs[512] = {
+QT_POINTS uint16_t gguf_points_iq2_xs[512] = {
     0, 2, 5, 8, 10, 17, 20, 22, 25, 32, 34, 37, 40, 65, 68, 70, 73, 80, 82, 85, 88, 97, 100, 128,
     130, 133, 136, 145, 148, 153, 160, 257, 260, 262, 265, 272, 274, 277, 280, 282, 289, 292, 320,
     322, 325, 328, 337, 340, 352, 360, 385, 388, 400, 512, 514, 517, 520, 529, 532, 544, 577, 580,
@@ -62,7 +62,7 @@ const uint16_t gguf_points_iq2_xs[512] = {
     43018, 43040, 43042, 43048, 43168, 43176, 43268, 43396, 43398, 43560, 43562, 43665, 43690,
 };
 
-const uint16_t gguf_points_iq2_s[1024] = {
+QT_POINTS uint16_t gguf_points_iq2_s[1024] = {
     0, 2, 5, 8, 10, 17, 20, 22, 25, 32, 34, 37, 40, 65, 68, 70, 73, 80, 82, 85, 88, 97, 100, 102,
     105, 128, 130, 133, 136, 145, 148, 160, 165, 170, 257, 260, 262, 265, 272, 274, 277, 280, 289,
     292, 320, 322, 325, 328, 337, 340, 342, 345, 352, 357, 360, 385, 388, 400, 402, 405, 417, 420,

@@ -1,0 +1,157 @@
+/* Arrays of numbers as kernels see them. Included by base.h inside its namespace. */
+
+/* Sixteen bytes. */
+struct Four {
+    uint32_t word[4];
+};
+
+#if defined(QT_CHECKED)
+
+/* What the first access that is not allowed was; the test prints it. */
+struct Fault {
+    const char *what;
+    int64_t at, count;
+};
+extern Fault fault;
+QT_HD void refuse(const char *what, int64_t at, int64_t count)
+{
+    if (!fault.what)
+        fault = Fault{what, at, count};
+}
+
+template <class T> struct In {
+    const T *at;
+    int64_t count;
+    In(int64_t address, int64_t bytes) : at((const T *)address), count(bytes / (int64_t)sizeof(T)) {}
+    T operator[](int64_t i) const { return wide<T>(i); }
+    /* A wider number that begins with element i. */
+    template <class W> W wide(int64_t i) const
+    {
+        W found;
+        memset(&found, 0, sizeof found);
+        if (i < 0 || (i + 0) * (int64_t)sizeof(T) + (int64_t)sizeof(W) > count * (int64_t)sizeof(T))
+            refuse("read outside of the array, element", i, count);
+        else if (i * (int64_t)sizeof(T) % (int64_t)sizeof(W))
+            refuse("read at an address that is no multiple of its size, element", i, count);
+        else
+            memcpy(&found, at + i, sizeof found);
+        return found;
+    }
+};
+
+/* One byte for each element, that says it was written. */
+extern uint8_t *written;
+
+template <class T> struct Out {
+    T *at;
+    int64_t count;
+    Out(int64_t address, int64_t bytes) : at((T *)address), count(bytes / (int64_t)sizeof(T)) {}
+    void put(int64_t i, T value) const { put_wide<T>(i, value); }
+    template <class W> void put_wide(int64_t i, W value) const
+    {
+        const int64_t n = (int64_t)(sizeof(W) / sizeof(T));
+        if (i < 0 || i + n > count)
+            return refuse("write outside of the array, element", i, count);
+        if (i % n)
+            return refuse("write at an address that is no multiple of its size, element", i, count);
+        for (int64_t k = i; k < i + n; k++) {
+            if (written[k])
+                return refuse("written twice, element", k, count);
+            written[k] = 1;
+        }
+        memcpy(at + i, &value, sizeof value);
+    }
+};
+
+/* Memory that the threads of a block share. */
+template <class T, int COUNT> struct Shared {
+    T at[COUNT];
+    uint8_t filled[COUNT];
+    void clear() { memset(filled, 0, sizeof filled); }
+    T get(int64_t i) const { return wide<T>(i); }
+    template <class W> W wide(int64_t i) const
+    {
+        const int64_t n = (int64_t)(sizeof(W) / sizeof(T));
+        W found;
+        memset(&found, 0, sizeof found);
+        if (i < 0 || i + n > COUNT || i % n) {
+            refuse("read outside of shared memory, or between its places, element", i, COUNT);
+            return found;
+        }
+        for (int64_t k = i; k < i + n; k++)
+            if (!filled[k])
+                refuse("read of shared memory that no thread wrote, element", k, COUNT);
+        memcpy(&found, at + i, sizeof found);
+        return found;
+    }
+    void put(int64_t i, T value) { put_wide<T>(i, value); }
+    template <class W> void put_wide(int64_t i, W value)
+    {
+        const int64_t n = (int64_t)(sizeof(W) / sizeof(T));
+        if (i < 0 || i + n > COUNT || i % n)
+            return refuse("write outside of shared memory, or between its places, element", i, COUNT);
+        for (int64_t k = i; k < i + n; k++) {
+            if (filled[k])
+                return refuse("shared memory written twice, element", k, COUNT);
+            filled[k] = 1;
+        }
+        memcpy(at + i, &value, sizeof value);
+    }
+};
+
+#else
+
+/* Through the read-only cache. */
+#if defined(QT_ON_DEVICE)
+template <class W> QT_HD W read_only(const W *at) { return __ldg(at); }
+QT_HD Four read_only(const Four *at)
+{
+    uint4 found = __ldg((const uint4 *)at);
+    return Four{{found.x, found.y, found.z, found.w}};
+}
+QT_HD void write(Four *at, const Four &value)
+{
+    *(uint4 *)at = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
+}
+QT_HD Four read_shared(const Four *at)
+{
+    uint4 found = *(const uint4 *)at;
+    return Four{{found.x, found.y, found.z, found.w}};
+}
+#else
+template <class W> QT_HD W read_only(const W *at) { return *at; }
+QT_HD void write(Four *at, const Four &value) { *at = value; }
+QT_HD Four read_shared(const Four *at) { return *at; }
+#endif
+template <class W> QT_HD void write(W *at, const W &value) { *at = value; }
+template <class W> QT_HD W read_shared(const W *at) { return *at; }
+
+template <class T> struct In {
+    const T *at;
+    QT_MEMBER In(int64_t address, int64_t) : at((const T *)address) {}
+    QT_MEMBER T operator[](int64_t i) const { return read_only(at + i); }
+    template <class W> QT_MEMBER W wide(int64_t i) const { return read_only((const W *)(at + i)); }
+};
+
+template <class T> struct Out {
+    T *at;
+    QT_MEMBER Out(int64_t address, int64_t) : at((T *)address) {}
+    QT_MEMBER void put(int64_t i, T value) const { at[i] = value; }
+    template <class W> QT_MEMBER void put_wide(int64_t i, const W &value) const
+    {
+        write((W *)(at + i), value);
+    }
+};
+
+template <class T, int COUNT> struct alignas(16) Shared {
+    T at[COUNT];
+    QT_MEMBER T get(int64_t i) const { return at[i]; }
+    template <class W> QT_MEMBER W wide(int64_t i) const { return read_shared((const W *)(at + i)); }
+    QT_MEMBER void put(int64_t i, T value) { at[i] = value; }
+    template <class W> QT_MEMBER void put_wide(int64_t i, const W &value)
+    {
+        write((W *)(at + i), value);
+    }
+};
+
+#endif

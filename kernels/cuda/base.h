@@ -1,0 +1,119 @@
+/* What every kernel here is written in: integers, arrays, float32 arithmetic that rounds as
+ * written, and the task that a kernel is given.
+ *
+ * The same source is compiled by nvcc, by NVRTC (which has no standard headers) and, for the tests,
+ * by a C++ compiler for the host. There the CUDA words are defined away, and arrays check every
+ * access: that it lies inside, that its address is a multiple of its size (which a GPU asks for),
+ * and that nothing is written twice. */
+#ifndef QTOOL_CUDA_BASE_H
+#define QTOOL_CUDA_BASE_H
+
+#if defined(__CUDACC_RTC__)
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+#if defined(__CUDACC__)
+#define QT_HD __host__ __device__ __forceinline__
+#define QT_UNROLL _Pragma("unroll")
+#else
+#define QT_HD static inline
+#define QT_UNROLL
+#include <string.h>
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define QT_ON_DEVICE 1
+#endif
+
+/* Inside structs `static` would mean something else on the host. */
+#if defined(__CUDACC__)
+#define QT_MEMBER __host__ __device__ __forceinline__
+#else
+#define QT_MEMBER inline
+#endif
+
+namespace qt {
+
+/* Everything a kernel is told, in 64-bit fields that Python fills by the same names. Addresses are
+ * multiples of 16; sizes are in bytes, and only the checks of the host look at them. */
+#define QT_TASK(X)                                                                             \
+    X(codes) X(scale) X(zero) X(index) X(values)                                               \
+    X(codes_bytes) X(scale_bytes) X(zero_bytes) X(index_bytes) X(values_bytes)                 \
+    X(rows) X(cols)          /* of the matrix [out, in] */                                     \
+    X(pitch)                 /* words, or bytes, from one row of the stored codes to the next */ \
+    X(group_size)            /* columns that share a scale */                                  \
+    X(group_shift)           /* its logarithm, or -1 where it is no power of two */            \
+    X(block_rows)            /* rows that share a scale (codes of a byte) */                   \
+    X(scale_dtype)           /* F32, F16, BF16 */                                              \
+    X(scale_row) X(scale_group) /* elements from one to the next */                            \
+    X(zero_kind) X(zero_row) X(zero_group) X(zero_value) /* see scales.h */            \
+    X(bits)                  /* of a zero */                                                   \
+    X(outer) X(divide)       /* bits of a float32; whether to divide by it */                  \
+    X(batch) X(splits)       /* see gemv.h */
+
+struct Task {
+#define QT_FIELD(name) int64_t name;
+    QT_TASK(QT_FIELD)
+#undef QT_FIELD
+};
+
+enum { F32 = 0, F16 = 1, BF16 = 2 };
+
+#if defined(QT_ON_DEVICE)
+QT_HD float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
+QT_HD uint32_t bits_of_float(float x) { return __float_as_uint(x); }
+/* Never contracted into a fused multiply-add, whatever the compiler's flags. */
+QT_HD float mul(float a, float b) { return __fmul_rn(a, b); }
+QT_HD float add(float a, float b) { return __fadd_rn(a, b); }
+QT_HD float sub(float a, float b) { return __fsub_rn(a, b); }
+QT_HD float divide(float a, float b) { return __fdiv_rn(a, b); }
+QT_HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+#else
+QT_HD float float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+QT_HD uint32_t bits_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+QT_HD float mul(float a, float b) { return a * b; }
+QT_HD float add(float a, float b) { return a + b; }
+QT_HD float sub(float a, float b) { return a - b; }
+QT_HD float divide(float a, float b) { return a / b; }
+QT_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#endif
+
+/* An integer of magnitude below 2^22 as a float, exactly, by two cheap instructions: conversions
+ * run at a fraction of the speed of additions. */
+QT_HD float small(int32_t code)
+{
+    return sub(float_of_bits((uint32_t)(0x4b400000 + code)), 12582912.0f);
+}
+
+#include "arrays.h"
+
+QT_HD int32_t least(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
+
+/* Place of a block in the grid. */
+struct Place {
+    int64_t x;
+    int32_t y;
+};
+
+} // namespace qt
+
+#endif

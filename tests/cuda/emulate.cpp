@@ -1,0 +1,83 @@
+/* The CUDA kernels on the host: blocks and threads run in loops, and every access is checked.
+ *
+ * emulate() runs one kernel of the table by its name, with the fields of a task in the order of
+ * QT_TASK. `order` turns the order of the threads of a block round, which no result may depend on. */
+#define QT_CHECKED 1
+#include "dequantize.h"
+#if defined(QT_MORE_KERNELS)
+#include "gemv.h"
+#include "pack.h"
+#endif
+
+namespace qt {
+Fault fault;
+uint8_t *written;
+} // namespace qt
+
+using qt::Place;
+using qt::Task;
+
+template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, int order)
+{
+    static typename KERNEL::Room room;
+    Place block;
+    for (block.x = 0; block.x < x; block.x++)
+        for (block.y = 0; block.y < y; block.y++) {
+            room.clear();
+            for (int i = 0; i < qt::THREADS; i++)
+                KERNEL::first(task, block, order ? qt::THREADS - 1 - i : i, room);
+            for (int i = 0; i < qt::THREADS; i++)
+                KERNEL::second(task, block, order ? qt::THREADS - 1 - i : i, room);
+            if (qt::fault.what)
+                return;
+        }
+}
+
+struct Entry {
+    const char *name;
+    void (*run)(const Task &, int64_t, int64_t, int);
+};
+
+#define DEQUANTIZE(name, out) \
+    {"dequantize_" #name "_" #out, \
+     run_grid<typename qt::Dequantize<qt::format::name, qt::out>::Kernel>},
+#define ALL(name, ...) DEQUANTIZE(name, f32) DEQUANTIZE(name, f16) DEQUANTIZE(name, bf16)
+#define OTHER(name, ...) {#name, run_grid<__VA_ARGS__>},
+
+static const Entry entries[] = {
+    QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
+#if defined(QT_MORE_KERNELS)
+    QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER)
+#endif
+};
+enum { ENTRIES = sizeof entries / sizeof entries[0] };
+
+extern "C" const char *kernel_name(int64_t i) { return i < ENTRIES ? entries[i].name : nullptr; }
+
+/* Names of the fields of a task, so that a test can see that Python has the same. */
+extern "C" const char *field_name(int64_t i)
+{
+#define NAME(name) #name,
+    static const char *const names[] = {QT_TASK(NAME) nullptr};
+    return names[i];
+}
+
+/* 0, or 1 where there is no such kernel, or 2 after an access that is not allowed. `written`: a
+ * zero for each element of the result. */
+extern "C" int emulate(const char *name, const int64_t *fields, int64_t x, int64_t y, int order,
+                       uint8_t *written, const char **what, int64_t *at, int64_t *count)
+{
+    Task task;
+    memcpy(&task, fields, sizeof task);
+    for (const Entry &entry : entries)
+        if (!strcmp(entry.name, name)) {
+            qt::fault = qt::Fault{nullptr, 0, 0};
+            qt::written = written;
+            entry.run(task, x, y, order);
+            *what = qt::fault.what;
+            *at = qt::fault.at;
+            *count = qt::fault.count;
+            return qt::fault.what ? 2 : 0;
+        }
+    return 1;
+}

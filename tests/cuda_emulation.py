@@ -1,0 +1,122 @@
+"""The CUDA kernels on the host: compiled once a session, then run by the tasks of qtool.cuda."""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qtool.cuda.tasks import Task
+from qtool.native.library import aligned
+
+ROOT = Path(__file__).parent.parent
+_FOLDERS = (ROOT / "kernels" / "cuda", ROOT / "kernels")
+_FLAGS = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
+_FLAGS += ["-ffp-contract=off", "-shared", "-fPIC"]
+
+
+def _sources() -> list[Path]:
+    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_grids_*.h")]
+    return [ROOT / "tests" / "cuda" / "emulate.cpp", *sorted(found)]
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """The library, compiled by the first process of a session that asks for it."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on PATH (g++ or clang++)")
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _sources())).hexdigest()
+    library = folder / f"emulate-{digest[:16]}.so"
+    with (folder / "emulate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            new = library.with_suffix(".new")
+            include = [f"-I{path}" for path in _FOLDERS]
+            command = [compiler, *_FLAGS, *include, str(_sources()[0]), "-o", str(new)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr
+            new.rename(library)
+    opened = ctypes.CDLL(str(library))
+    opened.kernel_name.restype = ctypes.c_char_p
+    opened.field_name.restype = ctypes.c_char_p
+    return opened
+
+
+class Emulator:
+    """Runs tasks whose arrays are numpy's."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    @cache  # noqa: B019 (one emulator a session)
+    def kernels(self) -> list[str]:
+        names: list[str] = []
+        while (name := self.library.kernel_name(ctypes.c_int64(len(names)))) is not None:
+            names.append(name.decode())
+        return names
+
+    def fields(self) -> list[str]:
+        names: list[str] = []
+        while (name := self.library.field_name(ctypes.c_int64(len(names)))) is not None:
+            names.append(name.decode())
+        return names
+
+    def fault(
+        self,
+        task: Task,
+        elements: int,
+        order: int = 0,
+        written: NDArray[np.uint8] | None = None,
+    ) -> str | None:
+        """What the first access was that is not allowed; the kernel's result is in its arrays.
+
+        order: 1 runs the threads of a block backwards. written: what counts as written before.
+        """
+        arguments = task.arguments()
+        fields = (ctypes.c_int64 * len(arguments))(*arguments)
+        written = np.zeros(elements, np.uint8) if written is None else written
+        what, at, count = ctypes.c_char_p(), ctypes.c_int64(), ctypes.c_int64()
+        code = self.library.emulate(
+            task.kernel.encode(),
+            fields,
+            ctypes.c_int64(task.blocks[0]),
+            ctypes.c_int64(task.blocks[1]),
+            order,
+            ctypes.c_void_p(written.ctypes.data),
+            ctypes.byref(what),
+            ctypes.byref(at),
+            ctypes.byref(count),
+        )
+        assert code != 1, f"no kernel {task.kernel}"
+        if what.value is not None:
+            return f"{task.kernel}: {what.value.decode()} {at.value} of {count.value}"
+        if not written.all():
+            return f"{task.kernel}: element {int(np.argmin(written))} of {elements} not written"
+        return None
+
+    def run(self, task: Task, out: NDArray[Any], order: int = 0) -> NDArray[Any]:
+        fault = self.fault(task, out.size, order)
+        assert fault is None, fault
+        return out
+
+
+def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array to write, at an address that a GPU's allocator could give."""
+    array = aligned(shape, dtype)
+    array.view(np.uint8)[:] = 0xA5
+    return array
+
+
+def placed(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy at such an address."""
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
