@@ -470,7 +470,7 @@ def test_a_gguf_file_changes_between_runs(
     killed(2)
     assert (kept / "model" / "model.safetensors").is_file()
     other_weights(source)
-    with pytest.raises(ResumeError, match="source: model.safetensors was of "):
+    with pytest.raises(ResumeError, match=r"source: model\.safetensors was of "):
         from_gguf(source, out)
     other_weights(source)
     shutil.rmtree(kept)  # it may be made again
