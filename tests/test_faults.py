@@ -598,7 +598,7 @@ def test_a_rotated_run_is_gone_on_with_on_the_same_kind_of_cpu(
         patch.setattr("qtool.runs.provenance.cpu_kind", lambda: "another")
         with pytest.raises(
             ResumeError,
-            match="version of torch or kind of CPU: cpu was .* is another; with that as it was it",
+            match=r"kind of CPU: cpu was .*, is another; with that as it was it can be",
         ):
             go()
     go()
