@@ -1,6 +1,8 @@
 """Text and values from a file, made safe to show."""
 
+import json
 import math
+import sys
 from typing import Any
 
 
@@ -16,3 +18,13 @@ def sayable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: sayable(one) for key, one in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout, written in pieces: of a list of numbers, whole text and what it
+    is joined from would take twenty times the list's own text. ValueError for NaN and infinities.
+    """
+    for piece in json.JSONEncoder(allow_nan=False).iterencode(value):
+        sys.stdout.write(piece)
+    sys.stdout.write("\n")
+    sys.stdout.flush()

@@ -1,6 +1,5 @@
 """`qtool inspect`: what an artifact is, without loading it."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from qtool.errors import SourceError, UnsupportedError
+from qtool.printable import print_json, sayable
 
 if TYPE_CHECKING:
     from qtool.gguf.inspect import GgufInspection
@@ -60,7 +60,7 @@ def inspect(
         return
     found = look(path)
     if json_:
-        typer.echo(json.dumps(found.json()))
+        print_json(found.json())
     else:
         show(found.summary(), [Table(_TITLES, list(found.rows(all_)), 4)])
 
@@ -92,7 +92,7 @@ def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool
         )
     with opened(address) as (found, received):
         if as_json:
-            typer.echo(json.dumps(found.json()))
+            print_json(found.json())
             return
         fetched = ("fetched", f"{received():,} bytes")
         if isinstance(found, Inspection):
@@ -117,7 +117,7 @@ def _inspect_gguf(
         if tensor is not None:
             _say_detail(tensor_detail(found.file, tensor), as_json, detail_lines)
         elif as_json:
-            typer.echo(json.dumps(found.json()))
+            print_json(found.json())
         else:
             show(summary(found), tables(found, every))
 
@@ -152,16 +152,14 @@ def _list_models(models: list[Path], as_json: bool) -> None:
             )
         )
     if as_json:
-        typer.echo(json.dumps({"format": "gguf", "models": found}))
+        print_json({"format": "gguf", "models": found})
     else:
         show([], [Table(_MODELS, rows, 3)])
 
 
 def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
     if as_json:
-        from qtool.printable import sayable
-
-        typer.echo(json.dumps(sayable(detail), allow_nan=False))
+        print_json(sayable(detail))
         return
     from qtool.histogram import bars
 

@@ -1,12 +1,12 @@
 """`qtool verify`: whether an artifact is whole and sane, and how far it is from its source."""
 
-import json
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qtool.cli import completing
+from qtool.printable import print_json
 
 if TYPE_CHECKING:
     from qtool.verification.finding import Finding, Verdict
@@ -47,7 +47,7 @@ def verify(
         threads=threads,
     )
     if json_:
-        typer.echo(json.dumps(verdict.json(), allow_nan=False))
+        print_json(verdict.json())
     else:
         for line in lines(verdict):
             typer.echo(line)
