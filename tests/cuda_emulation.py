@@ -108,6 +108,13 @@ class Emulator:
         return out
 
 
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Emulator:
+    """One library for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return Emulator(build(base if worker_id == "master" else base.parent))
+
+
 def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """An array to write, at an address that a GPU's allocator could give."""
     array = aligned(shape, dtype)

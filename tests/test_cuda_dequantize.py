@@ -10,7 +10,7 @@ import numpy as np
 import packed_definitions as define
 import pytest
 import test_native_formats as words_set
-from cuda_emulation import Emulator, build, placed, room
+from cuda_emulation import Emulator, emulator, placed, room
 from numpy.typing import NDArray
 from test_native_gguf_dequantize import random_blocks
 from test_native_stored import random_quant, words_of
@@ -23,14 +23,9 @@ from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native import stored
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
 
+__all__ = ["emulator"]
+
 DTYPES = define.DTYPES
-CUDA_BITS = {"columns": (2, 3, 4, 8)}
-
-
-@pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Emulator:
-    base = tmp_path_factory.getbasetemp()
-    return Emulator(build(base if worker_id == "master" else base.parent))
 
 
 def optional(array: NDArray[Any] | None) -> NDArray[Any] | None:
@@ -71,7 +66,8 @@ def test_scales_in_half_precision(emulator: Emulator, dtype: str) -> None:
         scale = define.bfloat16_of(packed.scale)
     out = room(packed.shape, np.float32)
     given: dict[str, Any] = {"scale": placed(scale), "zero": placed(packed.zero), "group_size": 32}
-    task = tasks.words(placed(packed.words), packed.shape, 4, "rows", out=out, **given)
+    words = placed(packed.words)
+    task = tasks.words(words, packed.shape, 4, "rows", out=out, **given)
     define.same(emulator.run(task, out), packed.found("float32", scale=scale))
 
 
@@ -119,7 +115,8 @@ def test_zeros_of_version_one_wrap_in_their_own_field(emulator: Emulator) -> Non
     words = placed(np.full((1, 1), 0x0F, np.int32))
     codes = placed(np.full((1, 8), 0x33333333, np.int32))
     out = room((8, 8), np.float32)
-    task = tasks.gptq(codes, words, placed(np.ones((1, 8), np.float16)), 4, -1, version=1, out=out)
+    scale = placed(np.ones((1, 8), np.float16))
+    task = tasks.gptq(codes, words, scale, 4, -1, version=1, out=out)
     np.testing.assert_array_equal(emulator.run(task, out)[:, 0], [3, 2, 2, 2, 2, 2, 2, 2])
 
 

@@ -58,7 +58,7 @@ namespace qt {
     X(zero_kind) X(zero_row) X(zero_group) X(zero_value) /* see scales.h */            \
     X(bits)                  /* of a zero */                                                   \
     X(outer) X(divide)       /* bits of a float32; whether to divide by it */                  \
-    X(batch) X(splits)       /* see gemv.h */
+    X(batch) X(splits) X(inputs) X(inputs_bytes) /* see gemv.h */
 
 struct Task {
 #define QT_FIELD(name) int64_t name;

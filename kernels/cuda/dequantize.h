@@ -41,6 +41,6 @@ QT_BLOCK_FORMATS(QT_BLOCK_FORMAT)
 } // namespace qt
 
 #define QT_DEQUANTIZE(name, out) \
-    QT_KERNEL(dequantize_##name##_##out, typename qt::Dequantize<qt::format::name, qt::out>::Kernel)
+    QT_KERNEL(dequantize_##name##_##out, qt::Dequantize<qt::format::name, qt::out>::Kernel)
 
 #endif

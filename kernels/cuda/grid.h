@@ -1,7 +1,7 @@
 /* How the threads of a grid share a matrix: each computes eight columns of a row at a time.
  *
  * A kernel is a struct of two parts, `first` and `second`, with a barrier between them, so that the
- * tests can run the threads of a block in loops. */
+ * tests can run the threads of a block in loops; a block has BLOCK threads. */
 #ifndef QTOOL_CUDA_GRID_H
 #define QTOOL_CUDA_GRID_H
 
@@ -33,7 +33,7 @@ template <class OUT> QT_HD void store_eight(const Task &t, int64_t row, int32_t 
 
 /* Formats whose rows lie one after the other: 32 threads go along a row, eight rows a block. */
 template <class FORMAT, class OUT> struct Along {
-    enum { TILE_ROWS = 8, TILE_COLS = 256 };
+    enum { BLOCK = THREADS, TILE_ROWS = 8, TILE_COLS = 256 };
     struct Room {
 #if defined(QT_CHECKED)
         void clear() {}
@@ -57,6 +57,7 @@ template <class FORMAT, class OUT> struct Along {
 template <class FORMAT, class OUT> struct Turned {
     typedef typename OUT::Bits Bits;
     enum {
+        BLOCK = THREADS,
         TILE_ROWS = 64,
         TILE_COLS = 64,
         IN_FOUR = 16 / (int)sizeof(Bits),
@@ -135,11 +136,11 @@ template <class KERNEL> __device__ __forceinline__ void run(const Task &t)
 #define QT_PARAMETERS int32_t reserved QT_TASK(QT_COMMA_FIELD)
 #define QT_GIVEN {QT_TASK(QT_GIVEN_FIELD)}
 #define QT_KERNEL(name, ...)                                                       \
-    extern "C" __global__ void __launch_bounds__(qt::THREADS) name(QT_PARAMETERS) \
-    {                                                                              \
-        (void)reserved;                                                            \
-        const qt::Task task = QT_GIVEN;                                            \
-        qt::run<__VA_ARGS__>(task);                                                \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__::BLOCK, 1) name(QT_PARAMETERS) \
+    {                                                                                    \
+        (void)reserved;                                                                  \
+        const qt::Task task = QT_GIVEN;                                                  \
+        qt::run<__VA_ARGS__>(task);                                                      \
     }
 #endif
 

@@ -18,6 +18,7 @@ FIELDS = [
     "index_bytes", "values_bytes", "rows", "cols", "pitch", "group_size", "group_shift",
     "block_rows", "scale_dtype", "scale_row", "scale_group", "zero_kind", "zero_row",
     "zero_group", "zero_value", "bits", "outer", "divide", "batch", "splits",
+    "inputs", "inputs_bytes",
 ]
 # fmt: on
 
@@ -37,6 +38,7 @@ class Task:
     kernel: str
     blocks: tuple[int, int]
     fields: Mapping[str, int] = field(default_factory=dict)
+    threads: int = 256  # of a block
 
     def arguments(self) -> list[int]:
         """The fields in the kernel's order; those not given are zero."""

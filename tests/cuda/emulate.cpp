@@ -4,10 +4,8 @@
  * QT_TASK. `order` turns the order of the threads of a block round, which no result may depend on. */
 #define QT_CHECKED 1
 #include "dequantize.h"
-#if defined(QT_MORE_KERNELS)
 #include "gemv.h"
 #include "pack.h"
-#endif
 
 namespace qt {
 Fault fault;
@@ -24,10 +22,10 @@ template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, in
     for (block.x = 0; block.x < x; block.x++)
         for (block.y = 0; block.y < y; block.y++) {
             room.clear();
-            for (int i = 0; i < qt::THREADS; i++)
-                KERNEL::first(task, block, order ? qt::THREADS - 1 - i : i, room);
-            for (int i = 0; i < qt::THREADS; i++)
-                KERNEL::second(task, block, order ? qt::THREADS - 1 - i : i, room);
+            for (int i = 0; i < KERNEL::BLOCK; i++)
+                KERNEL::first(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
+            for (int i = 0; i < KERNEL::BLOCK; i++)
+                KERNEL::second(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
             if (qt::fault.what)
                 return;
         }
@@ -40,15 +38,13 @@ struct Entry {
 
 #define DEQUANTIZE(name, out) \
     {"dequantize_" #name "_" #out, \
-     run_grid<typename qt::Dequantize<qt::format::name, qt::out>::Kernel>},
+     run_grid<qt::Dequantize<qt::format::name, qt::out>::Kernel>},
 #define ALL(name, ...) DEQUANTIZE(name, f32) DEQUANTIZE(name, f16) DEQUANTIZE(name, bf16)
 #define OTHER(name, ...) {#name, run_grid<__VA_ARGS__>},
 
 static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
-#if defined(QT_MORE_KERNELS)
     QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER)
-#endif
 };
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
