@@ -32,7 +32,7 @@ _REFUSALS = (
 
 # Of what transformers makes one after the other, so many as a config says.
 _COUNTED = re.compile(r"(num|n)(_.*)?_(layers?|labels|blocks)")
-_MANY = 1000  # of which no model has more, unless its checkpoint has more tensors
+_MANY = 32  # of which no model has more, unless its checkpoint has more tensors
 _MANY_LABELS = 100_000
 
 

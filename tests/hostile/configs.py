@@ -67,6 +67,8 @@ CONFIGS = [
         "group_size is 0"),
     Row("300000 blocks to build", run({"num_hidden_layers": 300_000}),
         "num_hidden_layers is 300000, and the checkpoint has 30 tensors"),
+    Row("64 blocks, of a few tensors, to build", run({"num_hidden_layers": 64}),
+        "num_hidden_layers is 64, and the checkpoint has 30 tensors"),
     Row("a billion labels to name", run({"num_labels": 10**9}), "num_labels is 1000000000"),
     Row("a head of 2^40", run({"head_dim": 2**40}), "config and weights are of different models"),
     Row("a vocabulary of 10^12", run({"vocab_size": 10**12}), "config and weights are of"),
