@@ -23,12 +23,14 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
-sys.path[:0] = [str(TESTS), str(ROOT)]
+sys.path.insert(0, str(TESTS))
+sys.path.append(str(ROOT))  # where no package is installed
 
 import hub_server  # noqa: E402
 
 from qtool import hub  # noqa: E402
 
+PACKAGES = Path(hub.__file__).parents[2]
 WEIGHTS = "model.safetensors"
 LONGEST = 120.0  # seconds that a command may take: it hangs, or works on what it should not
 
@@ -63,7 +65,7 @@ def environment(folder: Path, endpoint: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_TOKEN": hub_server.TOKEN,
         "QTOOL_TEST_GUARD": str(folder / "refused"),
-        "PYTHONPATH": os.pathsep.join([str(TESTS / "guard"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "guard"), str(PACKAGES)]),
     }
 
 
