@@ -67,6 +67,8 @@ def quantize(
     from qtool.runs.quantize import Asked
     from qtool.runs.quantize import quantize as run
 
+    if isinstance(changes, str):  # its letters would be taken for items
+        changes = [changes]
     share_heap()
     fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
     given = [f"--{name}" for name, value in fixed.items() if value is not None]

@@ -70,6 +70,11 @@ def test_gguf_and_a_modelfile(tmp_path: Path) -> None:
         qtool.quantize("tiny", "w4g128-rtn", tmp_path / "x", modelfile=True)
 
 
+def test_one_change_is_a_text(tmp_path: Path) -> None:
+    made = qtool.quantize("tiny", "w8-rtn", tmp_path / "a", changes="weights.group_size=64")
+    assert "64" in made.layers[0].scheme
+
+
 def test_errors_are_qtools() -> None:
     with pytest.raises(QtoolError, match="no such file or folder"):
         qtool.open("/nothing/here")

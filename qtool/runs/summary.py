@@ -1,5 +1,6 @@
 """What a finished run says: one object, printed as a few lines or as JSON."""
 
+import re
 import resource
 import sys
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _SHOWN = 3  # names in a line
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,22 @@ class Summary:
                 f"worst {worst.relative_error:.4f} ({worst.name})"
             )
         lines += not_written((item["name"], item["reason"]) for item in self.dropped)
-        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"note: {note}" for note in by_kind(self.notes)]
         lines.append(
             f"{self.seconds['total']:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
         )
         return lines
+
+
+def by_kind(notes: Iterable[str]) -> list[str]:
+    """Notes that differ only by the number of the layer as one, with how many layers it is of."""
+    kinds: dict[str, list[str]] = {}
+    for note in notes:
+        kinds.setdefault(_LAYER.sub("*", note), []).append(note)
+    return [
+        same[0] if len(same) == 1 else f"{kind} ({len(same)} layers)"
+        for kind, same in kinds.items()
+    ]
 
 
 def not_written(dropped: Iterable[tuple[str, str]]) -> list[str]:
