@@ -117,12 +117,43 @@ ALWAYS const uint8_t *D(nibbles_of)(const qt_packing *p, const qt_tile *tile, in
     return (const uint8_t *)p->words + at / 2;
 }
 
-/* One row of a tile; `row` counts from the tile's first. */
-ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int layout,
-                        int streaming, qt_reading *ahead)
+/* Four rows of strips: 64 columns of each after the other, as they are read. */
+ALWAYS void D(four_strips)(const qt_dequantizing *d, const qt_tile *tile, int streaming)
 {
     const qt_packing *p = &d->packing;
-    const ORDER order = ORDER_OF(layout == QT_STRIPS);
+    const ORDER order = ORDER_OF(1);
+    int64_t col = tile->col, end = col + tile->cols;
+    const uint8_t *words = (const uint8_t *)p->words + tile->row * p->cols / 2;
+    const float *scale = d->scale + tile->row * d->groups;
+    const uint8_t *zero = d->zero + tile->row * d->groups;
+    OUT *to = (OUT *)d->values + (tile->row - p->origin) * p->cols;
+    for (int64_t group = col / d->group_size; col < end; group++) {
+        int64_t next = qt_least(end, (group + 1) * d->group_size);
+        __m512i table[4];
+        for (int r = 0; r < 4; r++) {
+            int64_t at = r * d->groups + group;
+            table[r] = D(four_table)(qt_plain_nan(scale[at]), (float)zero[at]);
+        }
+        for (int64_t count; col < next; col += count) {
+            const uint8_t *from = words + col / 64 * 128 + col % 64 / 2;
+            count = qt_least(next - col, 64 - col % 64);
+            QT_UNROLL
+            for (int r = 0; r < 4; r++, from += 32) {
+                OUT *at = to + r * p->cols + col;
+                D(put_four)(at, from, &order, table[r], streaming);
+                if (count == 64)
+                    D(put_four)(at + 32, from + 16, &order, table[r], streaming);
+            }
+        }
+    }
+}
+
+/* One row of a tile; `row` counts from the tile's first. */
+ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t row, int streaming,
+                        qt_reading *ahead)
+{
+    const qt_packing *p = &d->packing;
+    const ORDER order = ORDER_OF(0);
     int64_t at = tile->row + row, col = tile->col, end = col + tile->cols;
     const uint8_t *from = D(nibbles_of)(p, tile, row);
     const float *scale = d->scale + at * d->groups;
@@ -132,17 +163,14 @@ ALWAYS void D(four_row)(const qt_dequantizing *d, const qt_tile *tile, int64_t r
         int64_t next = qt_least(end, (group + 1) * d->group_size);
         __m512i table = D(four_table)(qt_plain_nan(scale[group]), (float)zero[group]);
         qt_fetch_lines(ahead, qt_lines_of(next - col, 4));
-        for (; layout != QT_STRIPS && col + 128 <= next; col += 128) {
+        for (; col + 128 <= next; col += 128) {
             QT_UNROLL
             for (int k = 0; k < 128; k += 32)
                 D(put_four)(to + col + k, from + (col - tile->col + k) / 2, &order, table,
                             streaming);
         }
-        for (; col < next; col += 32) {
-            int64_t k = col - tile->col;
-            int64_t skip = layout == QT_STRIPS ? k / 64 * 128 + k % 64 / 2 : k / 2;
-            D(put_four)(to + col, from + skip, &order, table, streaming);
-        }
+        for (; col < next; col += 32)
+            D(put_four)(to + col, from + (col - tile->col) / 2, &order, table, streaming);
     }
 }
 
@@ -176,9 +204,11 @@ ALWAYS void D(four_tile)(const qt_dequantizing *d, const qt_tile *tile, qt_tile 
         else if (d->g_idx)
             for (int r = 0; r < tile->together; r++)
                 D(four_columns)(d, tile, row + r, layout, of, streaming, &next->reading);
+        else if (layout == QT_STRIPS)
+            D(four_strips)(d, tile, streaming);
         else
             for (int r = 0; r < tile->together; r++)
-                D(four_row)(d, tile, row + r, layout, streaming, &next->reading);
+                D(four_row)(d, tile, row + r, streaming, &next->reading);
     }
 }
 

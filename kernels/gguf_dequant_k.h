@@ -80,7 +80,7 @@ ALWAYS void D(q4_k)(const uint8_t *block, OUT *to)
         float s0 = scale[j], s1 = scale[j + 1], m0 = scale[j + 8], m1 = scale[j + 9];
 #if defined(PAIR)
         __m512i table = PAIR(to_float(iota()) * s0 - m0, to_float(iota()) * s1 - m1);
-        put_nibbles_of_two(to + 32 * j, block + 16 + 16 * j, table);
+        put_nibbles_of_two(to + 32 * j, block + 16 + 16 * j, table, PAST_CACHES);
         continue;
 #endif
         for (int i = 0; i < 32; i += 2 * LANES) {

@@ -19,7 +19,7 @@ ALWAYS void D(q4_0)(const uint8_t *block, OUT *to)
     float d = half_at(block);
 #if defined(PAIR)
     V table = to_float(iota() - 8) * d;
-    put_nibbles(to, block + 2, PAIR(table, table));
+    put_nibbles(to, block + 2, PAIR(table, table), PAST_CACHES);
     return;
 #endif
     for (int i = 0; i < 16; i += LANES) {
@@ -34,7 +34,7 @@ ALWAYS void D(q4_1)(const uint8_t *block, OUT *to)
     float d = half_at(block), m = half_at(block + 2);
 #if defined(PAIR)
     V table = to_float(iota()) * d + m;
-    put_nibbles(to, block + 4, PAIR(table, table));
+    put_nibbles(to, block + 4, PAIR(table, table), PAST_CACHES);
     return;
 #endif
     for (int i = 0; i < 16; i += LANES) {
@@ -111,7 +111,7 @@ ALWAYS void D(nibbles)(const uint8_t *from, const table16 *table, int half, OUT 
 {
 #if defined(PAIR)
     if (half == 16) {
-        put_nibbles(to, from, PAIR(table->part[0], table->part[0]));
+        put_nibbles(to, from, PAIR(table->part[0], table->part[0]), PAST_CACHES);
         return;
     }
 #endif

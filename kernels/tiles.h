@@ -49,7 +49,7 @@ typedef struct {
 static inline void qt_shape(const qt_packing *p, qt_tile *tile)
 {
     static const int16_t shapes[][3] = {
-        {1, 1024, 1}, {64, 1024, 1}, {512, 256, 8}, {1, 960, 1}, {4, 256, 4}};
+        {1, 1024, 1}, {64, 1024, 1}, {512, 256, 8}, {1, 960, 1}, {4, 512, 4}};
     tile->max_rows = shapes[p->layout][0];
     tile->stride = shapes[p->layout][1];
     tile->together = shapes[p->layout][2];
