@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
 from qtool.formats import bits, stored_codes
+from qtool.formats import compressed_tensors_transforms as transforms
 from qtool.formats.compressed_tensors_config import NAME, detect, layout_of, written_config
 from qtool.formats.compressed_tensors_read import scheme_in, unpack
 from qtool.formats.facts import Facts, Options, check_shape
@@ -193,7 +194,10 @@ def _check_zeros(module: str, quant: GroupQuant) -> None:
 def config(facts: Facts, options: Options) -> dict[str, Any]:
     """quantization_config of config.json."""
     schemes = {name: layout_of(scheme, options.layout) for name, scheme in facts.quantized.items()}
-    return written_config(facts, schemes)
+    found = written_config(facts, schemes)
+    everything = [*facts.quantized, *facts.dense]
+    turned = transforms.written(facts.turned_inputs, facts.turned_heads, everything)
+    return found if turned is None else found | {transforms.KEY: turned}
 
 
 def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:

@@ -74,6 +74,8 @@ class Inspection:
             lines.append(("scheme", ", ".join(schemes) or str(found.scheme)))
         if (cache := cache_text(quantization_config(self.artifact.checkpoint))) is not None:
             lines.append(("KV cache", cache))
+        if (turned := turns_text(quantization_config(self.artifact.checkpoint))) is not None:
+            lines.append(("rotated as it runs", turned))
         lines += [
             ("size", f"{self.size_bytes / 1e6:.1f} MB"),
             ("parameters", f"{self.parameters:,}"),
@@ -139,6 +141,15 @@ def cache_text(config: Mapping[str, Any]) -> str | None:
              scheme.get("strategy", "tensor")]  # fmt: skip
     when = "as they come" if scheme.get("dynamic") else "as stored"
     return f"{' '.join(printable(str(word))[:20] for word in words)}, {when}"
+
+
+def turns_text(config: Mapping[str, Any]) -> str | None:
+    """What a config leaves to the engine to rotate, by the names it has there; None for nothing."""
+    table = config.get("transform_config")
+    groups = table.get("config_groups") if isinstance(table, Mapping) else None
+    if not isinstance(groups, Mapping) or not groups:
+        return None
+    return ", ".join(printable(str(name))[:20] for name in [*groups][:8])
 
 
 def scheme_text(entry: Entry) -> str:

@@ -249,7 +249,7 @@ def test_what_a_rotation_does_not_go_with(models: Path, tmp_path: Path) -> None:
         quantizing.quantize(source.path, "w4-gptq-rotated", tmp_path / "out", stats=stats)
     with pytest.raises(RecipeError, match="rotate turns the whole network and comes first"):
         recipes.load("w4-gptq-rotated", ["transforms=[awq, rotate]"])
-    with pytest.raises(RecipeError, match="r1 and r2 are both false"):
+    with pytest.raises(RecipeError, match="r1, r2, r3 and r4 are all false"):
         recipes.load("w4-gptq-rotated", ["rotate.r1=false", "rotate.r2=false"])
 
 

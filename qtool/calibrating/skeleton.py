@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
+from qtool.calibrating.online import Online
 from qtool.calibrating.outer_forward import recorded, replaced
 from qtool.calibrating.reading import EmbeddingRows, copy_tensor
 from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
@@ -46,6 +47,7 @@ class Skeleton:
     prefix: str  # of the blocks, "model.layers."
     blocks: nn.ModuleList
     names: Names
+    online: Online  # of weights that stand for the network only with rotated inputs
     _returns_tuple: bool = field(default=False, init=False)
 
     @classmethod
@@ -57,7 +59,10 @@ class Skeleton:
         """
         model = meta_model(checkpoint)
         prefix, blocks = find_blocks(model)
-        skeleton = cls(checkpoint, model, prefix, blocks, bind(model, checkpoint.tensors))
+        # A rotated view and an artifact have it, other weights need none.
+        online = getattr(checkpoint, "online", Online())
+        names = bind(model, checkpoint.tensors)
+        skeleton = cls(checkpoint, model, prefix, blocks, names, online)
         fill_buffers(model, skeleton.names)
         for index in range(len(blocks)):
             skeleton._check_block(index)
@@ -99,7 +104,7 @@ class Skeleton:
             for piece in pieces:
                 bindings[piece.checkpoint_name] = piece
                 weights[piece.checkpoint_name] = piece.view(tensor)
-        return LoadedBlock(index, prefix, module.eval(), bindings, weights)
+        return LoadedBlock(index, prefix, module.eval(), bindings, weights, self.online)
 
     def embed(
         self,

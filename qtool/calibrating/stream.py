@@ -5,12 +5,13 @@ them is summed in their order: the number of threads changes no bit.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from qtool.calibrating.online import Online
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
 
@@ -65,10 +66,11 @@ class LoadedBlock:
     module: nn.Module
     bindings: Mapping[str, Binding]  # by checkpoint name
     weights: Mapping[str, torch.Tensor]  # by checkpoint name, float32 views
+    online: Online = field(default_factory=Online)  # what is rotated while it runs
 
     def run(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         """The block's output, [samples, length, width]."""
-        with torch.no_grad():
+        with torch.no_grad(), self.online.inside(self):
             output = self.module(hidden, *call.args, **call.kwargs)
         result = output[0] if isinstance(output, tuple) else output
         if not isinstance(result, torch.Tensor) or result.shape != hidden.shape:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from qtool import structure
-from qtool.artifact import Artifact, Entry
+from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.checkpoint import Checkpoint
 from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
 from qtool.errors import UnsupportedError
+from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
 
@@ -45,6 +46,12 @@ def artifact_model(path: Path, assume: str | None) -> Model:
                 f"{path}: {entry.name} is stored as {found.format} {found.layout}".rstrip()
                 + ", which is recognised, but not decoded by this version"
             )
+    if turned := [turn.name for turn in turns(quantization_config(checkpoint)) if not turn.heads]:
+        raise UnsupportedError(
+            f"{path}: its weights go with inputs that the engine rotates (transform_config: "
+            f"{', '.join(turned)}), which no other format can say; quantize the source anew, "
+            "without rotate.r4"
+        )
     inputs = lost.activations(artifact)
     dropped = [
         (name, why)

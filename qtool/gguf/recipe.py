@@ -98,7 +98,13 @@ class GgufRecipe(NamedTable):
     def consistent(self) -> "GgufRecipe":
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
-        if self.rotates and not (self.rotate.r1 or self.rotate.r2):
+        if self.rotates and self.rotate.online:
+            raise conflict(
+                "rotate",
+                "a GGUF file cannot say that r3 and r4 are to be done while the model runs; "
+                "format compressed-tensors can",
+            )
+        if self.rotates and not self.rotate.some:
             raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
         if self.rotates and self.rotate.kind == "learned":
             raise conflict("rotate.kind", "learned rotations go with formats other than gguf")

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
+from qtool.calibrating.online import Online
 from qtool.calibrating.weights import Weights
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
+from qtool.quality.engine_turns import online_of
 from qtool.scheme import GroupQuant, Scheme
 
 
@@ -29,6 +31,7 @@ class ArtifactWeights:
     artifact: Artifact
     config: Mapping[str, Any]  # without what makes transformers look for packed tensors
     tensors: Mapping[str, TensorInfo]
+    online: Online = field(default_factory=Online)  # what is rotated while it runs
     # The matrix whose parts are being read, so that it is dequantized once.
     _opened: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
@@ -87,7 +90,7 @@ def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     config = dict(artifact.checkpoint.config)
     for key in ("quantization_config", "compression_config"):
         config.pop(key, None)
-    return ArtifactWeights(artifact, config, tensors)
+    return ArtifactWeights(artifact, config, tensors, online_of(artifact, tensors))
 
 
 @contextmanager

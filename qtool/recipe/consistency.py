@@ -42,8 +42,14 @@ def check(recipe: "Recipe") -> None:
         raise conflict("weights", "missing; it says bits, group_size and symmetric")
     if "rotate" in recipe.transforms[1:]:
         raise conflict("transforms", "rotate turns the whole network and comes first")
-    if recipe.rotates and not (recipe.rotate.r1 or recipe.rotate.r2):
-        raise conflict("rotate", "r1 and r2 are both false, so that nothing is rotated")
+    if recipe.rotates and not recipe.rotate.some:
+        raise conflict("rotate", "r1, r2, r3 and r4 are all false, so that nothing is rotated")
+    if recipe.rotates and recipe.rotate.online and recipe.format != "compressed-tensors":
+        raise conflict(
+            "rotate",
+            f"format {recipe.format} cannot say that r3 and r4 are to be done while the model "
+            "runs; compressed-tensors can",
+        )
     if recipe.learns_rotations and recipe.weights is not None and recipe.weights.type != "int":
         raise conflict("rotate.kind", "learned rotations are for weights of type int")
     if recipe.weights is not None and recipe.rounding != "none":

@@ -27,7 +27,7 @@ from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
-from qtool.runs.sink import Sink, check_values
+from qtool.runs.sink import Sink, Turned, check_values
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import marks
@@ -117,7 +117,8 @@ def run(request: Request, progress: Progress) -> Summary:
                 )
                 if rotations is not None:
                     record["rotation"] = rotations.record(request.recipe.rotate)
-                sink.close(record, modelcard.render(plan, checkpoint, record, outcome.layers))
+                card = modelcard.render(plan, checkpoint, record, outcome.layers)
+                sink.close(record, card, _turned(rotations, plan, checkpoint))
         give_back()
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)
@@ -163,6 +164,25 @@ def _rotated(
     from qtool.runs.rotations import rotate_source
 
     return rotate_source(request, plan, view, space, progress)
+
+
+def _turned(rotations: "Rotations | None", plan: Plan, checkpoint: Checkpoint) -> Turned | None:
+    """What is left for engines to rotate, by the names of modules."""
+    if rotations is None or not rotations.online:
+        return None
+    from qtool.plan.cache import attention_of
+
+    heads = rotations.online.heads
+    blocks = {tensor.name: tensor.block for tensor in plan.tensors}
+    known = attention_of(blocks, checkpoint.config, False) if heads else {}
+    return Turned(
+        {name.removesuffix(".weight"): size for name, size in rotations.online.inputs.items()},
+        {
+            kept.attention: heads[block]
+            for name, kept in known.items()
+            if (block := blocks[name]) is not None and block in heads
+        },
+    )
 
 
 def _quantize_each(

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ from qtool.scheme import Dense, GroupQuant, Scheme
 from qtool.structure import FUSED_EXPERTS, fused_layer
 
 _CHECKED_AT_ONCE = 1 << 20  # elements
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Sizes of what an engine rotates: inputs of linear modules, heads of attention modules."""
+
+    inputs: Mapping[str, int]
+    heads: Mapping[str, int]
 
 
 class Sink:
@@ -94,12 +103,17 @@ class Sink:
         for name in self.checksums(block):
             del self.writer.checksums[name]
 
-    def close(self, provenance: dict[str, Any], card: str) -> None:
-        """Finish the tensor files and write everything beside them."""
+    def close(self, provenance: dict[str, Any], card: str, turned: Turned | None = None) -> None:
+        """Finish the tensor files and write everything beside them.
+
+        turned: what engines have to rotate.
+        """
         self.writer.close()
         config = dict(self.checkpoint.config)
         facts = artifact_facts(self.plan)
         if facts is not None:
+            if turned is not None:
+                facts = replace(facts, turned_inputs=turned.inputs, turned_heads=turned.heads)
             config["quantization_config"] = self._format.config(facts, self._options)
             for name, content in self._format.side_files(facts, self._options).items():
                 _write_json(self.folder / name, content)

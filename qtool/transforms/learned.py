@@ -251,6 +251,9 @@ def _block_rows(
         matrix = block.weights[name].double()
         if values is not None and r2 is not None and name == values.reader:
             matrix = torch.from_numpy(_turn_runs(matrix.numpy(), r2))
+        if name in found.online.inputs:
+            online = rotations.sylvester(found.online.inputs[name])
+            matrix = torch.from_numpy(_turn_runs(matrix.numpy(), online))
         size = max(1, schemes[name].group_size)
         groups = torch.arange(matrix.shape[1]) // size % every == 0
         kept = matrix[:, groups] if every > 1 else matrix

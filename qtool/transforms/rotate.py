@@ -1,4 +1,4 @@
-"""Rotations that the weights absorb: R1 of the residual stream, R2 of the heads' values.
+"""Rotations: R1 of the residual stream, R2 of the heads' values, which the weights absorb.
 
     R1    every x of the stream becomes x R: no channel of it stands out, and columns of the
           matrices that read it are alike; gains of the norms go into their readers first
@@ -7,7 +7,8 @@
 Both are told by structure (`qtool.transforms.residual`) and proved by numbers: a few tokens pass
 through the network, each block once as it was and once as the view has it in float32, given x and
 x R. What the block adds to the stream must be the same, rotated. What cannot be proved is left out
-for the whole network, and the reason is told.
+for the whole network, and the reason is told. Those that engines take part in, R3 and R4, are found
+in `qtool.transforms.online`.
 
 Source: Ashkboos et al., QuaRot, 2024, sections 3 and 4; Liu et al., SpinQuant, 2024, section 3.
 """
@@ -20,12 +21,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from qtool.calibrating.online import Online
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.errors import UnsupportedError
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotation as rotations
+from qtool.transforms.proof import off, prove, turn
 from qtool.transforms.residual import (
     BlockRoles,
     NotRotatableError,
@@ -39,8 +42,6 @@ from qtool.transforms.rotated import Change, Rotated, change_all
 from qtool.transforms.rotation import Rotation
 
 PROBE = (2, 32)  # samples and tokens
-_TOLERANCE = 1e-3  # of the largest number that a block adds to the stream
-_NOISE = 4e-6  # of the largest number in the stream: what float32 sums lose
 _HEAD_ROWS = 256  # of the head, that are compared
 
 
@@ -54,6 +55,7 @@ class Rotations:
     outer: OuterRoles | None
     left_out: tuple[str, ...] = ()
     learned: str | None = None  # what learning them changed
+    online: Online = field(default_factory=Online)  # R3 and R4, of which engines do their part
 
     def record(self, options: RotateOptions) -> dict[str, Any]:
         """For provenance."""
@@ -64,6 +66,8 @@ class Rotations:
             "r1": None if self.r1 is None else self.r1.describe(),
             "r2": ", ".join(sorted(kinds)) or None,
             "r2_blocks": len(self.r2),
+            "r3": sizes(self.online.heads),
+            "r4": sizes(self.online.inputs),
             "learned": self.learned,
             "left_out": list(self.left_out),
         }
@@ -78,6 +82,16 @@ class Rotations:
             said.append(
                 f"rotate: the values of {len(self.r2)} blocks are rotated ({', '.join(kinds)})"
             )
+        if self.online.heads:
+            said.append(
+                f"rotate: engines have to rotate queries and keys of {len(self.online.heads)} "
+                f"blocks ({sizes(self.online.heads)}), as transform_config says"
+            )
+        if self.online.inputs:
+            said.append(
+                f"rotate: engines have to rotate the inputs of {len(self.online.inputs)} matrices "
+                f"({sizes(self.online.inputs)}), as transform_config says"
+            )
         said += [] if self.learned is None else [f"rotate: {self.learned}"]
         return said + [f"rotate: {reason}" for reason in self.left_out]
 
@@ -85,6 +99,7 @@ class Rotations:
         """Let the view show the network with these rotations."""
         view.changes.clear()
         change_all(view, changes_of(self))
+        view.online.become(self.online)
 
 
 @dataclass
@@ -108,12 +123,33 @@ def changes_of(found: Rotations) -> list[Mapping[str, Change]]:
             changes.append(roles.values.changes(found.r2[index]))
     if found.r1 is not None and found.outer is not None:
         changes.append(found.outer.changes(found.r1))
-    return changes
+    return [*changes, *(absorbed(name, size) for name, size in found.online.inputs.items())]
+
+
+def absorbed(name: str, size: int) -> Mapping[str, Change]:
+    """What a matrix becomes whose input is rotated by Sylvester's matrix."""
+    return {name: Change(column_heads=rotations.sylvester(size))}
+
+
+def sizes(found: Mapping[Any, int]) -> str | None:
+    """hadamard 64, hadamard 512"""
+    return ", ".join(f"hadamard {size}" for size in sorted({*found.values()})) or None
 
 
 def prepare(view: Rotated, options: RotateOptions, say: Callable[[str], None]) -> Rotations:
     """Rotate the view by what the recipe asks for and the proof allows."""
     torch.set_num_threads(1)  # as Workers does: sums that decide must not depend on it
+    view.online.become(Online())
+    found = _absorbed(view, options, say)
+    if not options.online:
+        return found
+    from qtool.transforms.online import add
+
+    return add(view, found, options, say)
+
+
+def _absorbed(view: Rotated, options: RotateOptions, say: Callable[[str], None]) -> Rotations:
+    """R1 and R2."""
     left_out: list[str] = []
     r1 = options.r1
     if r1 and view.refused is not None:
@@ -181,7 +217,7 @@ def _rotate(
         blocks[index] = roles
         partial = Rotations(turned, r2s, {index: roles}, None)
         change_all(view, changes_of(partial))
-        _prove(block, stream, turned, skeleton)
+        prove(block, stream, turned, skeleton)
     if not r2s and r2:
         left_out.append(
             "the values of attention are not rotated: no matrix was found to make them head by head"
@@ -227,28 +263,11 @@ def _values(
         output = skeleton.block(block.index).run(hidden, call)
         search.view.changes.clear()
         search.view.changes.update(before)
-        if _off(output, expected, expected - hidden) <= 1:
+        if off(output, expected, expected - hidden) <= 1:
             search.chosen[key] = number
             return values
     search.chosen[key] = None
     return None
-
-
-def _prove(block: LoadedBlock, stream: Stream, turned: Rotation | None, skeleton: Skeleton) -> None:
-    """The block of the view, given x R, must give R times what the block itself gives."""
-    changed = skeleton.block(block.index)
-    for number, hidden in enumerate(stream.hidden):
-        call = stream.calls[block.index][number]
-        expected = block.run(hidden, call)
-        output = changed.run(turn(hidden, turned), call)
-        off = _off(output, turn(expected, turned), expected - hidden)
-        if not off <= 1:
-            raise NotRotatableError(
-                f"{block.prefix[:-1]} gives other outputs once rotated (off by {off:.0f} times "
-                "what rounding allows); something in it, such as a norm after a projection, does "
-                "not commute with a rotation"
-            )
-        stream.hidden[number] = expected
 
 
 def _prove_outer(
@@ -263,7 +282,7 @@ def _prove_outer(
 ) -> None:
     """Embedding, last norm and some rows of the head, in the same way."""
     before, after = original.embed(tokens).hidden[0], skeleton.embed(tokens).hidden[0]
-    if not _off(after, turn(before, turned), before) <= 1:
+    if not off(after, turn(before, turned), before) <= 1:
         raise NotRotatableError("what enters the blocks is not the rotated embedding")
     rows = min(_HEAD_ROWS, view.tensors[outer.head].shape[0])
     role = outer.norm
@@ -290,7 +309,7 @@ def _prove_outer(
     last = stream.hidden[0]
     unchanged = _Unchanged(view)
     expected = logits(unchanged, last)
-    if not _off(logits(exact, turn(last, turned)), expected, expected) <= 1:
+    if not off(logits(exact, turn(last, turned)), expected, expected) <= 1:
         raise NotRotatableError("the head gives other logits once rotated")
 
 
@@ -314,22 +333,6 @@ def _rows(weights: Any, name: str, count: int) -> Any:
         return weights.rows(name, count)
     info = weights.tensors[name]
     return weights.part(name, 0, count).view(np.float32).reshape(count, *info.shape[1:])
-
-
-def turn(hidden: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
-    """x R of hidden states [..., width] in float32."""
-    if rotation is None:
-        return hidden
-    flat = hidden.reshape(-1, hidden.shape[-1]).double().numpy()
-    turned = rotation.turn(np.ascontiguousarray(flat.T)).T
-    return torch.from_numpy(np.ascontiguousarray(turned)).float().reshape(hidden.shape)
-
-
-def _off(output: torch.Tensor, expected: torch.Tensor, change: torch.Tensor) -> float:
-    """How far off, in units of what rounding allows."""
-    allowed = _TOLERANCE * float(change.abs().max()) + _NOISE * float(expected.abs().max())
-    difference = float((output - expected).abs().max())
-    return difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
 
 
 def check_stats(given: object) -> None:

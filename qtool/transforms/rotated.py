@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
+from qtool.calibrating.online import Online
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
@@ -88,6 +89,7 @@ class Rotated(Checkpoint):
     changes: dict[str, Change] = field(default_factory=dict, repr=False)
     head: tuple[str, str] | None = None  # the tensor that untying adds, and the embedding
     refused: str | None = None  # why, by its names alone, the stream cannot be rotated
+    online: Online = field(default_factory=Online)  # what is rotated while it runs
     _gains: dict[str, Reals] = field(default_factory=dict, repr=False)
     _mixed: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)

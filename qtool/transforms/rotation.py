@@ -100,6 +100,11 @@ def make(kind: str, size: int, seed: tuple[int, ...], *, fix_ones: bool = False)
     return fixing_ones(rotation) if fix_ones else rotation
 
 
+def sylvester(size: int) -> Rotation:
+    """Sylvester's matrix over sqrt(size), a power of two: the one that engines know."""
+    return Rotation(size, "hadamard", signs=np.ones(size))
+
+
 def learned(matrix: Reals) -> Rotation:
     """A rotation by an orthogonal matrix [n, n]."""
     return Rotation(matrix.shape[0], "learned", matrix=matrix)

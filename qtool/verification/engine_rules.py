@@ -4,7 +4,8 @@ One body of rules for `verify --engine` and `plan --engine`. A refusal is an err
 a doubtful one a warning; the sentence says what to do. The rules of each engine, and the sources
 they were read in, are in the modules imported here.
 
-    vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, and here what
+    vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, engine_turns
+                     (rotations that are left to the engine), and here what
                      both ask: parts of fused layers stored alike, the head, scales of the KV cache
     transformers     engine_local: which package loads what, and what that package takes
     exllama          engine_local: EXL2 and 4-bit GPTQ
@@ -24,6 +25,7 @@ from qtool.verification.engine_local import exllama_findings, gguf_findings, tra
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_targets import named_in_targets
+from qtool.verification.engine_turns import turn_findings
 from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
 from qtool.verification.finding import Finding
 
@@ -68,7 +70,11 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
     check_engine(engine, tp)
     who = ENGINES[engine] + (f" with --tp {tp}" if tp > 1 else "")
     if engine == "transformers":
-        found = [*transformers_findings(view), *skip_findings(view, engine, who)]
+        found = [
+            *transformers_findings(view),
+            *skip_findings(view, engine, who),
+            *turn_findings(view, engine, who, tp),
+        ]
     elif engine == "exllama":
         found = list(exllama_findings(view))
     elif engine == "llama.cpp":
@@ -101,6 +107,7 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from skip_findings(view, engine, who)
     yield from _head(view, who)
     yield from _kv_cache(view, who)
+    yield from turn_findings(view, engine, who, tp)
     if engine == "vllm":
         yield from _kinds_of_cache(view, who)
 

@@ -14,12 +14,13 @@ from qtool.errors import QtoolError
 from qtool.verification.finding import Finding
 
 CHECK = "rotation"
+_KINDS = ("r1", "r2", "r3", "r4")
 
 
 def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, list[Finding]]:
     """What the artifact's weights are to be compared with, None where there is nothing."""
     record = (artifact.provenance or {}).get("rotation")
-    if not isinstance(record, Mapping) or not (record.get("r1") or record.get("r2")):
+    if not isinstance(record, Mapping) or not any(map(record.get, _KINDS)):
         return source, []
     kind, seed = record.get("kind"), record.get("seed")
     if kind == "learned":
@@ -32,15 +33,15 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     from qtool.transforms import rotate
     from qtool.transforms.rotated import untied
 
-    r1, r2 = bool(record.get("r1")), bool(record.get("r2"))
-    options = RotateOptions(kind=kind, seed=seed, r1=r1, r2=r2)
+    asked = {which: bool(record.get(which)) for which in _KINDS}
+    options = RotateOptions(kind=kind, seed=seed, **asked)
     try:
-        view = untied(source, stream=r1)
+        view = untied(source, stream=options.r1)
         found = rotate.prepare(view, options, lambda _: None)
     except QtoolError as problem:
         return None, [Finding("error", CHECK, "", f"the source cannot be rotated: {problem}")]
     said: dict[str, Any] = found.record(options)
-    if (said["r1"], said["r2"]) != (record.get("r1"), record.get("r2")):
+    if any(said[which] != record.get(which) for which in _KINDS):
         return None, [_note("as the model given cannot be: they are not")]
     return view, [
         Finding("note", CHECK, "", "compared with the source rotated as qtool.json says it was")

@@ -1,0 +1,97 @@
+"""Rotations that are computed while the model runs: of inputs of matrices, of queries and keys.
+
+    R4    x -> x H before a matrix that holds W H:       (x H) (W H)' = x W'
+    R3    q -> q H and k -> k H where attention is computed by one call, rotary embedding done:
+          (q H) (k H)' = q k'
+
+H is block-diagonal: S / sqrt(size), S = [[S, S], [S, -S]] of half the size (Sylvester), as often as
+it fits. It is its own inverse and its own transpose. What observes or rounds inputs around the
+forward pass meets the rotated ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from qtool.calibrating.torch_calls import TorchCalls
+
+if TYPE_CHECKING:
+    from qtool.calibrating.stream import LoadedBlock
+
+
+@dataclass(frozen=True)
+class Online:
+    """Sizes of H: by the checkpoint name of a matrix, and of a block's heads by its number."""
+
+    inputs: dict[str, int] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs) or bool(self.heads)
+
+    def become(self, other: Online) -> None:
+        """Hold what another holds; whoever shares this one sees it."""
+        for mine, its in ((self.inputs, other.inputs), (self.heads, other.heads)):
+            new: dict[Any, int] = dict(its)
+            mine.clear()
+            mine.update(new)  # type: ignore[arg-type]
+
+    def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
+        """Within, the block's calls get rotated inputs; in the thread that enters it."""
+        sizes = {
+            view.data_ptr(): self.inputs[name]
+            for name, view in block.weights.items()
+            if name in self.inputs
+        }
+        heads = self.heads.get(block.index)
+        return nullcontext() if not sizes and heads is None else _Turned(sizes, heads)
+
+
+def turned(x: torch.Tensor, size: int) -> torch.Tensor:
+    """x H along the last axis, number by number in a fixed order."""
+    rows = x.reshape(-1, size)
+    half = 1
+    while half < size:
+        pairs = rows.reshape(-1, size // (2 * half), 2, half)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        rows = torch.stack((first + second, first - second), 2).reshape(-1, size)
+        half *= 2
+    return (rows / math.sqrt(size)).reshape(x.shape)
+
+
+def block_size(width: int) -> int:
+    """The largest power of two that divides a width: of such sizes alone engines know H."""
+    return width & -width
+
+
+class _Turned(TorchCalls):
+    def __init__(self, sizes: Mapping[int, int], heads: int | None) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._heads = heads
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is F.linear and self._sizes:
+            args, kwargs = self._linear(*args, **kwargs), {}
+        elif func is F.scaled_dot_product_attention and self._heads is not None:
+            args, kwargs = _attention(self._heads, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        size = self._sizes.get(weight.data_ptr())
+        return (input if size is None else turned(input, size)), weight, bias
+
+
+def _attention(
+    size: int, query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (turned(query, size), turned(key, size), *more), options

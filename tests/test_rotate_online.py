@@ -1,0 +1,215 @@
+"""R3 and R4: rotations of which engines do a part, found, proved, recorded and evaluated."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+
+from qtool import hub
+from qtool.artifact import Artifact
+from qtool.calibrating.online import Online, turned
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.convert.from_artifact import artifact_model
+from qtool.errors import QtoolError, RecipeError, UnsupportedError
+from qtool.quality.weights import ArtifactWeights, open_weights
+from qtool.recipe import recipe as recipes
+from qtool.recipe.rotate import RotateOptions
+from qtool.transforms import rotate, rotated
+from qtool.verification.engine_rules import engine_findings
+from qtool.verification.run import verify_artifact
+
+# Sizes of H at the inputs of the MLP's last matrices and in heads; 0: left out, with a reason.
+SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 16),
+         "opt": (32, 16), "gpt_neox": (32, 16), "mixtral": (0, 16), "qwen3_moe": (32, 16),
+         "qwen2": (32, 16), "stablelm": (32, 16)}  # fmt: skip
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def checkpoint(models: Path, name: str) -> Checkpoint:
+    folder = models / name
+    if not folder.exists():
+        quantizing.add_tokenizer(arch_models.build(name, folder, dtype="float32"))
+    return Checkpoint.open(folder)
+
+
+def logits(weights: Checkpoint) -> torch.Tensor:
+    tokens = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (2, 40), dtype=np.int64)
+    with Workers(1) as workers:
+        return Skeleton.open(weights).logits(tokens, workers)
+
+
+def difference(before: torch.Tensor, after: torch.Tensor) -> float:
+    return float((before - after).abs().max() / (before.max() - before.min()))
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 512])
+def test_the_product_is_sylvesters(size: int) -> None:
+    whole = np.ones((1, 1))
+    while whole.shape[0] < size:
+        whole = np.block([[whole, whole], [whole, -whole]])
+    x = np.random.default_rng(0).standard_normal((3, 5, 2 * size)).astype(np.float32)
+    wanted = (x.reshape(3, 5, 2, size).astype(np.float64) @ whole / np.sqrt(size)).reshape(x.shape)
+    found = turned(torch.from_numpy(x), size).numpy()
+    assert np.abs(found - wanted).max() < 2e-6
+    assert np.abs(turned(torch.from_numpy(found), size).numpy() - x).max() < 4e-6
+
+
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_rotating_online_changes_no_logits(name: str, models: Path) -> None:
+    source = checkpoint(models, name)
+    view = rotated.untied(source)
+    found = rotate.prepare(view, RotateOptions(r3=True, r4=True), quiet)
+    last, head = SIZES[name]
+    assert {*found.online.inputs.values()} == ({last} if last else set())
+    count = Skeleton.open(source).count
+    assert found.online.heads == dict.fromkeys(range(count), head)
+    if name in ("mixtral", "qwen3_moe"):  # the second has a block without experts
+        assert "inputs of experts are not rotated" in found.left_out[-1]
+    for matrix in found.online.inputs:
+        assert not np.array_equal(view.float32(matrix), source.float32(matrix))
+    assert difference(logits(source), logits(view)) < 2e-6
+    # Without the engine's part R4 is another network, and R3 the same one.
+    view.online.heads.clear()
+    assert difference(logits(source), logits(view)) < 2e-6
+    view.online.inputs.clear()
+    assert (difference(logits(source), logits(view)) > 1e-2) == bool(last)
+
+
+RECIPE = """# of a test
+method: rtn
+format: compressed-tensors
+weights: {bits: 8, group_size: 32, symmetric: true}
+transforms: [rotate]
+rotate: {r3: true, r4: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny in 8 bits, rotated online too."""
+    folder = tmp_path_factory.mktemp("artifact")
+    (folder / "r.yaml").write_text(RECIPE)
+    return quantizing.quantize(hub.tiny_folder(), str(folder / "r.yaml"), folder / "out").out
+
+
+def edited(artifact: Path, out: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The artifact with another transform_config."""
+    shutil.copytree(artifact, out)
+    config = json.loads((out / "config.json").read_text())
+    change(config["quantization_config"]["transform_config"]["config_groups"])
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def test_the_config_says_what_engines_have_to_rotate(artifact: Path) -> None:
+    groups = json.loads((artifact / "config.json").read_text())["quantization_config"][
+        "transform_config"
+    ]["config_groups"]
+    places = {
+        name: [(entry["location"], entry["targets"]) for entry in group["apply"]]
+        for name, group in groups.items()
+    }
+    attention = [r"re:^model\.layers\.\d+\.self_attn$"]
+    assert places == {
+        "R4": [("input", [r"re:^model\.layers\.\d+\.mlp\.down_proj$"])],
+        "R3": [("q_attn", attention), ("k_cache", attention)],
+    }
+    assert {name: (g["type"], g["head_dim"]) for name, g in groups.items()} == {
+        "R4": ("hadamard", 256), "R3": ("hadamard", 64),
+    }  # fmt: skip
+
+
+def test_the_evaluator_rotates_and_verify_compares(artifact: Path) -> None:
+    tokens = np.random.default_rng(2).integers(0, 2000, (1, 32), dtype=np.int64)
+    with open_weights(artifact) as weights, Workers(1) as workers:
+        found = Skeleton.open(weights).logits(tokens, workers)
+        before = Skeleton.open(Checkpoint.open(hub.tiny_folder())).logits(tokens, workers)
+        assert difference(before, found) < 0.05  # of 8 bits
+        assert isinstance(weights, ArtifactWeights)
+        bare = replace(weights, online=Online())
+        assert difference(before, Skeleton.open(bare).logits(tokens, workers)) > 0.1
+    verdict = verify_artifact(artifact, against=hub.tiny_folder())
+    assert not [f for f in verdict.findings if f.severity in ("error", "warning")]
+    assert any("rotated as qtool.json says" in f.message for f in verdict.findings)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda g: g["R4"].update(type="random-hadamard"), "a rotation of type 'random-hadamard'"),
+        (lambda g: g["R4"].update(randomize=True), "randomized"),
+        (lambda g: g["R4"].update(head_dim=24), "of head_dim 24"),
+        (lambda g: g["R4"].update(head_dim=4096), "by a Hadamard matrix of 4096"),
+        (lambda g: g["R4"]["apply"][0].update(location="output"), "a rotation of output"),
+        (lambda g: g["R4"]["apply"][0].update(targets=["re:.*nothing$"]), "names no matrix"),
+        (lambda g: g["R3"]["apply"].pop(), "not rotated alike"),
+        (lambda g: g["R3"].update(apply=None), "no list `apply`"),
+    ],
+)
+def test_what_is_not_rotated_here_is_refused(
+    change: Callable[[dict[str, Any]], None], said: str, artifact: Path, tmp_path: Path
+) -> None:
+    path = edited(artifact, tmp_path / "other", change)
+    with pytest.raises(QtoolError, match=re.escape(said)), open_weights(path):
+        pass
+
+
+def test_what_is_in_the_weights_already_asks_for_nothing(artifact: Path, tmp_path: Path) -> None:
+    def change(groups: dict[str, Any]) -> None:
+        groups["R4"]["apply"].append({**groups["R4"]["apply"][0], "location": "weight_input"})
+        groups["R4"]["apply"][0]["targets"] = "re:.*down_proj$"
+
+    path = edited(artifact, tmp_path / "other", change)
+    with open_weights(artifact) as weights, open_weights(path) as other:
+        assert isinstance(weights, ArtifactWeights) and isinstance(other, ArtifactWeights)
+        assert weights.online == other.online and len(other.online.inputs) == 4
+
+
+def test_no_other_format_is_made_of_it(artifact: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"inputs that the engine rotates .*R4"):
+        artifact_model(artifact, None)
+    for text in (
+        RECIPE.replace("compressed-tensors", "gptq"),
+        "# x\nformat: gguf\ntype: q8_0\ntransforms: [rotate]\nrotate: {r4: true}\n",
+    ):
+        with pytest.raises(RecipeError, match="r3 and r4 are to be done while the model runs"):
+            recipes.parse(text, "r.yaml", "r")
+
+
+@pytest.mark.parametrize(
+    "engine, tp, severity, said",
+    [
+        ("vllm", 1, "note", "with a kernel for CUDA"),
+        ("vllm", 2, "error", "on one GPU only"),
+        ("sglang", 1, "error", "reads no transform_config"),
+        ("transformers", 1, "error", "reads no transform_config"),
+    ],
+)
+def test_engines_that_do_not_rotate_are_named(
+    engine: str, tp: int, severity: str, said: str, artifact: Path
+) -> None:
+    found = [
+        f
+        for f in engine_findings(Artifact.open(artifact), engine, tp)
+        if f.check == "engine-rotation"
+    ]
+    assert any(f.severity == severity and said in f.message for f in found)
