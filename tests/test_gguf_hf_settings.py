@@ -213,7 +213,7 @@ def test_general_metadata(tmp_path: Path) -> None:
     )
     settings = {"temperature": 0.6, "top_k": 20, "top_p": "much", "min_p": True}
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    found = {key: value.value for key, value in general_metadata(tmp_path, []).items()}
+    found = {key: value.value for key, value in general_metadata(tmp_path, {}, []).items()}
     assert found["general.license"] == "mit"
     assert found["general.languages"] == ["en", "no"]
     assert found["general.base_model.0.repo_url"] == "https://huggingface.co/them/Base-1B"
@@ -227,7 +227,7 @@ def test_general_metadata(tmp_path: Path) -> None:
 def test_model_cards_that_say_nothing(card: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(card, encoding="latin-1")
     (tmp_path / "generation_config.json").write_text("[]")
-    assert set(general_metadata(tmp_path, [])) == {
+    assert set(general_metadata(tmp_path, {}, [])) == {
         *("general.type", "general.name", "general.size_label"),
         *({"general.basename", "general.version", "general.finetune"} & _heuristics(tmp_path)),
     }
@@ -235,12 +235,12 @@ def test_model_cards_that_say_nothing(card: str, tmp_path: Path) -> None:
 
 def _heuristics(folder: Path) -> set[str]:
     (folder / "README.md").unlink()
-    return set(general_metadata(folder, []))
+    return set(general_metadata(folder, {}, []))
 
 
 def test_name_in_a_download_cache(tmp_path: Path) -> None:
     folder = tmp_path / "models--them--Thing-1B-Instruct" / "snapshots" / ("0a" * 20)
     folder.mkdir(parents=True)
-    found = general_metadata(folder, [])
+    found = general_metadata(folder, {}, [])
     assert found["general.name"].value == "Thing 1B Instruct"
     assert found["general.finetune"].value == "Instruct"

@@ -285,7 +285,7 @@ def _metadata(
 ) -> dict[str, Value]:
     """All keys but general.file_type, which is known once types are chosen."""
     metadata = {"general.architecture": string(architecture.name)}
-    metadata |= general_metadata(checkpoint.folder, tensors)
+    metadata |= general_metadata(checkpoint.folder, checkpoint.config, tensors)
     for key in architecture.keys:
         if (value := key.value(config)) is not None:
             metadata[f"{architecture.name}.{key.name}"] = value

@@ -4,7 +4,7 @@ The gguf package derives them from the model card, config.json, generation_confi
 of the folder; the same rules give the same keys as convert_hf_to_gguf.py's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -35,15 +35,17 @@ _WHOLE = ("sampling_top_k", "sampling_penalty_last_n", "sampling_mirostat")
 _PYTHON = {Kind.STRING: str, Kind.UINT32: int, Kind.INT32: int, Kind.FLOAT32: int | float}
 
 
-def general_metadata(folder: Path, tensors: Sequence[SourceTensor]) -> dict[str, Value]:
-    """Keys in the order of convert_hf_to_gguf.py, general.type first."""
+def general_metadata(
+    folder: Path, config: Mapping[str, Any], tensors: Sequence[SourceTensor]
+) -> dict[str, Value]:
+    """Keys in the order of convert_hf_to_gguf.py, general.type first. config: of config.json."""
     import gguf
 
     total, shared, expert, experts = parameter_counts(tensors)
     label = gguf.size_label(total, shared, expert, experts)
-    card, config = _card(folder), _json(folder / "config.json")
+    card = _card(folder)
     # A card or config that holds other things than it should says nothing.
-    for said in ((card, config), ({}, config), ({}, {})):
+    for said in ((card, dict(config)), ({}, dict(config)), ({}, {})):
         # What is raised by code that looks into values which are not what their names promise.
         with suppress(AttributeError, LookupError, TypeError, ValueError):
             return _keys(folder, *said, total, label)
@@ -59,8 +61,9 @@ def _keys(
     known = gguf.Metadata.apply_metadata_heuristic(
         gguf.Metadata(), card, config, _named(folder), total
     )
+    sampling = _json(folder / "generation_config.json")
     for name, key in _SAMPLING.items():
-        value = _json(folder / "generation_config.json").get(key)
+        value = sampling.get(key)
         if isinstance(value, int if name in _WHOLE else int | float) and not isinstance(
             value, bool
         ):

@@ -211,12 +211,14 @@ date: 2024-02-03
     def attempt(self, data: bytes) -> None:
         from qtool.formats.gguf_values import Kind
         from qtool.formats.gguf_writer import lay_out
+        from qtool.formats.safetensors_header import read_json
         from qtool.gguf.general import general_metadata
 
         lied = list(self.files)[(data[0] if data else 0) % len(self.files)]
         for name, content in self.files.items():
             (self.folder / name).write_bytes(data[1:] if name == lied else content)
-        made = general_metadata(self.folder, [])
+        config = quietly(lambda: read_json(self.folder / "config.json")) or {}
+        made = general_metadata(self.folder, config, [])
         lay_out(made, [])
         for key, value in made.items():
             assert key.startswith("general."), key
