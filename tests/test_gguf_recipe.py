@@ -92,8 +92,9 @@ def test_set_reaches_every_kind_of_place() -> None:
         ("out_type: q8_0", "r.yaml:3: out_type: unknown key; did you mean output_type? known: for"),
         ("bits: 4", "r.yaml:3: bits: unknown key; known: format, type, pure, output_type,"),
         ("pure: yes", 'r.yaml:3: pure: input should be a valid boolean, found "yes"'),
-        ("output_type: q9_0", "r.yaml:3: output_type: expected one of q4_0, q4_1,"),
-        ("embedding_type: q4_k_m", 'type: expected one of q4_0, q4_1,'),
+        ("output_type: zzz", 'r.yaml:3: output_type: expected one of q4_0, q4_1,'),
+        ("embedding_type: q4_k_m", 'type: no such type, found "q4_k_m"; did you mean q4_k, q'),
+        ("method: rtn", "r.yaml:3: method: a GGUF recipe has no method: `type`, such as q4_k_m,"),
         ("output_type: q8_0\nleave_output: true", "r.yaml:4: leave_output: does not go with outp"),
         ("overrides: {match: a}", "r.yaml:3: overrides: input should be a list"),
         ("overrides:\n- match: a", "r.yaml:4: overrides.0: expected either `type` or `dense: t"),
@@ -101,7 +102,7 @@ def test_set_reaches_every_kind_of_place() -> None:
         ("overrides:\n- match: ''\n  dense: true", "r.yaml:4: overrides.0.match: string should"),
         ("overrides:\n- match: (\n  dense: true", "overrides.0.match: no regular expression: mis"),
         ("overrides:\n- match: a\n  typ: q8_0", "r.yaml:5: overrides.0.typ: unknown key; did you"),
-        ("overrides:\n- match: a\n  type: q8", "r.yaml:5: overrides.0.type: expected one of q4_0"),
+        ("overrides:\n- match: a\n  type: q8", "r.yaml:5: overrides.0.type: no such type, found"),
         ("importance: 1", "r.yaml:3: importance: input should be a valid boolean, found 1"),
         ("calibration: {sample: 3}", "calibration.sample: unknown key; did you mean samples?"),
     ],
@@ -116,7 +117,8 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
 @pytest.mark.parametrize(
     ("item", "sentence"),
     [
-        ("type=q4", "--set type=q4: type: expected one of f32, f16, bf16, q4_0,"),
+        ("type=qq", "--set type=qq: type: expected one of f32, f16, bf16, q4_0,"),
+        ("type=q4_k_mm", 'type: no such type, found "q4_k_mm"; did you mean q4_k_m'),
         ("type=4", "type: input should be a valid string, found 4"),
         ("format=ggfu", "--set format=ggfu: format: input should be 'awq', 'gptq', "
          "'compressed-tensors', 'fp8', 'bitsandbytes', 'qserve' or 'dense', "

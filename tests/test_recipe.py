@@ -219,6 +219,13 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("weights=null", "weights: missing"),
         ("method=[gptq, awq]", "[gptq, awq] is no order that exists"),
         ("method=omniquant", "method: 'omniquant' is unknown; known: rtn, gptq, awq, none"),
+        ("method=gpqt", "method: 'gpqt' is unknown; did you mean gptq? known: rtn, gptq, awq,"),
+        ("transforms=[smoth]", "'smoth' is unknown; did you mean smooth? known: rotate, smooth,"),
+        ("format=gtpq", 'found "gtpq"; or gguf, which has keys of its own; did you mean gptq'),
+        (
+            "kv_cache={bits: 8, type: flaot}",
+            "input should be 'int' or 'float', found \"flaot\"; did you mean float?",
+        ),
         ("method=none", "does not go with format awq"),
         ("format=dense", "format: method rtn does not go with format dense"),
         (

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from qtool.recipe.file import conflict
+from qtool.recipe.file import conflict, did_you_mean
 from qtool.recipe.weights import Activations, Weights
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ def check(recipe: "Recipe") -> None:
     ):
         for name in names:
             if name not in known:
-                raise conflict(key, f"{name!r} is unknown; known: {', '.join(known)}")
+                near = did_you_mean(name, known)
+                hint = f"{near} " if near else ""
+                raise conflict(key, f"{name!r} is unknown; {hint}known: {', '.join(known)}")
     if recipe.method not in CHAINS:
         chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
         found = "[" + ", ".join(recipe.method) + "]"

@@ -6,7 +6,8 @@ the file, the line and the key.
 
 import difflib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
@@ -69,6 +70,16 @@ class Calibration(Table):
 def conflict(path: str, message: str) -> PydanticCustomError:
     """An error of the whole recipe that is told as one of the key `path`."""
     return PydanticCustomError("conflict", "{message}", {"path": path, "message": message})
+
+
+def did_you_mean(value: object, known: Iterable[str], most: int = 1) -> str:
+    """The question after a value of a closed set that is misspelled; nothing where none is like it.
+
+    In any case of letters, as people type them.
+    """
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(value.lower(), names, most) if isinstance(value, str) else ()
+    return f"did you mean {', '.join(names[name] for name in near)}?" if near else ""
 
 
 def folders() -> list[Path]:
@@ -183,22 +194,40 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message = str(context["message"])
     elif problem["type"] == "extra_forbidden":
         known = _keys(model, path[:-1])
-        near = difflib.get_close_matches(str(path[-1]), known, 1)
-        message = f"unknown key; {f'did you mean {near[0]}? ' if near else ''}known: "
-        message += ", ".join(known)
+        if path == ("method",):  # every other recipe has one
+            return (
+                f"{source.locate(path)}: method: a GGUF recipe has no method: `type`, such as "
+                "q4_k_m, says all of it; remove the key"
+            )
+        near = did_you_mean(path[-1], known)
+        message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
     else:
         message = problem["msg"][:1].lower() + problem["msg"][1:]
         message = message.replace("a valid array", "a list").replace("an object", "a mapping")
         value = source.at(path)
+        names = _closed(problem["type"], context)
+        if path == ("format",):
+            names.append("gguf")
+        near = did_you_mean(value, names, 3)
+        if near and "known" in context:
+            message = "no such type"  # there are dozens
         if isinstance(value, (bool, int, float, str)):
             message += f", found {json.dumps(value)}"
         if path == ("format",):
             message += "; or gguf, which has keys of its own"
+        message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)
     where = source.locate(path)
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
+
+
+def _closed(kind: str, context: Mapping[str, Any]) -> list[str]:
+    """The values that a problem says there are; none where it knows of no closed set."""
+    if kind == "literal_error":
+        return re.findall(r"'([^']+)'", str(context["expected"]))
+    return str(context["known"]).split(", ") if "known" in context else []
 
 
 def _keys(model: type[Table], path: tuple[str | int, ...]) -> list[str]:
