@@ -45,7 +45,7 @@ def quantize(
     max_ram: Annotated[
         str | None, typer.Option(help="memory that it may take, such as 4GiB; by default any")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto or cpu")] = "auto",
     max_shard_size: Annotated[
         str | None, typer.Option(help="such as 500MB; by default 5GB")
     ] = None,

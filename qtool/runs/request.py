@@ -44,7 +44,7 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
 def check_device(device: str) -> None:
     """UnsupportedError where the work cannot be done on `device`."""
     if device not in ("auto", "cpu", "cuda"):
-        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
+        raise UnsupportedError(f"--device {device}: expected auto or cpu")
     if device == "cuda":
         raise UnsupportedError(
             "--device cuda: this version quantizes on the CPU only; use --device auto"
