@@ -1,11 +1,14 @@
 """The documentation: generated pages are up to date, links lead somewhere, examples run.
 
 A block of commands under `<!-- run -->` runs in the slow suite, all of a page in one empty folder
-and in order; one under `<!-- run: quick -->` in the default suite, in this process. What a page
-shows under `<!-- output -->` is printed by the block before it: every word and whole number as it
-stands, fractions nearly (of calibrated models they depend on the CPU), seconds as they come.
+and in order, and Python under `<!-- run: python -->` with them; one under `<!-- run: quick -->` in
+the default suite, in this process. What a page shows under `<!-- output -->` is printed by the
+block before it: every word and whole number as it stands, fractions nearly (of calibrated models
+they depend on the CPU), seconds as they come.
 """
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -27,7 +30,7 @@ import qtool
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
-MARK = re.compile(r"<!-- (run|run: quick|output) -->")
+MARK = re.compile(r"<!-- (run|run: python|run: quick|output) -->")
 FRACTION = re.compile(r"[0-9]+\.[0-9]+")
 NEARLY = 0.05  # of a fraction that calibration had a part in
 
@@ -53,7 +56,7 @@ def marked(page: Path) -> Iterator[tuple[str, str]]:
 
 def blocks(page: Path) -> Iterator[tuple[bool, str]]:
     """Blocks of commands marked to be run, in order, and whether they are quick."""
-    return ((mark != "run", text) for mark, text in marked(page) if mark != "output")
+    return ((mark == "run: quick", text) for mark, text in marked(page) if mark != "output")
 
 
 def assert_printed(shown: str, printed: str) -> None:
@@ -203,7 +206,29 @@ def test_examples(page: Path, tmp_path: Path) -> None:
         if mark == "output":
             assert_printed(text, printed)
         else:
-            printed = shell(text, folder, variables)
+            python = mark == "run: python"
+            printed = shell(f"python - <<'END'\n{text}END" if python else text, folder, variables)
+
+
+def test_python_page_names_what_the_functions_take() -> None:
+    """Every `name=default` of its tables is a parameter with that default, and none is left out."""
+    page = (DOCS / "python.md").read_text(encoding="utf-8")
+    said: dict[str, list[str]] = {"quantize": ["out=None"], "evaluate": ["quiet=True"]}
+    name = ""
+    for line in page.splitlines():
+        if found := re.match(r"\| of `(\w+)` \|", line):
+            name = found[1]
+        elif name and line.startswith("| `"):
+            said[name] += line.split("`")[1].split(", ")
+        elif not line.startswith("|"):
+            name = ""
+    for name, given in said.items():
+        parameters = inspect.signature(getattr(qtool, name)).parameters.values()
+        # progress takes an object of the commands' own.
+        known = {p.name: p.default for p in parameters if p.default is not p.empty}
+        known.pop("progress")
+        read = {key: ast.literal_eval(value) for key, _, value in (p.partition("=") for p in given)}
+        assert read == known, name
 
 
 def github() -> dict[str, Any]:
