@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import qtool
-from qtool import native_gguf
+from qtool import api, native_gguf
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
@@ -358,6 +358,7 @@ def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
         ("q4_0", ["--max-shard-size", "1GB"], "--max-shard-size would change nothing"),
         ("q4_0", ["--samples", "3"], "--samples would change nothing"),
         ("w4g128-rtn", ["--imatrix", "x"], "--imatrix would change nothing"),
+        ("w4g128-rtn", ["-o", "y.GGUF"], "-o y.GGUF: recipe w4g128-rtn makes a folder of safet"),
         ("q4_0", ["--imatrix", "no-such-file"], "no-such-file: cannot be read"),
         ("iq2_xs", ["--set", "importance=false"], "useless without an importance matrix"),
     ],
@@ -370,6 +371,14 @@ def test_one_sentence(
     errors = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == 1 and len(errors) == 1 and said in errors[0], errors
     assert not any(tmp_path.iterdir())
+
+
+def test_a_name_that_does_not_say_gguf(models: Path, tmp_path: Path) -> None:
+    source = models / "dense.gguf"
+    said = "is one GGUF file; most programs know them by a name that ends in .gguf"
+    made = api.quantize(source, "q8_0", tmp_path / "x")
+    assert f"{tmp_path / 'x'} {said}" in made.notes
+    assert api.quantize(source, "q8_0", tmp_path / "x.gguf").notes == []
 
 
 def test_requantize_needs_a_gguf_source(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from qtool.runs.progress import Progress
     from qtool.runs.summary import Summary
     from qtool.runs.workspace import Stating
+
+_GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         "makes no GGUF file",
         {"--imatrix": asked.imatrix, "--modelfile": asked.modelfile},
     )
+    if asked.out is not None and asked.out.suffix.lower() == _GGUF:
+        raise UnsupportedError(
+            f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
+            "choose another name, or a recipe that makes one, such as q4_k_m"
+        )
     check_stats_options(asked.stats, asked.calibration)
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
@@ -120,7 +127,10 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         from qtool.homes.ollama import write_modelfile
 
         write_modelfile(Path(made.artifact))
-    return made
+    if target.suffix.lower() == _GGUF:
+        return made
+    note = f"{target} is one GGUF file; most programs know them by a name that ends in {_GGUF}"
+    return replace(made, notes=[*made.notes, note])
 
 
 def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> Stating | None:
