@@ -62,6 +62,7 @@ def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
     assert any("norm" in key for key in changed)
     left_out = [note for note in made.summary.notes if "keys not scaled" in note]
     assert bool(left_out) == (name in NORMS_OF_KEYS)
+    assert any(note.startswith("smoothed: the inputs of ") for note in made.summary.notes)
     queries = [key for key in changed if "q_proj" in key or "qkv" in key or "query_key" in key]
     assert queries
 

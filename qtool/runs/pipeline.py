@@ -29,7 +29,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, Turned, check_values
-from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.summary import LayerReport, Summary, of_cache, of_text, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
@@ -140,13 +140,21 @@ def run(request: Request, progress: Progress) -> Summary:
         experts=outcome.experts,
         outliers=outcome.outliers,
         warnings=warnings,
-        notes=outcome.notes,
+        notes=[*_made_with(request, plan), *outcome.notes],
         dropped=[
             {"name": tensor.name, "reason": tensor.action.reason}
             for tensor in plan.tensors
             if isinstance(tensor.action, Dropped)
         ],
     )
+
+
+def _made_with(request: Request, plan: Plan) -> list[str]:
+    """What a user is told, and is recorded elsewhere: scales of the cache, the text."""
+    recipe = request.recipe
+    scales = sum(math.prod(spec.shape) for kept in plan.cache.values() for spec in kept.specs())
+    own = not recipe.calibrates or request.stats is not None or recipe.calibration.source
+    return [*of_cache(scales, len(plan.cache)), *of_text(bool(own))]
 
 
 def _view(request: Request, checkpoint: Checkpoint) -> "Rotated | None":

@@ -91,6 +91,23 @@ class Summary:
         return lines
 
 
+def of_cache(scales: int, layers: int) -> list[str]:
+    """What a recipe for the KV cache made, which no count of tensors and no size shows."""
+    if not scales:
+        return []
+    return [f"{scales} scales of keys and values, of {layers} layers, were measured and written"]
+
+
+def of_text(own: bool) -> list[str]:
+    """Where nobody chose the calibration text."""
+    if own:
+        return []
+    return [
+        "calibrated on Python's own documentation, which is good for trying only; --calibration "
+        "FILE takes a text like yours"
+    ]
+
+
 def by_kind(notes: Iterable[str]) -> list[str]:
     """Notes that differ only by the number of the layer as one, with how many layers it is of."""
     kinds: dict[str, list[str]] = {}

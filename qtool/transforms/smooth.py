@@ -99,6 +99,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
+    smoothed: list[str] = []
     options = recipe.smooth
     groups = proved_folds(block, found, stats, stream, projections=options.sites == "all")
     inputs: dict[str, Floats] = {}
@@ -138,6 +139,9 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             best = of(float(options.alpha))
         if not (best == 1).all():
             changed |= apply_fold(block, chosen, sites, best, plan, result)
+            smoothed += [name.removeprefix(block.prefix) for name in names]
+    if smoothed:
+        notes.append(f"smoothed: the inputs of {listed(smoothed)}")
     return Applied(result, frozenset(changed), tuple(notes))
 
 
