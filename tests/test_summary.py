@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from qtool import api
 from qtool.checkpoint import Checkpoint
+from qtool.cli.main import app
 from qtool.runs.summary import by_kind
 
 
@@ -35,3 +38,16 @@ def test_scales_and_the_text_are_told(tmp_path: Path) -> None:
 def scales(folder: Path) -> list[str]:
     names = Checkpoint.open(folder).tensors
     return [name for name in names if name.endswith(("k_scale", "v_scale"))]
+
+
+def test_plan_advises_and_a_run_says_one_thing(tmp_path: Path) -> None:
+    """Advice on --dtype is no line above a command without it."""
+    note = "unless told --dtype float16"
+    planned = CliRunner().invoke(app, ["plan", "tiny", "--recipe", "w4g128-gptq"])
+    assert note in " ".join(planned.output.split())
+    made = CliRunner().invoke(
+        app, ["quantize", "tiny", "--recipe", "w4g64-rtn", "-o", str(tmp_path / "x")]
+    )
+    assert made.exit_code == 0 and "next: vllm serve" in made.output
+    assert "--dtype" not in made.output
+    assert note in (tmp_path / "x" / "README.md").read_text(encoding="utf-8")

@@ -14,6 +14,13 @@ from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
 
+# For those who choose, in `plan` and on the model card. A run does not repeat it: what it says at
+# its end is how to serve the artifact, which works either way.
+ROUNDED_SCALES = (
+    "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
+    "round them to it (8 bits of precision for 11), unless told --dtype float16"
+)
+
 
 def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     """One sentence for each combination that some engine refuses or serves slowly."""
@@ -108,10 +115,7 @@ def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
     halves = [t for t in quantized if t.scheme and t.scheme.scale_dtype == "float16"]
     if all(tensor.dtype != "BF16" for tensor in halves):
         return []
-    return [
-        "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
-        "round them to it (8 bits of precision for 11), unless told --dtype float16"
-    ]
+    return [ROUNDED_SCALES]
 
 
 def _groups(quantized: Sequence[Planned]) -> list[str]:

@@ -20,6 +20,7 @@ from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.plan import unmatched
+from qtool.plan.engines import ROUNDED_SCALES
 from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -77,6 +78,8 @@ def run(request: Request, progress: Progress) -> Summary:
     if request.max_ram is not None:
         progress.say(plan.memory.line())
     for warning in warnings:
+        if warning == ROUNDED_SCALES:
+            continue
         progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     size = plan.size_bytes + plan.disk_bytes
     with workspace(
