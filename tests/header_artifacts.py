@@ -56,6 +56,19 @@ def packed(bits: int, symmetric: bool = True) -> Tensors:
     return tensors
 
 
+def plain(strategy: str = "channel") -> Tensors:
+    """An MLP of whole numbers in a byte each, as compressed-tensors has it."""
+    tensors: Tensors = {"model.embed_tokens.weight": ("BF16", (512, 256))}
+    for name, rows, columns in MATRICES:
+        module = f"model.layers.0.mlp.{name}_proj"
+        groups = {"channel": (rows, 1), "tensor": (1,), "group": (rows, columns // 128)}
+        tensors |= {
+            f"{module}.weight": ("I8", (rows, columns)),
+            f"{module}.weight_scale": ("BF16", groups[strategy]),
+        }
+    return tensors
+
+
 MATRICES = (("gate", 512, 256), ("up", 512, 256), ("down", 256, 512))
 
 

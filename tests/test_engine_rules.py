@@ -7,7 +7,7 @@ from typing import Any
 
 import header_files
 import pytest
-from header_artifacts import awq, compressed, packed, stored
+from header_artifacts import awq, compressed, packed, plain, stored
 
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
@@ -306,3 +306,33 @@ def test_plan_asks_the_same_rules(
     assert not {"engine", "tp", "findings"} & json.loads(capsys.readouterr().out).keys()
     assert call(monkeypatch, *plan, "--tp", "2") == 2
     assert call(monkeypatch, *plan, "--engine", "ollama") == 2
+
+
+@pytest.mark.parametrize(
+    "bits, strategy, inputs, refused",
+    [
+        (8, "channel", {"strategy": "tensor", "dynamic": False}, False),  # SmoothQuant's O3
+        (8, "tensor", {"strategy": "tensor", "dynamic": False}, False),
+        (8, "channel", {"strategy": "tensor", "dynamic": True}, True),  # O2
+        (8, "channel", {"strategy": "token", "dynamic": True}, False),  # O1
+        (8, "group", {"strategy": "token", "dynamic": True}, True),  # ZeroQuant
+        (4, "group", {"strategy": "token", "dynamic": True}, False),
+        (4, "group", {"strategy": "tensor", "dynamic": False}, True),
+        (4, "tensor", {"strategy": "token", "dynamic": True}, True),
+        (8, "channel", {"strategy": "token", "dynamic": True, "num_bits": 4}, True),
+    ],
+)
+def test_vllm_multiplies_some_inputs_with_some_weights(
+    bits: int, strategy: str, inputs: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    size = {"group_size": 128 if strategy == "group" else None}
+    config = compressed(bits, strategy=strategy, **size) | {"format": "int-quantized"}
+    arguments = {"num_bits": 8, "type": "int", "symmetric": True} | inputs
+    config["config_groups"]["group_0"]["input_activations"] = arguments
+    artifact = stored(tmp_path / "a", plain(strategy), config)
+    found = [f for f in engine_findings(artifact, "vllm", 1) if f.check == "engine-scheme"]
+    assert bool(found) == refused
+    if refused:
+        assert found[0].severity == "error" and "have no kernel" in found[0].message
+    other = [f for f in engine_findings(artifact, "sglang", 1) if "no kernel;" in f.message]
+    assert not other

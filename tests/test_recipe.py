@@ -307,3 +307,10 @@ def test_effective_recipe_says_every_key() -> None:
     assert effective["calibration"]["samples"] == 128
     again = recipe.parse(json.dumps(effective), "again.json", "w4g128-awq")
     assert again == recipe.load("w4g128-awq")
+
+
+@pytest.mark.parametrize("table", ["weights.type", "activations.type", "kv_cache.type"])
+@pytest.mark.parametrize("name", ["fp8_e5m2", "float8_e5m2", "E5M2"])
+def test_e5m2_is_refused_with_what_engines_load(table: str, name: str) -> None:
+    with pytest.raises(RecipeError, match=f"{table}: float8_e5m2 is in no format that engines"):
+        recipe.load("fp8-static" if table != "kv_cache.type" else "kv-fp8", [f"{table}={name}"])

@@ -34,6 +34,18 @@ def _group_size(value: int | None) -> int | None:
     return value
 
 
+def _no_e5m2(value: object) -> object:
+    if isinstance(value, str) and "e5m2" in value.lower():
+        raise PydanticCustomError(
+            "type",
+            "float8_e5m2 is in no format that engines load: their FP8 weights, inputs and stored "
+            "scales of the KV cache are float8_e4m3 (vLLM's --kv-cache-dtype fp8_e5m2 wants an "
+            "artifact without such scales)",
+            {},
+        )
+    return value
+
+
 class Weights(Table):
     """Bits of a weight, input features that share a scale, and whether zero is in the middle."""
 
@@ -48,6 +60,7 @@ class Weights(Table):
     )
 
     check_group = field_validator("group_size")(_group_size)
+    check_type = field_validator("type", mode="before")(_no_e5m2)
 
     @model_validator(mode="after")
     def consistent(self) -> "Weights":
@@ -159,6 +172,7 @@ class Activations(Table):
     )
 
     check_group = field_validator("group_size")(_group_size)
+    check_type = field_validator("type", mode="before")(_no_e5m2)
 
     @model_validator(mode="after")
     def consistent(self) -> "Activations":
@@ -194,6 +208,8 @@ class KvCache(Table):
     dynamic: bool = Field(
         default=False, description="true: a scale and a zero for each token and head, as they come"
     )
+
+    check_type = field_validator("type", mode="before")(_no_e5m2)
 
     @model_validator(mode="after")
     def consistent(self) -> "KvCache":

@@ -14,6 +14,7 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq, compressed_tens
 
 from collections.abc import Iterator, Mapping
 
+from qtool.verification import engine_activations
 from qtool.verification.engine_split import GROUP_SIZES, ranks_of
 from qtool.verification.engine_targets import group_of, weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
@@ -178,6 +179,9 @@ def _compressed(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
             return f"{stored}, where 4 and 8 bits, symmetric, have a kernel"
         if not 2 <= stored.bits <= 8:
             return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
+        if engine == "vllm":
+            group = group_of(view.quantization, layer.module) or {}
+            return engine_activations.refused(group, packing(view, layer))
         return None
 
     def slow(layer: Layer) -> str | None:

@@ -1,11 +1,12 @@
 """The rules that `verify --engine vllm` goes by are those of vLLM's own classes."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import awq, compressed, gptq, packed, stored
+from header_artifacts import awq, compressed, gptq, packed, plain, stored
 
 from qtool.verification.engine_rules import engine_findings
 
@@ -18,6 +19,16 @@ GPTQ = {
 AWQ = {
     "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
 }  # fmt: skip
+ACTIVATIONS = [
+    {"num_bits": bits, "type": "int", "symmetric": True} | how
+    for bits in (4, 8)
+    for how in (
+        {"strategy": "tensor", "dynamic": False},
+        {"strategy": "tensor", "dynamic": True},
+        {"strategy": "token", "dynamic": True},
+        {"strategy": "group", "group_size": 128, "dynamic": True},
+    )
+]
 NAMED = "model.layers.0.mlp."
 
 
@@ -37,6 +48,14 @@ def cases() -> list[tuple[dict[str, Any], Any]]:
         found.append((AWQ | {"modules_to_not_convert": names}, awq()))
     for order in (None, "weight", "group"):
         found.append((compressed(actorder=order), packed(4)))
+    for bits, strategy in product((4, 8), ("channel", "tensor", "group")):
+        size = {"group_size": 128 if strategy == "group" else None}
+        for inputs in ACTIVATIONS:
+            config = compressed(bits, strategy=strategy, **size)
+            config["config_groups"]["group_0"]["input_activations"] = inputs
+            found.append((config | {"format": "int-quantized"}, plain(strategy)))
+            if strategy == "group":
+                found.append((config, packed(bits)))
     for ignore in (["lm_head"], [r"re:.*mlp\.gate"], [r"re:.*mlp\.gate$"], [r"re:.*gate_up_proj"]):
         found.append((compressed() | {"ignore": ["lm_head", *ignore]}, packed(4)))
     return found
