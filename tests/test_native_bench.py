@@ -76,9 +76,9 @@ def test_table() -> None:
 def test_refusals() -> None:
     with pytest.raises(UnsupportedError, match="no kernel matches 'q9_k'; there are convert, "):
         cases_named("q9_k")
-    said = CliRunner().invoke(app, ["bench", "--device", "cuda"])
+    said = CliRunner().invoke(app, ["bench", "--device", "tpu"])
     assert isinstance(said.exception, UnsupportedError)
-    assert "the CPU kernels only" in str(said.exception)
+    assert "'tpu': expected cpu or cuda" in str(said.exception)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

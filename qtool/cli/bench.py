@@ -20,7 +20,7 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="the best instruction set alone, and shorter runs")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
 ) -> None:
     """Time the kernels: million weights a second, and the fraction of what memory allows."""
     from qtool import native
@@ -28,10 +28,11 @@ def bench(
     from qtool.bench import bench as run
     from qtool.errors import UnsupportedError
 
+    if device == "cuda":
+        _on_gpu(json_, kernels)
+        return
     if device != "cpu":
-        raise UnsupportedError(
-            f"bench times the CPU kernels only, not {device!r}; leave --device out"
-        )
+        raise UnsupportedError(f"--device {device!r}: expected cpu or cuda")
     settings = dataclasses.replace(QUICK if quick else Settings(), threads=threads)
     cases = cases_named(kernels)
     isas = native.available()
@@ -40,6 +41,28 @@ def bench(
         typer.echo(json.dumps(report.json()))
     else:
         _print(report)
+
+
+def _on_gpu(json_: bool, kernels: str | None) -> None:
+    from qtool.cuda.bench import bench as run
+    from qtool.cuda.bench import cases_named
+    from qtool.cuda.running import require
+
+    cases = cases_named(kernels)
+    require()
+    import torch
+
+    results = run(cases)
+    name = torch.cuda.get_device_name()
+    if json_:
+        found = {"device": name, "results": [result.json() for result in results]}
+        typer.echo(json.dumps(found))
+        return
+    width = max(len(result.name) for result in results)
+    typer.echo(f"{name}, matrices of 8192 x 8192, medians; % of a device-to-device copy")
+    for result in results:
+        speed = f"{result.bytes_per_s / 1e9:8.1f} GB/s"
+        typer.echo(f"{result.name:{width}}  {speed}  {result.fraction:4.0%}")
 
 
 def _print(report: "Report") -> None:

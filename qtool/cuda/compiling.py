@@ -1,0 +1,121 @@
+"""Kernels compiled for the GPU at hand, by NVRTC through NVIDIA's cuda-core, and kept on disk.
+
+The sources are package data (kernels/cuda, without any header of CUDA's or torch's). What is kept
+is named by the digest of sources, options and compiler, and by the architecture:
+cuda/DIGEST-sm_90-UNIT.cubin in QTOOL_CACHE, or in qtool of the user's cache.
+"""
+
+import hashlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import qtool
+from qtool.errors import UnsupportedError
+
+EXTRA = "pip install 'qtool[cuda]'"
+OPTIONS = ("std=c++17", "fma=false", "diag-error=all")
+
+
+@cache
+def folders() -> tuple[Path, Path]:
+    """Where the headers are: kernels/cuda, and kernels with the tables that the CPU shares."""
+    for entry in qtool.__path__:
+        kernels = Path(entry) / "kernels"
+        if (kernels / "cuda" / "base.h").is_file():
+            return kernels / "cuda", kernels
+    raise UnsupportedError("the CUDA sources are not installed with this package; install it again")
+
+
+def sources() -> list[Path]:
+    """Every header that a kernel may include."""
+    cuda, shared = folders()
+    return [*sorted(cuda.glob("*.h")), *sorted(shared.glob("gguf_grids_*.h"))]
+
+
+def unit_of(kernel: str) -> tuple[str, str]:
+    """What is compiled together with a kernel: a name, and the source.
+
+    One kernel that dequantizes; those that pack or multiply all at once.
+    """
+    family, _, rest = kernel.partition("_")
+    if family == "dequantize":
+        name, _, out = rest.rpartition("_")
+        return kernel, f'#include "dequantize.h"\nQT_DEQUANTIZE({name}, {out})\n'
+    if family in ("pack", "gemv"):
+        return family, f'#include "{family}.h"\nQT_{family.upper()}_KERNELS(QT_KERNEL)\n'
+    raise ValueError(f"no kernel is called {kernel!r}")
+
+
+def core() -> Any:
+    """The module cuda.core; UnsupportedError where the extra is not installed."""
+    try:
+        import cuda.bindings.nvrtc
+        import cuda.core
+    except ImportError as error:
+        raise UnsupportedError(
+            f"CUDA kernels are compiled with NVIDIA's cuda-core and NVRTC, and {error.name} is not "
+            f"installed: {EXTRA}"
+        ) from None
+    return cuda.core
+
+
+def compiler_version() -> str:
+    """NVRTC's version."""
+    core()
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    if int(status) != 0:
+        raise UnsupportedError(f"NVRTC does not answer ({status}): {EXTRA}")
+    return f"{major}.{minor}"
+
+
+def compile_source(unit: str, source: str, arch: str) -> bytes:
+    """The cubin of a source for an architecture (sm_90)."""
+    api = core()
+    options = api.ProgramOptions(
+        name=f"{unit}.cu",
+        arch=arch,
+        std="c++17",
+        fma=False,
+        include_path=[str(folder) for folder in folders()],
+    )
+    return bytes(api.Program(source, "c++", options).compile("cubin").code)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    given = os.environ.get("QTOOL_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(given or Path(home) / "qtool") / "cuda"
+
+
+def digest(source: str, compiler: str) -> str:
+    """Of all that a kernel is made from."""
+    found = hashlib.sha256("\n".join([compiler, *OPTIONS, source]).encode())
+    for path in sources():
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def cubin(kernel: str, arch: str) -> bytes:
+    """The code that has a kernel, from disk or compiled now.
+
+    A cache that cannot be written only costs the time to compile again.
+    """
+    unit, source = unit_of(kernel)
+    path = cache_folder() / f"{digest(source, compiler_version())}-{arch}-{unit}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    code = compile_source(unit, source, arch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)  # whole or not at all, whoever else compiles it now
+    except OSError:
+        pass
+    return code

@@ -1,0 +1,92 @@
+"""Compiles every CUDA kernel with nvcc for every architecture: `make cuda-kernels`.
+
+Warnings are errors. ptxas tells the registers and spills of each kernel; a spill fails. Where
+cuda-core is installed, one kernel of each header is compiled with NVRTC as well. Needs Python's
+standard library alone, and nvcc; no GPU.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-Xptxas", "-v"]
+_KERNEL = re.compile(
+    r"Compiling entry function '(\w+)' for '(sm_\w+)'"
+    r".*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+def kernels(said: str) -> Iterator[tuple[str, str, int, int]]:
+    """(kernel, architecture, bytes spilled, registers) of what ptxas says."""
+    for name, arch, stores, loads, registers in _KERNEL.findall(said):
+        yield name, arch, int(stores) + int(loads), int(registers)
+
+
+def command(source: Path, archs: list[str], out: str) -> list[str]:
+    code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    threads = ["--threads", str(min(len(archs), os.cpu_count() or 1))]
+    include = f"-I{ROOT / 'kernels'}"
+    return ["nvcc", *FLAGS, *code, *threads, include, "-c", str(source), "-o", out]
+
+
+def nvcc(archs: list[str]) -> list[tuple[str, str, int, int]]:
+    found: list[tuple[str, str, int, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted((ROOT / "kernels" / "cuda").glob("*.cu")):
+            line = command(source, archs, f"{folder}/out.o")
+            done = subprocess.run(line, capture_output=True, text=True)
+            said = done.stdout + done.stderr
+            if done.returncode != 0:
+                sys.exit(f"{' '.join(line)}\n{said}")
+            # Several architectures at once write to one stream, a kernel's lines together.
+            found += kernels(said)
+            print(f"{source.name}: compiled for sm_{', sm_'.join(archs)}", flush=True)
+    return found
+
+
+def nvrtc() -> None:
+    """Where cuda-core can be imported from here."""
+    if not importlib.util.find_spec("cuda") or not importlib.util.find_spec("cuda.core"):
+        print("NVRTC: not checked (cuda-core is not installed)")
+        return
+    sys.path.insert(0, str(ROOT))
+    from qtool.cuda import compiling
+
+    for kernel in ("dequantize_columns_3_f16", "dequantize_iq1_m_bf16", "pack_rows_4"):
+        for arch in ("sm_75", "sm_90"):
+            assert kernel.encode() in compiling.compile_source(*compiling.unit_of(kernel), arch)
+    print(f"NVRTC {compiling.compiler_version()}: compiled")
+
+
+def main() -> None:
+    archs = sys.argv[1:] or ARCHS
+    found = nvcc(archs)
+    for arch in archs:
+        own = [kernel for kernel in found if kernel[1] == f"sm_{arch}"]
+        if not own:
+            sys.exit(f"sm_{arch}: ptxas said nothing about its kernels")
+        most = max(own, key=lambda kernel: kernel[3])
+        middle = sorted(kernel[3] for kernel in own)[len(own) // 2]
+        print(f"sm_{arch}: {len(own)} kernels, {middle} registers, at most {most[3]} ({most[0]})")
+    counts = {sum(kernel[1] == f"sm_{arch}" for kernel in found) for arch in archs}
+    if len(counts) != 1:
+        sys.exit(f"numbers of kernels differ between architectures: {sorted(counts)}")
+    spilled = [kernel for kernel in found if kernel[2]]
+    for name, arch, size, _ in spilled:
+        print(f"{name} for {arch} spills {size} bytes")
+    nvrtc()
+    if spilled:
+        sys.exit(f"{len(spilled)} kernels spill registers")
+
+
+if __name__ == "__main__":
+    main()

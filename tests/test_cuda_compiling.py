@@ -1,0 +1,152 @@
+"""How CUDA kernels are found, compiled and refused where there is no GPU."""
+
+import builtins
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_emulation import Emulator, emulator
+from typer.testing import CliRunner
+
+from qtool.cli.main import app
+from qtool.cuda import compiling, running
+from qtool.errors import UnsupportedError
+
+__all__ = ["emulator"]
+
+NVRTC = all(importlib.util.find_spec(n) for n in ("cuda",)) and all(
+    importlib.util.find_spec(n) for n in ("cuda.core", "cuda.bindings")
+)
+
+
+def no_gpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def test_sources_include_nothing_else() -> None:
+    """NVRTC has no standard headers: only the package's own, and stdint and string of the host."""
+    names = {path.name for path in compiling.sources()}
+    assert {"base.h", "dequantize.h", "gguf_grids_iq2.h"} <= names
+    for path in compiling.sources():
+        text = path.read_text(encoding="utf-8")
+        included = set(re.findall(r'#include "([^"]+)"', text))
+        assert included <= names, path.name
+        system = set(re.findall(r"#include <([^>]+)>", text))
+        assert system <= ({"stdint.h", "string.h"} if path.name == "base.h" else set()), path.name
+
+
+def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
+    units = {compiling.unit_of(name) for name in emulator.kernels()}
+    assert ("dequantize_q4_k_f16", '#include "dequantize.h"\nQT_DEQUANTIZE(q4_k, f16)\n') in units
+    assert ("gemv", '#include "gemv.h"\nQT_GEMV_KERNELS(QT_KERNEL)\n') in units
+    dequantize = [name for name in emulator.kernels() if name.startswith("dequantize_")]
+    assert len(units) == len(dequantize) + 2
+    with pytest.raises(ValueError, match="no kernel is called 'other'"):
+        compiling.unit_of("other")
+
+
+def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str]] = []
+
+    def compile_source(unit: str, source: str, arch: str) -> bytes:
+        made.append((unit, arch))
+        return f"{unit} {arch}".encode()
+
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "compile_source", compile_source)
+    monkeypatch.setattr(compiling, "compiler_version", lambda: "13.0")
+    for _ in range(2):
+        assert compiling.cubin("pack_rows_4", "sm_90") == b"pack sm_90"
+        assert compiling.cubin("pack_rows_8", "sm_90") == b"pack sm_90"
+        assert compiling.cubin("pack_rows_4", "sm_80") == b"pack sm_80"
+    assert made == [("pack", "sm_90"), ("pack", "sm_80")]
+    monkeypatch.setattr(compiling, "compiler_version", lambda: "13.1")
+    compiling.cubin("pack_rows_4", "sm_90")
+    assert len(made) == 3
+    kept = sorted(path.name.split("-", 1)[1] for path in (tmp_path / "cuda").iterdir())
+    assert kept == ["sm_80-pack.cubin", "sm_90-pack.cubin", "sm_90-pack.cubin"]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "file"))
+    assert compiling.cubin("gemv_sum", "sm_90") == b"gemv sm_90"
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = builtins.__import__
+
+    def refused(name: str, *rest: Any, **more: Any) -> Any:
+        if name.split(".")[0] == "cuda":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return before(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refused)
+    with pytest.raises(
+        UnsupportedError, match=r"cuda.bindings.nvrtc is not installed: pip install"
+    ):
+        compiling.core()
+
+
+def test_without_a_gpu() -> None:
+    if not no_gpu():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UnsupportedError, match=r"no NVIDIA GPU is here that PyTorch .* can use"):
+        running.require()
+    said = CliRunner().invoke(app, ["bench", "--device", "cuda"])
+    assert isinstance(said.exception, UnsupportedError)
+    assert "no NVIDIA GPU is here" in str(said.exception)
+    said = CliRunner().invoke(app, ["bench", "--device", "tpu"])
+    assert isinstance(said.exception, UnsupportedError)
+    assert "'tpu'" in str(said.exception) and "cpu or cuda" in str(said.exception)
+
+
+@pytest.mark.skipif(not NVRTC, reason="cuda-core is not installed (extra cuda)")
+@pytest.mark.parametrize(
+    "kernel", ["dequantize_columns_3_bf16", "dequantize_iq3_s_f16", "gemv_sum"]
+)
+def test_nvrtc_compiles(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path))
+    code = compiling.cubin(kernel, "sm_90")
+    assert code[:4] == b"\x7fELF"
+    assert kernel.encode() in code
+    assert compiling.cubin(kernel, "sm_90") == code
+
+
+def test_what_bench_times_runs(emulator: Emulator) -> None:
+    """Every case on small arrays of numpy: its tasks are whole, and its bytes are counted."""
+    import numpy as np
+    from cuda_emulation import room
+
+    from qtool.cuda import bench
+
+    def kind(dtype: str) -> Any:
+        return np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
+
+    def filled(value: int) -> Any:
+        def make(shape: tuple[int, ...], dtype: str) -> Any:
+            array = room(shape, kind(dtype))
+            array[...] = value
+            return array
+
+        return make
+
+    arrays = bench.Arrays(filled(3), filled(1), filled(0))
+    cases = bench.cases_named(None)
+    assert len({case.name for case in cases}) == len(cases) > 100
+    for case in cases:
+        work = case.prepare(arrays, 128, 256)
+        assert 0 < work.nbytes <= sum(array.nbytes for array in work.arrays)
+        for task in work.tasks:
+            size = {"f32": 4, "pack": 4, "gemv": 4}.get(task.kernel.rsplit("_", 1)[-1], 2)
+            size = 2 if task.kernel == "gemv_sum" else 4 if "gemv" in task.kernel else size
+            assert emulator.fault(task, task.fields["values_bytes"] // size) is None
+    named = bench.cases_named("gptq 4 bits float16")
+    assert [case.name for case in named] == ["dequantize gptq 4 bits float16"]
+    with pytest.raises(UnsupportedError, match="no CUDA kernel matches 'q9_k'"):
+        bench.cases_named("q9_k")
+    result = bench.Result("x", 80e9, 100e9)
+    assert result.json() == {
+        "kernel": "x", "gb_per_s": 80.0, "copy_gb_per_s": 100.0, "fraction": 0.8,
+    }  # fmt: skip
