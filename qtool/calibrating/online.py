@@ -41,7 +41,7 @@ class Online:
         for mine, its in ((self.inputs, other.inputs), (self.heads, other.heads)):
             new: dict[Any, int] = dict(its)
             mine.clear()
-            mine.update(new)  # type: ignore[arg-type]
+            mine.update(new)
 
     def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
         """Within, the block's calls get rotated inputs; in the thread that enters it."""
