@@ -19,7 +19,7 @@ TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint docs kernels wheel clean
+	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -50,6 +50,17 @@ docs: $(VENV)/.installed-test
 kernels:
 	cmake -S . -B build -DQTOOL_WERROR=ON >/dev/null
 	cmake --build build
+
+# Every CUDA kernel for every architecture, warnings being errors; fails where registers spill.
+# ARCHS="90 100" compiles for those alone; NVRTC too, where cuda-core is installed.
+cuda-kernels:
+	$(PYTHON) tests/cuda/compile.py $(ARCHS)
+
+# On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer
+# where there is one, and timed; a short table last.
+gpu-check: $(VENV)/.installed-test
+	$(PIP) install -q -c constraints.txt '.[test,cuda]'
+	$(BIN)/python tests/gpu/check.py
 
 # What these need beyond a C compiler comes from the system's packages: named where it is missing.
 # $(call need,program,package)

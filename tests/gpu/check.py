@@ -1,0 +1,77 @@
+"""Everything that needs a GPU, in one command: `make gpu-check`. Under eight minutes.
+
+Compiles the kernels for the GPU at hand; runs the tests of the kernels on it, where the emulated
+grid is replaced by the real one (QTOOL_TEST_DEVICE=cuda) and results must equal the CPU's bit for
+bit; runs a part of them under compute-sanitizer, where that is found; times every kernel. What was
+found is printed as a short table last; the exit status is 1 where anything failed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+TESTS = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py"]
+FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
+TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
+TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "gemv"]
+
+
+def run(command: list[str], seconds: float) -> tuple[bool, str]:
+    """Whether it went well, and what it said."""
+    environment = {**os.environ, "QTOOL_TEST_DEVICE": "cuda"}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"took more than {seconds:.0f} s"
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def main() -> None:
+    began = time.monotonic()
+    rows: list[tuple[str, bool | None, str]] = []
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+    def check(name: str, command: list[str], seconds: float) -> str:
+        left = 480 - (time.monotonic() - began)
+        before = time.monotonic()
+        good, said = run(command, max(1.0, min(seconds, left)))
+        if not good:
+            print(f"-- {name}\n{said[-6000:]}\n", flush=True)
+        last = said.strip().splitlines()[-1] if said.strip() else ""
+        rows.append((name, good, f"{time.monotonic() - before:.0f} s  {last[:70]}"))
+        return said if good else ""
+
+    check("the same bits as the CPU", [*pytest, *TESTS], 200)
+    sanitizer = shutil.which("compute-sanitizer")
+    for tool in ("memcheck", "racecheck"):
+        name = f"compute-sanitizer {tool}"
+        if sanitizer is None:
+            rows.append((name, None, "not found"))
+            continue
+        line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
+        check(name, [*line, *pytest, *TESTS, "-k", FEW], 90)
+    timed = []
+    for pattern in TIMED:
+        bench = [sys.executable, "-m", "qtool", "bench", "--device", "cuda", "--json"]
+        said = check(f"bench {pattern}", [*bench, "--kernels", pattern], 60)
+        if said:
+            timed += json.loads(said[said.index("{") : said.rindex("}") + 1])["results"]
+            rows[-1] = (*rows[-1][:2], rows[-1][2].split()[0] + " s")
+    print(f"{'check':40} {'':8} {time.monotonic() - began:.0f} s in all")
+    for name, good, note in rows:
+        print(f"{name:40} {'skipped' if good is None else 'ok' if good else 'FAILED':8} {note}")
+    for result in timed:
+        share = f"{result['fraction']:.0%} of a copy's {result['copy_gb_per_s']} GB/s"
+        print(f"{result['kernel']:40} {result['gb_per_s']:8.1f} GB/s  {share}")
+    sys.exit(any(good is False for _, good, _ in rows))
+
+
+if __name__ == "__main__":
+    main()
