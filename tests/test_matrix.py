@@ -10,6 +10,7 @@ from quantizing import Call, Called, caller, files, first_block_of_tiny, text_fi
 from qtool import schemas
 from qtool.cli import main as cli
 from qtool.matrix import run as running
+from qtool.quality import evaluate
 from qtool.runs import statement
 
 SCHEMA = Path(__file__).parent / "provenance.schema.json"
@@ -73,11 +74,15 @@ def test_all_but_what_fails_is_made(made: tuple[Path, Called]) -> None:
     written = json.loads((folder / "m/matrix.json").read_text())
     Draft202012Validator(json.loads(schemas.text("matrix"))).validate(written)
     # What failed for good keeps no statistics, and its name is not the matrix's.
-    assert written.pop("made_of").keys() == set(NAMES) - {"nothing-fits"} and written == found
+    assert written.pop("made_of").keys() == set(NAMES) - {"nothing-fits"}
+    assert written.pop("figures").keys() == set(NAMES) - {"nothing-fits"} and written == found
     assert found["kept_statistics"] is None and not (folder / "m/.matrix").exists()
     assert found["failed"] == ["nothing-fits"] and status["nothing-fits"] == "failed"
     failed = next(one for one in found["artifacts"] if one["status"] == "failed")
-    assert "96" in failed["error"] and not (folder / "m/nothing-fits").exists()
+    assert "96" in failed["error"] and "--set" not in failed["error"]
+    assert "`indivisible: dense` (leaves" in failed["error"]
+    assert failed["error"].endswith("; write it into a recipe file of your own")
+    assert not (folder / "m/nothing-fits").exists()
     assert set(status.values()) == {"made", "failed"}
     # What needs no data comes first, and one pass serves all the others.
     assert found["artifacts"][0]["recipe"] == "rtn"
@@ -185,6 +190,46 @@ def test_it_goes_on(
     weights.write_bytes(raw)
     damaged = call(*words)
     assert damaged.status == 1 and "gptq/model.safetensors is not as it was" in damaged.out
+
+
+def test_what_was_measured_is_not_measured_again(
+    model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model.parent / "measured"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    words = ("matrix", "../model", "--recipes", "w8-rtn,q8_0", "-o", "m", "--eval", "../text.txt")
+    first = call(*words, "--windows", "1")
+    assert first.status == 0 and first.err.count("measuring ") == 2, first.err
+    figures = json.loads((folder / "m/matrix.json").read_text())["artifacts"]
+    page = (folder / "m/report.html").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "forward", None)  # whoever measured would call it
+        again = call(*words, "--windows", "1")
+    assert again.status == 0, again.err
+    assert again.err.count("measured by an earlier run") == 2 and "measuring " not in again.err
+    kept = json.loads((folder / "m/matrix.json").read_text())["artifacts"]
+    both = ("recipe", "kld", "perplexity")
+    assert [[one[key] for key in both] for one in kept] == [
+        [one[key] for key in both] for one in figures
+    ]
+    assert (folder / "m/report.html").read_bytes() == page
+    # Over another part of the text, and where the figures are none, it is measured again.
+    other = call(*words, "--windows", "2")
+    assert other.status == 0 and other.err.count("measuring ") == 2
+    written = json.loads((folder / "m/matrix.json").read_text())
+    written["figures"]["w8-rtn"]["row"]["perplexity"] = "none"
+    (folder / "m/matrix.json").write_text(json.dumps(written))
+    assert call(*words, "--windows", "2").err.count("measuring ") == 1
+
+
+def test_advice_for_who_has_no_set() -> None:
+    said = "it does not fit; choose --set weights.group_size=64, or --set indivisible=dense (x)"
+    assert running.in_a_file(said) == (
+        "it does not fit; choose `weights.group_size: 64`, or `indivisible: dense` (x); write it "
+        "into a recipe file of your own"
+    )
+    assert running.in_a_file("x: no such file") == "x: no such file"
 
 
 def test_each_by_itself(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

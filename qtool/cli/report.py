@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from qtool.printable import printable
+
 
 def report(
     artifacts: Annotated[list[str], typer.Argument(help="folders or .gguf files of one model")],
@@ -74,3 +76,7 @@ def report(
             file.write(content)
     if json_:
         typer.echo(json.dumps(found.json(), allow_nan=False))
+    elif out is not None:
+        count = len(found.artifacts)
+        of = f"{count} artifacts" if count > 1 else "1 artifact"
+        typer.echo(printable(f"{out}: a page about {of}, {out.stat().st_size:,} bytes"))

@@ -9,8 +9,9 @@ Later blocks are then fitted to the original's activations, where a run by itsel
 of the quantized blocks before: a little is lost for what is saved, and the artifacts record it.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +24,16 @@ from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
-from qtool.matrix import locked, shared
+from qtool.matrix import locked, page, shared
 from qtool.matrix.cells import Cell, cells, passes
-from qtool.matrix.state import REPORT, Entry, State, row
+from qtool.matrix.state import Entry, State, row
 from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
 from qtool.runs.workspace import may_pass
+
+_SET = re.compile(r"--set ([\w.]+)=([\w.-]*\w)")
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,12 @@ def _fill(run: _Run, found: Sequence[Cell], work: Path) -> None:
             _attempt(run, cell, None)
     there = [cell for cell in found if entries[cell.name].status != "failed"]
     if there:
-        made.report = _report(run, there)
+        made.report = page.write(
+            page.Asked(
+                asked.model, asked.out, asked.text, asked.windows, asked.command, asked.threads
+            ),
+            run.source, run.files, there, entries, run.state, progress,
+        )  # fmt: skip
     if left := locked.left(work):
         made.kept = {"path": str(work), "size_bytes": locked.size_of(left)}
     made.seconds, made.peak_rss_bytes = progress.total(), peak_rss_bytes()
@@ -228,14 +236,15 @@ def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
     try:
         yield
     except (QtoolError, OSError, MemoryError) as error:
-        said = str(error) or type(error).__name__
+        said = in_a_file(str(error)) or type(error).__name__
         for cell in group:
             entry = run.entries[cell.name]
             if entry.status == "waiting":
                 entry.status, entry.error = "failed", said
                 if not may_pass(error):
                     run.lasting.add(cell.name)
-                run.progress.say(f"{cell.name}: failed: {said}")
+                # The sentence itself is in the result.
+                run.progress.say(f"{cell.name}: failed, as is told at the end")
 
 
 def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
@@ -321,46 +330,7 @@ def _make_folder(
         return made_of(folder)
 
 
-def _report(run: _Run, there: Sequence[Cell]) -> str | None:
-    """The page about all that is there, and figures into the entries."""
-    from qtool.report.gather import Request, gather
-    from qtool.report.page import page
-
-    asked, progress = run.asked, run.progress
-    named = tuple((str(cell.out), cell.out) for cell in there)
-    request = Request(
-        artifacts=named,
-        against=None if asked.text is None else (asked.model, run.source),
-        text=asked.text,
-        windows=asked.windows,
-        length=512,
-        figures=(),
-        commands=(asked.command,),
-        threads=asked.threads,
-    )
-    progress.say("report")
-    with progress.stage("report"):
-        found = gather(request, Progress(quiet=True))
-        labels = {one.label: cell for one, cell in zip(found.artifacts, there, strict=True)}
-        for facts, cell in zip(found.artifacts, there, strict=True):
-            entry = run.entries[cell.name]
-            entry.size_bytes = facts.size_bytes
-            if entry.bits_per_weight is None:
-                entry.bits_per_weight = round(facts.bits_per_weight, 4)
-        for quality in found.quality:
-            if quality.artifact in labels:
-                entry = run.entries[labels[quality.artifact].name]
-                entry.perplexity, entry.kld = quality.perplexity, quality.kld
-        path = asked.out / REPORT
-        half = path.with_name(f".{REPORT}.partial")
-        _replace(path, half, lambda: half.write_text(page(found), encoding="utf-8"))
-    return str(path)
-
-
-def _replace(path: Path, half: Path, write: Callable[[], object]) -> None:
-    try:
-        write()
-        half.replace(path)
-    finally:
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
+def in_a_file(said: str) -> str:
+    """A sentence that advises --set, which a matrix has not: recipes of one's own are files."""
+    found = _SET.sub(r"`\1: \2`", said)
+    return found if found == said else f"{found}; write it into a recipe file of your own"

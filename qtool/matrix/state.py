@@ -45,14 +45,29 @@ class State:
         self._path = folder / FILE_NAME
         self.folder = folder
         self._wanted: dict[str, Any] = {}
+        self._figures: dict[str, Any] = {}
         if self._path.is_file():
             try:
-                found = read_json(self._path).get("made_of")
+                content = read_json(self._path)
+                found = content.get("made_of")
             except FormatError as error:
                 raise ResumeError(f"{error}; remove it, or choose another -o") from None
             if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
                 raise ResumeError(f"{self._path}: not written by `qtool matrix`; choose another -o")
             self._wanted = found
+            figures = content.get("figures")
+            self._figures = figures if isinstance(figures, dict) else {}
+
+    def figures(self, name: str, of: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What was measured before of an artifact, where that was `of` the same things."""
+        found = self._figures.get(name)
+        if not isinstance(found, dict) or found.get("of") != dict(of):
+            return None
+        return found["row"] if isinstance(found.get("row"), dict) else None
+
+    def measured(self, name: str, of: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+        """Kept with the next write()."""
+        self._figures[name] = {"of": dict(of), "row": dict(row)}
 
     def begin(self, name: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Before the first byte of an artifact; found: the result as it is by then."""
@@ -62,6 +77,7 @@ class State:
     def forget(self, name: str) -> None:
         """Nothing was left of it: what comes to have its name is somebody else's."""
         self._wanted.pop(name, None)
+        self._figures.pop(name, None)
 
     def is_there(self, name: str, artifact: Path, wanted: Mapping[str, Any]) -> bool:
         """Whether it is made already, whole and of the same things.
@@ -96,6 +112,8 @@ class State:
         half = self._path.with_name(f".{FILE_NAME}.partial")
         try:
             content = {**found, "made_of": self._wanted}
+            if self._figures:
+                content["figures"] = self._figures
             half.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             os.replace(half, self._path)
         finally:

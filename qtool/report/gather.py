@@ -6,7 +6,7 @@ An artifact that cannot be opened is in the report, too, with what verifying say
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qtool import __version__
@@ -47,6 +47,7 @@ class Request:
     figures: tuple[Path, ...]  # files of `qtool eval --json`
     commands: tuple[str, ...]
     threads: int
+    known: Mapping[str, Quality] = field(default_factory=dict)  # measured on `text` before, by path
 
 
 def gather(request: Request, progress: Progress) -> Report:
@@ -62,6 +63,7 @@ def gather(request: Request, progress: Progress) -> Report:
         reference = _reference(*request.against)
     artifacts = []
     for (typed, path), label in zip(request.artifacts, labels, strict=True):
+        progress.say(f"checking {label}")
         with progress.stage("verify"):
             verdict = verify_artifact(
                 path,
@@ -233,6 +235,10 @@ def _measure(
         if labels[typed] not in there:
             failed.append(f"{labels[typed]} was not measured: it cannot be opened.")
             continue
+        if typed in request.known:
+            rows.append(replace(request.known[typed], artifact=labels[typed]))
+            continue
+        progress.say(f"measuring {labels[typed]} on {text.name}")
         try:
             (found,) = evaluate([path], against, protocol, request.threads, progress)
         except QtoolError as error:
