@@ -3,11 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quantizing import Call, caller, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
+from qtool.cli.reproduce import lines
 from qtool.hub import tiny_folder
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
@@ -44,6 +46,11 @@ def test_a_folder(tmp_path: Path, call: Call) -> None:
     text.write_text(text.read_text()[1:])
     changed = call(*given)
     assert changed.status == 1 and "gives other tokens than it did" in changed.err
+    assert "was calibrated on another text: " in changed.err
+    short = text_file(tmp_path / "short.txt", 40)
+    changed = call("reproduce", out, "--model", model, "--calibration", short)
+    assert changed.status == 1 and "--samples" not in changed.err
+    assert "was calibrated on another text: this one is too short for the " in changed.err
     # Another version.
     record = json.loads((out / "qtool.json").read_text())
     (out / "qtool.json").write_text(json.dumps(record | {"qtool_version": "0.0.9"}))
@@ -79,6 +86,22 @@ def test_a_changed_byte(tmp_path: Path, call: Call) -> None:
     shutil.rmtree(model)
     assert "is not to be had" in call("reproduce", rtn, "--model", model).err
     assert not list(tmp_path.glob("qtool-reproduce-*"))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"differing": 0, "of": "codes"}, "its scales; every code is the same"),
+        ({"differing": 3, "of": "codes"}, "3 codes"),
+        ({"differing": 0, "of": "numbers"}, "how it is stored; all its numbers are the same"),
+    ],
+)
+def test_what_differs_is_said(row: dict[str, Any], said: str) -> None:
+    rows = ({"name": "a", **row},)
+    first, *_, last = lines(
+        running.Reproduced("x", "r", "m", True, None, {}, ("f",), ("f",), rows, 0, 1.0)
+    )
+    assert first == f"differs: a, {said}" and "not reproduced: 1 tensor differs (" in last
 
 
 def test_on_another_cpu_codes_are_compared(

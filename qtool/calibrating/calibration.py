@@ -45,6 +45,10 @@ class Settings(Protocol):
     def seed(self) -> int: ...
 
 
+class TooShortError(SourceError):
+    """The text does not have the samples that are asked for."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Token ids, and how they were chosen."""
@@ -93,7 +97,7 @@ def chunks(
     """`samples` of the consecutive chunks of `length` ids, in order: [samples, length]."""
     n = len(ids) // length
     if n < samples:
-        raise SourceError(
+        raise TooShortError(
             f"{where} has {len(ids)} tokens, enough for {n} samples of {length}, but {samples} "
             "are asked for; give a longer text, or fewer or shorter samples (--samples, --length)"
         )

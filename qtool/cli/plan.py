@@ -231,7 +231,7 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
     typer.echo(
-        f"estimated: peak memory {memory.estimated.nbytes / 2**30:.1f} GiB, "
+        f"estimated: peak memory {_memory(memory.estimated.nbytes)}, "
         f"time {_duration(seconds)} on this machine"
     )
     if memory.max_ram_bytes is not None:
@@ -239,6 +239,14 @@ def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
     for warning in warnings:
         said = f"warning: {warning}" if not warning.startswith("note:") else warning
         typer.echo(printable(said))
+
+
+def _memory(nbytes: int) -> str:
+    """With three digits at least, in the unit that --max-ram is given in."""
+    mib = nbytes / 2**20
+    if mib >= 10240:
+        return f"{mib / 1024:.1f} GiB"
+    return f"{mib:.0f} MiB" if mib >= 100 else f"{mib:.3g} MiB"
 
 
 def _duration(seconds: float) -> str:

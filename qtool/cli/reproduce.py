@@ -1,8 +1,9 @@
 """`qtool reproduce`: an artifact made again from what it records, and compared."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,7 +73,7 @@ def lines(found: "Reproduced") -> list[str]:
         ]
         said.append(f"another environment ({'; '.join(others)}): codes are compared, not bytes")
     for row in found.tensors[:_SHOWN]:
-        said.append(f"differs: {row['name']}, {row['differing']:,} {row['of']}")
+        said.append(f"differs: {row['name']}, {_what(row)}")
     if len(found.tensors) > _SHOWN:
         said.append(f"differ: {len(found.tensors) - _SHOWN} more tensors")
     if found.alike and found.differing_files:
@@ -83,7 +84,8 @@ def lines(found: "Reproduced") -> list[str]:
     elif found.same:
         verdict = "reproduced: every code is the same"
     elif found.tensors:
-        verdict = f"not reproduced: {len(found.tensors)} tensors differ"
+        count = len(found.tensors)
+        verdict = f"not reproduced: {count} tensor{'s differ' if count > 1 else ' differs'}"
     else:
         verdict = "not reproduced: every tensor is the same, but not what lies beside them"
     said.append(
@@ -91,3 +93,12 @@ def lines(found: "Reproduced") -> list[str]:
         f"{found.seconds:.1f} s)"
     )
     return said
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    """How many of a tensor's codes differ; what does, where that is none."""
+    if row["differing"]:
+        return f"{row['differing']:,} {row['of']}"
+    if row["of"] == "codes":
+        return "its scales; every code is the same"
+    return f"how it is stored; all its {row['of']} are the same"

@@ -1,7 +1,8 @@
 """Whether what an artifact was made of is what is there now, and measuring it again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,32 @@ def check_calibration(record: Embedded, recipe: Recipe, folder: Path) -> None:
     if record.calibration is None or not recipe.calibrates:
         return
     known = record.calibration.get("digest")
-    found = f"sha256:{calibration_tokens(recipe.calibration, folder).digest}"
+    with _long_enough(record):
+        found = f"sha256:{calibration_tokens(recipe.calibration, folder).digest}"
     if known != found:
         raise _other_tokens(record, str(known), found)
 
 
+@contextmanager
+def _long_enough(record: Embedded) -> Iterator[None]:
+    """A text that is too short for the samples of the record is not the one of the record."""
+    from qtool.calibrating.calibration import TooShortError
+
+    try:
+        yield
+    except TooShortError:
+        known = record.calibration or {}
+        raise SourceError(
+            f"{record.path}: was calibrated on another text: this one is too short for the "
+            f"{known.get('samples')} samples of {known.get('length')} tokens that it was "
+            "calibrated on; --calibration names the text that it was"
+        ) from None
+
+
 def _other_tokens(record: Embedded, known: str, found: str) -> SourceError:
     return SourceError(
-        f"{record.path}: its calibration text gives other tokens than it did ({found}, recorded "
-        f"is {known}): the text has changed, or --calibration names another one"
+        f"{record.path}: was calibrated on another text: this one gives other tokens than it did "
+        f"({found}, recorded is {known}): it has changed, or --calibration names a wrong one"
     )
 
 
@@ -129,7 +147,8 @@ def importance(
     out.parent.mkdir()
     with measuring.opened(source, out) as (model, target):
         assert target is not None
-        plain = calibration_tokens(settings, model.folder)
+        with _long_enough(record):
+            plain = calibration_tokens(settings, model.folder)
         digests = {
             f"sha256:{begin_with_bos(plain, target.source).digest}": None,
             f"sha256:{plain.digest}": made.with_name("statistics"),
