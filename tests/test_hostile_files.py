@@ -219,7 +219,7 @@ def test_a_hostile_card(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "README.md").write_text(f"---\n{CARDS[card]}\n---\n# A model\n")
     monkeypatch.chdir(tmp_path)
     start = time.process_time()
-    made = general_metadata(tmp_path, [])
+    made = general_metadata(tmp_path, {}, [])
     assert time.process_time() - start < SECONDS and not (tmp_path / "ran").exists()
     assert "general.name" in made and lay_out(made, []).header
     assert sum(len(str(value.value)) for value in made.values()) < 20_000
