@@ -52,13 +52,13 @@ def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) 
         raise SourceError(f"{artifact}: expected a folder or a .gguf file; one file is no model")
     there = _files(artifact)
     files = {name: there[name] for name in sorted(_parts(artifact) & there.keys())}
-    left = _but_what_is_read([name for name in there if name not in files])
+    rest = _but_what_is_read([name for name in there if name not in files])
     card = files.pop(CARD, None)
     text = card.read_text(encoding="utf-8") if card is not None else f"# {repository}\n"
     head, body = parts(text)
     if not head:
         head = {"library_name": "transformers", "tags": ["qtool"]}
-    return Upload(files, joined(head, with_quality(body, measured)), left)
+    return Upload(files, joined(head, with_quality(body, measured)), rest)
 
 
 def _parts(folder: Path) -> set[str]:
