@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from small_models import checkpoint, difference, logits
 
 from qtool.artifact import Artifact
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.plan.plan import make_plan
@@ -37,23 +37,6 @@ def quiet(_: str) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
-
-
-def checkpoint(models: Path, name: str, dtype: str = "float32") -> Checkpoint:
-    folder = models / dtype / name
-    if not folder.exists():
-        quantizing.add_tokenizer(arch_models.build(name, folder, dtype=dtype))
-    return Checkpoint.open(folder)
-
-
-def logits(weights: Checkpoint) -> torch.Tensor:
-    tokens = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (2, 40), dtype=np.int64)
-    with Workers(1) as workers:
-        return Skeleton.open(weights).logits(tokens, workers)
-
-
-def difference(before: torch.Tensor, after: torch.Tensor) -> float:
-    return float((before - after).abs().max() / (before.max() - before.min()))
 
 
 @pytest.mark.parametrize(

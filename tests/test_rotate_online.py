@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from small_models import checkpoint, difference, logits
 
 from qtool import hub
 from qtool.artifact import Artifact
@@ -42,23 +43,6 @@ def quiet(_: str) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
-
-
-def checkpoint(models: Path, name: str) -> Checkpoint:
-    folder = models / name
-    if not folder.exists():
-        quantizing.add_tokenizer(arch_models.build(name, folder, dtype="float32"))
-    return Checkpoint.open(folder)
-
-
-def logits(weights: Checkpoint) -> torch.Tensor:
-    tokens = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (2, 40), dtype=np.int64)
-    with Workers(1) as workers:
-        return Skeleton.open(weights).logits(tokens, workers)
-
-
-def difference(before: torch.Tensor, after: torch.Tensor) -> float:
-    return float((before - after).abs().max() / (before.max() - before.min()))
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 512])

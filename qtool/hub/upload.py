@@ -44,7 +44,7 @@ def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) 
         left = [name for name, path in there.items() if path.resolve() not in parts_of]
         head, body = parts(render(models[0], repository, names))
         return Upload(
-            {name: path for name, path in names.items()},
+            dict(names),
             joined(head, with_quality(body, measured)),
             _but_what_is_read(left),
         )
