@@ -50,6 +50,7 @@ def quantize(
     fresh: bool = False,
     modelfile: bool = False,
     provenance: bool = False,
+    device: str = "auto",
     log_file: str | Path | None = None,
     quiet: bool = True,
     progress: Progress | None = None,
@@ -66,7 +67,9 @@ def quantize(
     from qtool.runs.progress import Progress
     from qtool.runs.quantize import Asked
     from qtool.runs.quantize import quantize as run
+    from qtool.runs.request import check_device
 
+    check_device(device)
     if isinstance(changes, str):  # its letters would be taken for items
         changes = [changes]
     share_heap()
@@ -86,6 +89,7 @@ def quantize(
         given,
         modelfile,
         provenance,
+        device,
     )
     sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
     loaded = load(str(recipe), sets)

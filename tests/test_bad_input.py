@@ -283,8 +283,8 @@ def test_no_forward_pass(
         (["--calibration", "/nonexistent/x.txt"], ["/nonexistent/x.txt", "no such file"]),
         (["--stats", "/nonexistent/s"], ["/nonexistent/s"]),
         (["--max-shard-size", "many"], ["'many' is no size"]),
-        (["--device", "cuda"], ["--device cuda", "on the CPU only"]),
-        (["--device", "tpu"], ["--device tpu", "auto or cpu"]),
+        (["--device", "cuda"], ["no NVIDIA GPU is here", "leave --device out"]),
+        (["--device", "tpu"], ["--device tpu", "auto, cpu or cuda"]),
     ],
 )
 def test_what_cannot_be_asked_for(

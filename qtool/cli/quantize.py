@@ -45,7 +45,7 @@ def quantize(
     max_ram: Annotated[
         str | None, typer.Option(help="memory that it may take, such as 4GiB; by default any")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto or cpu")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     max_shard_size: Annotated[
         str | None, typer.Option(help="such as 500MB; by default 5GB")
     ] = None,
@@ -74,9 +74,7 @@ def quantize(
     from qtool import api
     from qtool.homes.serve import next_lines
     from qtool.runs.progress import Progress
-    from qtool.runs.request import check_device
 
-    check_device(device)
     progress = Progress(quiet=json_, log=log_file)
     summary = api.quantize(
         model,
@@ -96,6 +94,7 @@ def quantize(
         fresh=fresh,
         modelfile=modelfile,
         provenance=provenance,
+        device=device,
         progress=progress,
     )
     if json_:

@@ -36,6 +36,7 @@ class Asked:
     calibration: list[str]  # the options given that are about it
     modelfile: bool = False  # for Ollama, beside a GGUF file
     provenance: bool = False  # a statement, beside the artifact
+    device: str = "auto"  # or cpu, which is the same, or cuda: see request.check_device
 
 
 def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> Summary:
@@ -65,6 +66,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
+    _on_the_cpu_only(asked, recipe)
     check_stats_options(asked.stats, asked.calibration)
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
@@ -110,6 +112,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
     elif not recipe.importance:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
+    _on_the_cpu_only(asked, recipe)
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=False)
     if asked.modelfile:
@@ -168,6 +171,13 @@ def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> St
         return statement.write(artifact, ran, target)
 
     return write
+
+
+def _on_the_cpu_only(asked: Asked, recipe: Recipe | GgufRecipe) -> None:
+    if asked.device == "cuda":
+        raise UnsupportedError(
+            f"--device cuda: recipe {recipe.name} is for the CPU only; leave --device out"
+        )
 
 
 def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:

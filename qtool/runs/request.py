@@ -42,13 +42,16 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
 
 
 def check_device(device: str) -> None:
-    """UnsupportedError where the work cannot be done on `device`."""
+    """UnsupportedError where the work cannot be done on `device`, before anything is begun.
+
+    auto is the CPU: what a recipe makes must not depend on whether a GPU happens to be there.
+    """
     if device not in ("auto", "cpu", "cuda"):
-        raise UnsupportedError(f"--device {device}: expected auto or cpu")
+        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
     if device == "cuda":
-        raise UnsupportedError(
-            "--device cuda: this version quantizes on the CPU only; use --device auto"
-        )
+        from qtool.cuda.running import require
+
+        require()
 
 
 def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
