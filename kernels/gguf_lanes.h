@@ -59,6 +59,10 @@ ALWAYS I iota(void)
     return v;
 }
 
+/* The bits of numbers, and numbers of bits. */
+ALWAYS I bits_of(V v) { return (I)v; }
+ALWAYS V of_bits(I v) { return (V)v; }
+
 ALWAYS V to_float(I v)
 {
     return __builtin_convertvector(v, V);
@@ -192,19 +196,7 @@ ALWAYS I signed_bytes(const uint64_t *words, int i)
 #endif
 }
 
-ALWAYS V absolute(V a)
-{
-    return (V)((I)a & 0x7fffffff);
-}
-
-/* Nearest integer, ties to even, for |a| < 2^22; beyond, the integer that adding 1.5 * 2^23 leaves
- * in the low bits, as ggml has it. */
-ALWAYS I nearest(V a)
-{
-    return ((I)(a + 0x1.8p23f) & 0x7fffff) - 0x400000;
-}
-
-/* The same for |a| < 2^22 only, as a float. */
+/* Nearest integer, ties to even, for |a| < 2^22, as a float. */
 ALWAYS V nearest_float(V a)
 {
 #if defined(QT_ISA_AVX512)
@@ -216,25 +208,13 @@ ALWAYS V nearest_float(V a)
 #endif
 }
 
-/* Half precision bits in each lane's low half, rounded to nearest even. */
-ALWAYS I to_half(V value)
+/* Nearest integer, ties to even, for |a| < 2^22; beyond, the integer that adding 1.5 * 2^23 leaves
+ * in the low bits, as ggml has it. */
+ALWAYS I nearest(V a)
 {
-    I sign = (I)value >> 16 & 0x8000, bits = (I)value & 0x7fffffff;
-    I normal = (bits + 0xfff + (bits >> 13 & 1) - (112 << 23)) >> 13;
-    I small = (I)((V)bits + 0.5f) - 0x3f000000; /* ulps of 2^-24 */
-    I half = ipick(ilt(bits, isplat(113 << 23)), small, normal);
-    half = ipick(ilt(bits, isplat(0x477ff000)), half, isplat(0x7c00));
-    half = ipick(ilt(isplat(0x7f800000), bits), isplat(0x7e00), half);
-    return half | sign;
+    return ((I)(a + 0x1.8p23f) & 0x7fffff) - 0x400000;
 }
 
-/* The float32 value of half precision bits. */
-ALWAYS V from_half(I half)
-{
-    I sign = (half & 0x8000) << 16, rest = (half & 0x7fff) << 13;
-    V value = (V)rest * 0x1p112f;
-    I infinite = rest | 0x7f800000;
-    return (V)(ipick(ilt(rest, isplat(31 << 23)), (I)value, infinite) | sign);
-}
+#include "gguf_lane_floats.h"
 
 #endif

@@ -26,7 +26,7 @@ ALWAYS V affine_trial(V scaled, int top, int exact)
 {
     if (exact)
         return to_float(clamp(nearest(scaled), 0, top));
-    return most(least(nearest_float(scaled), splat((float)top)), (V){0});
+    return most(least(nearest_float(scaled), splat((float)top)), splat(0));
 }
 
 typedef struct {
@@ -37,15 +37,15 @@ typedef struct {
 } affine_search;
 
 /* At most so many sub-blocks at a time: each trial waits for the last one's sums, and the
- * arithmetic of other sub-blocks fills the wait. */
-enum { FEW = 4 };
+ * arithmetic of other sub-blocks fills the wait. A GPU fills it with other threads. */
+enum { FEW = LANES > 1 ? 4 : 1, TWO = LANES > 1 ? 2 : 1 };
 #define EACH QT_UNROLL for (int u = 0; u < count; u++)
 
 /* Weighted errors of the codes on a grid. */
 ALWAYS void affine_error(V sum[FEW], const V *scale, const V *minimum, const V *x, const V *w,
                          V code[FEW][32], int n, int magnitude, int count)
 {
-    EACH sum[u] = (V){0};
+    EACH sum[u] = splat(0);
     UNROLL_SOME
     for (int i = 0; i < n; i++)
         EACH {
@@ -129,12 +129,14 @@ ALWAYS int try_affine(affine *grid, const V *x, const V *w, int n, affine_search
 /* make_qkx2_quants and make_qkx3_quants for `count` sub-blocks of n weights: for every
  * trial range, the weighted least-squares line through (code, weight), its minimum not above zero;
  * the trial with the least error. */
-ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_search s, int count)
+ALWAYS void search_affine(affine *grid, const V *from, const V *w, int n, affine_search s, int count)
 {
     extent given[FEW];
+    NEARBY(x, from, n * count);
     EACH {
         const V *at = x + n * u, *weigh = w + n * u;
         V low = at[0], high = at[0], sum_w = weigh[0], sum_x = weigh[0] * at[0], zero = {0};
+        UNROLL_ALONE
         for (int i = 1; i < n; i++) {
             low = least(at[i], low);
             high = most(at[i], high);
@@ -143,7 +145,10 @@ ALWAYS void search_affine(affine *grid, const V *x, const V *w, int n, affine_se
         }
         low = pick(lt(zero, low), zero, low);
         grid[u].flat = le(high, low);
-        given[u] = (extent){low, high, sum_w, sum_x};
+        given[u].low = low;
+        given[u].high = high;
+        given[u].sum_w = sum_w;
+        given[u].sum_x = sum_x;
     }
     if (!try_affine(grid, x, w, n, s, given, 0, count))
         try_affine(grid, x, w, n, s, given, 1, count);
@@ -225,7 +230,7 @@ ALWAYS void fit_symmetric(const V *x, const V *w, const V *wx, int n, int half, 
                           int count, const V *inverse, V *sum_xl, V *sum_l2)
 {
     V low = splat((float)-half), high = splat((float)(half - 1));
-    EACH sum_xl[u] = sum_l2[u] = (V){0};
+    EACH sum_xl[u] = sum_l2[u] = splat(0);
     UNROLL_SOME
     for (int i = 0; i < n; i++)
         EACH {
@@ -239,10 +244,12 @@ ALWAYS void fit_symmetric(const V *x, const V *w, const V *wx, int n, int half, 
 
 /* make_qx_quants with rmse_type 1: of nineteen ranges, the first by the largest weight, the one
  * whose least-squares scale explains most. w may be the squares of x. exact: x may be no number. */
-ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int exact)
+ALWAYS symmetric search_symmetric(const V *from, const V *weights, int n, int half, int exact)
 {
     enum { TRIALS = 3 };
     symmetric grid;
+    NEARBY(x, from, n);
+    NEARBY(w, weights, n);
     V zero = {0}, magnitude, wx[32], sum_xl[TRIALS], sum_l2[TRIALS];
     V top = exact ? extreme_in_order(x, n, &magnitude) : extreme(x, n, &magnitude);
     grid.empty = lt(magnitude, splat(TINY));
@@ -255,11 +262,13 @@ ALWAYS symmetric search_symmetric(const V *x, const V *w, int n, int half, int e
     V best = grid.scale * sum_xl[0];
     for (int k = 0; k < 18; k += TRIALS) {
         V inverse[TRIALS];
+        UNROLL_ALONE
         for (int t = 0; t < TRIALS; t++) {
             int step = k + t < 9 ? k + t - 9 : k + t - 8; /* -9 .. 9, not 0 */
             inverse[t] = -((float)half + 0.1f * (float)step) / top;
         }
         fit_symmetric(x, w, wx, n, half, exact, TRIALS, inverse, sum_xl, sum_l2);
+        UNROLL_ALONE
         for (int t = 0; t < TRIALS; t++) {
             M better = lt(zero, sum_l2[t]) & lt(best * sum_l2[t], sum_xl[t] * sum_xl[t]);
             V scale = sum_xl[t] / sum_l2[t];

@@ -24,7 +24,7 @@ _FLAGS += ["-ffp-contract=off", "-shared", "-fPIC"]
 
 
 def _sources() -> list[Path]:
-    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_grids_*.h")]
+    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h")]
     return [ROOT / "tests" / "cuda" / "emulate.cpp", *sorted(found)]
 
 

@@ -30,21 +30,30 @@ def no_gpu() -> bool:
 def test_sources_include_nothing_else() -> None:
     """NVRTC has no standard headers: only the package's own, and stdint and string of the host."""
     names = {path.name for path in compiling.sources()}
-    assert {"base.h", "dequantize.h", "gguf_grids_iq2.h"} <= names
+    assert {"base.h", "dequantize.h", "gguf_grids_iq2.h", "gguf_search.h"} <= names
     for path in compiling.sources():
         text = path.read_text(encoding="utf-8")
-        included = set(re.findall(r'#include "([^"]+)"', text))
-        assert included <= names, path.name
+        included = {Path(name).name for name in re.findall(r'#include "([^"]+)"', text)}
+        assert included <= names | {"gguf_panel.h", "gguf_book_lanes.h"}, path.name  # of the CPU
         system = set(re.findall(r"#include <([^>]+)>", text))
         assert system <= ({"stdint.h", "string.h"} if path.name == "base.h" else set()), path.name
+
+
+def test_what_the_cpu_shares_is_installed() -> None:
+    installed = re.search(
+        r"install\(FILES ([^)]*) DESTINATION qtool/kernels\)",
+        (Path(__file__).parent.parent / "CMakeLists.txt").read_text(),
+    )
+    assert installed is not None
+    assert installed[1].split() == [f"kernels/{name}" for name in compiling.SHARED]
 
 
 def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
     units = {compiling.unit_of(name) for name in emulator.kernels()}
     assert ("dequantize_q4_k_f16", '#include "dequantize.h"\nQT_DEQUANTIZE(q4_k, f16)\n') in units
     assert ("gemv", '#include "gemv.h"\nQT_GEMV_KERNELS(QT_KERNEL)\n') in units
-    dequantize = [name for name in emulator.kernels() if name.startswith("dequantize_")]
-    assert len(units) == len(dequantize) + 2
+    alone = [n for n in emulator.kernels() if n.startswith(("dequantize_", "encode_"))]
+    assert len(units) == len(alone) + 3
     with pytest.raises(ValueError, match="no kernel is called 'other'"):
         compiling.unit_of("other")
 
@@ -104,7 +113,7 @@ def test_without_a_gpu() -> None:
 
 @pytest.mark.skipif(not NVRTC, reason="cuda-core is not installed (extra cuda)")
 @pytest.mark.parametrize(
-    "kernel", ["dequantize_columns_3_bf16", "dequantize_iq3_s_f16", "gemv_sum"]
+    "kernel", ["dequantize_columns_3_bf16", "encode_q8_0", "gemv_sum", "measure_squares"]
 )
 def test_nvrtc_compiles(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QTOOL_CACHE", str(tmp_path))

@@ -37,6 +37,14 @@ template <class T> struct In {
             memcpy(&found, at + i, sizeof found);
         return found;
     }
+    /* `n` elements from i on, all of which may be read. */
+    const T *run(int64_t i, int64_t n) const
+    {
+        if (i >= 0 && i + n <= count)
+            return at + i;
+        refuse("read outside of the array, element", i, count);
+        return nullptr;
+    }
 };
 
 /* One byte for each element, that says it was written. */
@@ -131,6 +139,7 @@ template <class T> struct In {
     QT_MEMBER In(int64_t address, int64_t) : at((const T *)address) {}
     QT_MEMBER T operator[](int64_t i) const { return read_only(at + i); }
     template <class W> QT_MEMBER W wide(int64_t i) const { return read_only((const W *)(at + i)); }
+    QT_MEMBER const T *run(int64_t i, int64_t) const { return at + i; }
 };
 
 template <class T> struct Out {

@@ -24,9 +24,11 @@ typedef unsigned long uint64_t;
 #if defined(__CUDACC__)
 #define QT_HD __host__ __device__ __forceinline__
 #define QT_UNROLL _Pragma("unroll")
+#define QT_ROLLED _Pragma("unroll 1")
 #else
 #define QT_HD static inline
 #define QT_UNROLL
+#define QT_ROLLED
 #include <string.h>
 #endif
 
@@ -58,7 +60,8 @@ namespace qt {
     X(zero_kind) X(zero_row) X(zero_group) X(zero_value) /* see scales.h */            \
     X(bits)                  /* of a zero */                                                   \
     X(outer) X(divide)       /* bits of a float32; whether to divide by it */                  \
-    X(batch) X(splits) X(inputs) X(inputs_bytes) /* see gemv.h */
+    X(batch) X(splits) X(inputs) X(inputs_bytes) /* see gemv.h */                             \
+    X(first_row) /* see encode.h */
 
 struct Task {
 #define QT_FIELD(name) int64_t name;

@@ -17,6 +17,18 @@ from qtool.errors import UnsupportedError
 
 EXTRA = "pip install 'qtool[cuda]'"
 OPTIONS = ("std=c++17", "fma=false", "diag-error=all")
+# What the kernels share with those of the CPU; CMakeLists.txt installs the same.
+SHARED = (
+    "gguf_encode_book_body.h",
+    "gguf_encode_k_body.h",
+    "gguf_encode_k_symmetric_body.h",
+    "gguf_encode_lanes.h",
+    "gguf_encode_legacy_body.h",
+    "gguf_grids_iq1_iq3.h",
+    "gguf_grids_iq2.h",
+    "gguf_lane_floats.h",
+    "gguf_search.h",
+)
 
 
 @cache
@@ -32,18 +44,22 @@ def folders() -> tuple[Path, Path]:
 def sources() -> list[Path]:
     """Every header that a kernel may include."""
     cuda, shared = folders()
-    return [*sorted(cuda.glob("*.h")), *sorted(shared.glob("gguf_grids_*.h"))]
+    return [*sorted(cuda.glob("*.h")), *(shared / name for name in SHARED)]
 
 
 def unit_of(kernel: str) -> tuple[str, str]:
     """What is compiled together with a kernel: a name, and the source.
 
-    One kernel that dequantizes; those that pack or multiply all at once.
+    One kernel that dequantizes or encodes; those that pack, multiply or measure all at once.
     """
     family, _, rest = kernel.partition("_")
     if family == "dequantize":
         name, _, out = rest.rpartition("_")
         return kernel, f'#include "dequantize.h"\nQT_DEQUANTIZE({name}, {out})\n'
+    if family == "encode":
+        return kernel, f'#include "encode.h"\nQT_ENCODE({rest})\n'
+    if family == "measure":
+        return family, '#include "encode.h"\nQT_MEASURE_KERNELS(QT_KERNEL)\n'
     if family in ("pack", "gemv"):
         return family, f'#include "{family}.h"\nQT_{family.upper()}_KERNELS(QT_KERNEL)\n'
     raise ValueError(f"no kernel is called {kernel!r}")

@@ -18,7 +18,7 @@ FIELDS = [
     "index_bytes", "values_bytes", "rows", "cols", "pitch", "group_size", "group_shift",
     "block_rows", "scale_dtype", "scale_row", "scale_group", "zero_kind", "zero_row",
     "zero_group", "zero_value", "bits", "outer", "divide", "batch", "splits",
-    "inputs", "inputs_bytes",
+    "inputs", "inputs_bytes", "first_row",
 ]
 # fmt: on
 

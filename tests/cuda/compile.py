@@ -61,7 +61,8 @@ def nvrtc() -> None:
     sys.path.insert(0, str(ROOT))
     from qtool.cuda import compiling
 
-    for kernel in ("dequantize_columns_3_f16", "dequantize_iq1_m_bf16", "pack_rows_4"):
+    kernels = ("dequantize_columns_3_f16", "dequantize_iq1_m_bf16", "pack_rows_4", "encode_q6_k")
+    for kernel in kernels:
         for arch in ("sm_75", "sm_90"):
             assert kernel.encode() in compiling.compile_source(*compiling.unit_of(kernel), arch)
     print(f"NVRTC {compiling.compiler_version()}: compiled")

@@ -4,6 +4,7 @@
  * QT_TASK. `order` turns the order of the threads of a block round, which no result may depend on. */
 #define QT_CHECKED 1
 #include "dequantize.h"
+#include "encode.h"
 #include "gemv.h"
 #include "pack.h"
 
@@ -40,11 +41,12 @@ struct Entry {
     {"dequantize_" #name "_" #out, \
      run_grid<qt::Dequantize<qt::format::name, qt::out>::Kernel>},
 #define ALL(name, ...) DEQUANTIZE(name, f32) DEQUANTIZE(name, f16) DEQUANTIZE(name, bf16)
+#define ENCODED(name, ...) {"encode_" #name, run_grid<qt::Encode<qt::encoded::name>>},
 #define OTHER(name, ...) {#name, run_grid<__VA_ARGS__>},
 
 static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
-    QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER)
+    QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER) QT_ENCODED(ENCODED) QT_MEASURE_KERNELS(OTHER)
 };
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
