@@ -6,14 +6,17 @@ import hashlib
 import os
 import shutil
 import subprocess
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from qtool.cuda.staging import Host
 from qtool.cuda.tasks import Task
 from qtool.native.library import aligned
 
@@ -136,6 +139,54 @@ class OnGpu(Emulator):
             np.testing.assert_array_equal(made.view(np.uint8), host.view(np.uint8), task.kernel)
         out[...] = made
         return out
+
+
+class EmulatedPlace:
+    """A place (qtool.cuda.staging) whose device is the emulator.
+
+    Nothing is done before `finish`, so that whoever looks, or writes, too early is found out.
+    """
+
+    _ONE = Lock()  # the emulator's checks are of one task at a time
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+        self._asked: list[Callable[[], None]] = []
+        self.launched: list[str] = []
+
+    def host(self, nbytes: int) -> Host:
+        array = room((nbytes,), np.uint8)
+        return Host(array, array)
+
+    def room(self, nbytes: int) -> NDArray[np.uint8]:
+        return room((nbytes,), np.uint8)
+
+    def view(self, room: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        return room[: kind.itemsize * int(np.prod(shape))].view(kind).reshape(shape)
+
+    def put(self, room: NDArray[np.uint8], host: Host, nbytes: int) -> None:
+        self._asked.append(lambda: np.copyto(room[:nbytes], host.handle[:nbytes]))
+
+    def get(self, host: Host, room: NDArray[np.uint8], nbytes: int) -> None:
+        self._asked.append(lambda: np.copyto(host.handle[:nbytes], room[:nbytes]))
+
+    def launch(self, *tasks: Task) -> None:
+        sizes = {"encode": 1, "measure_squares": 8}
+
+        def run(task: Task) -> None:
+            size = sizes.get(task.kernel, sizes.get(task.kernel.split("_")[0], 4))
+            with self._ONE:
+                fault = self._emulator.fault(task, task.fields["values_bytes"] // size)
+            assert fault is None, fault
+            self.launched.append(task.kernel)
+
+        self._asked += [partial(run, task) for task in tasks]
+
+    def finish(self) -> None:
+        for do in self._asked:
+            do()
+        self._asked.clear()
 
 
 @pytest.fixture(scope="session")

@@ -141,15 +141,17 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
 
         return make
 
-    arrays = bench.Arrays(filled(3), filled(1), filled(0))
+    arrays = bench.Arrays(filled(3), filled(1), filled(0), filled(1))
     cases = bench.cases_named(None)
     assert len({case.name for case in cases}) == len(cases) > 100
     for case in cases:
         work = case.prepare(arrays, 128, 256)
         assert 0 < work.nbytes <= sum(array.nbytes for array in work.arrays)
+        assert work.encoded == (128 * 256 if case.name.startswith("encode") else 0)
         for task in work.tasks:
             size = {"f32": 4, "pack": 4, "gemv": 4}.get(task.kernel.rsplit("_", 1)[-1], 2)
             size = 2 if task.kernel == "gemv_sum" else 4 if "gemv" in task.kernel else size
+            size = {"encode": 1, "measure": 4}.get(task.kernel.split("_")[0], size)
             assert emulator.fault(task, task.fields["values_bytes"] // size) is None
     named = bench.cases_named("gptq 4 bits float16")
     assert [case.name for case in named] == ["dequantize gptq 4 bits float16"]
@@ -159,3 +161,4 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
     assert result.json() == {
         "kernel": "x", "gb_per_s": 80.0, "copy_gb_per_s": 100.0, "fraction": 0.8,
     }  # fmt: skip
+    assert bench.Result("x", 1.0, 1.0, 2e9).json()["seconds_per_1e9_weights"] == 0.5

@@ -62,7 +62,9 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
     typer.echo(f"{name}, matrices of 8192 x 8192, medians; % of a device-to-device copy")
     for result in results:
         speed = f"{result.bytes_per_s / 1e9:8.1f} GB/s"
-        typer.echo(f"{result.name:{width}}  {speed}  {result.fraction:4.0%}")
+        seconds = result.seconds_per_billion
+        more = "" if seconds is None else f"  {seconds:.3f} s for 10^9 weights"
+        typer.echo(f"{result.name:{width}}  {speed}  {result.fraction:4.0%}{more}")
 
 
 def _print(report: "Report") -> None:

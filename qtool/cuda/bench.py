@@ -2,6 +2,7 @@
 
 A kernel's bytes are those it must read and write, each once. Its time is the median of runs
 between two events; the copy, of a buffer larger than the caches, counts what it reads and writes.
+Encoders compute more than they move: what counts there is seconds for 10^9 weights.
 """
 
 import fnmatch
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qtool.cuda import float_tasks, more_tasks, tasks
+from qtool.cuda import encode_tasks, float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task, ceil
 from qtool.errors import UnsupportedError
 from qtool.gguf_types import BY_NAME, BlockType
@@ -22,11 +23,12 @@ GROUP = 128
 
 @dataclass(frozen=True)
 class Arrays:
-    """How a case gets its arrays: random bits, ones, and room to write, by shape and dtype."""
+    """How a case gets its arrays, by shape and dtype: random bits, ones, room to write, weights."""
 
     random: Callable[[tuple[int, ...], str], Any]
     ones: Callable[[tuple[int, ...], str], Any]
     empty: Callable[[tuple[int, ...], str], Any]
+    normal: Callable[[tuple[int, ...], str], Any]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Work:
     tasks: tuple[Task, ...]
     arrays: tuple[Any, ...]
     nbytes: int
+    encoded: int = 0  # weights
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,20 @@ def _gemv(kind: str, batch: int) -> Case:
     return Case(f"gemv {kind} batch {batch}", prepare)
 
 
+def _encode(block: BlockType, weighted: bool) -> Case:
+    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
+        weight = arrays.normal((rows, cols), "float16")
+        out = arrays.empty((rows, block.row_bytes(cols)), "uint8")
+        more = {"importance": arrays.ones((1, cols), "float32")} if weighted else {}
+        if encode_tasks.needs_means(block, more.get("importance")):
+            more["means"] = arrays.empty((rows,), "float32")
+        found = encode_tasks.encode(weight, block, out=out, **more)
+        moved = int(weight.nbytes) + int(out.nbytes)
+        return Work(found, (weight, out, *more.values()), moved, rows * cols)
+
+    return Case(f"encode gguf-{block.name} float16{' importance' if weighted else ''}", prepare)
+
+
 def _all() -> Iterator[Case]:
     for dtype in ("float16", "bfloat16", "float32"):
         yield _awq(dtype)
@@ -163,6 +180,8 @@ def _all() -> Iterator[Case]:
         yield _fp4("mxfp4", "e8m0", 32, dtype)
         yield _fp4("nvfp4", "e4m3fn", 16, dtype)
         yield from (_gguf(block, dtype) for block in BY_NAME.values())
+    for name in encode_tasks.ENCODED:
+        yield from (_encode(BY_NAME[name], weighted) for weighted in (False, True))
     for kind in ("awq", "gptq", "q4_k"):
         yield from (_gemv(kind, batch) for batch in (1, 2, 4, 8))
 
@@ -178,7 +197,7 @@ def cases_named(pattern: str | None) -> list[Case]:
     if not found:
         raise UnsupportedError(
             f"no CUDA kernel matches {pattern!r}; names begin with dequantize awq, gptq, "
-            "pack-quantized, int8, fp8, mxfp4, nvfp4 or gguf-, or with gemv"
+            "pack-quantized, int8, fp8, mxfp4, nvfp4 or gguf-, with encode gguf-, or with gemv"
         )
     return found
 
@@ -190,17 +209,26 @@ class Result:
     name: str
     bytes_per_s: float
     copy_bytes_per_s: float
+    encoded_per_s: float = 0.0  # weights, of an encoder
 
     @property
     def fraction(self) -> float:
         return self.bytes_per_s / self.copy_bytes_per_s
 
+    @property
+    def seconds_per_billion(self) -> float | None:
+        """Of weights, to encode them."""
+        return 1e9 / self.encoded_per_s if self.encoded_per_s else None
+
     def json(self) -> dict[str, object]:
+        seconds = self.seconds_per_billion
+        more = {} if seconds is None else {"seconds_per_1e9_weights": round(seconds, 4)}
         return {
             "kernel": self.name,
             "gb_per_s": round(self.bytes_per_s / 1e9, 1),
             "copy_gb_per_s": round(self.copy_bytes_per_s / 1e9, 1),
             "fraction": round(self.fraction, 4),
+            **more,
         }
 
 
@@ -243,11 +271,13 @@ def bench(cases: list[Case], rows: int = 8192, cols: int = 8192, runs: int = 20)
         random,
         lambda shape, dtype: torch.ones(shape, dtype=getattr(torch, dtype), device="cuda"),
         lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda"),
+        lambda shape, dtype: torch.randn(shape, dtype=getattr(torch, dtype), device="cuda"),
     )
     results = []
     for case in cases:
         work = case.prepare(arrays, rows, cols)
         copied = 2 * source.nbytes / _median_seconds(partial(target.copy_, source), runs)
-        moved = work.nbytes / _median_seconds(partial(launch, *work.tasks), runs)
-        results.append(Result(case.name, moved, copied))
+        seconds = _median_seconds(partial(launch, *work.tasks), runs)
+        made = Result(case.name, work.nbytes / seconds, copied, work.encoded / seconds)
+        results.append(made)
     return results

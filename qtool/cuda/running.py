@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from qtool.cuda import compiling
@@ -33,9 +34,11 @@ class _Stream:
         return 0, self.handle
 
 
+_LOADING = Lock()  # compiling takes seconds, and other threads want the same kernel
+
+
 @cache
-def _kernel(name: str, device: int) -> Any:
-    """A kernel, loaded for a device."""
+def _loaded(name: str, device: int) -> Any:
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -43,12 +46,10 @@ def _kernel(name: str, device: int) -> Any:
     return compiling.core().ObjectCode.from_cubin(code).get_kernel(name)
 
 
-@cache
-def _device(index: int) -> Any:
-    """cuda-core's view of the device, whose context is the one that torch uses."""
-    found = compiling.core().Device(index)
-    found.set_current()
-    return found
+def _kernel(name: str, device: int) -> Any:
+    """A kernel, loaded for a device."""
+    with _LOADING:
+        return _loaded(name, device)
 
 
 def launch(*tasks: Task) -> None:
@@ -60,7 +61,9 @@ def launch(*tasks: Task) -> None:
     import torch
 
     api, index = compiling.core(), torch.cuda.current_device()
-    _device(index)
+    api.Device(
+        index
+    ).set_current()  # its context is the one that torch uses; each thread has its own
     stream = _Stream(torch.cuda.current_stream().cuda_stream)
     for task in tasks:
         config = api.LaunchConfig(grid=task.blocks, block=task.threads)

@@ -48,7 +48,7 @@ class Pieces(Sequence[Piece]):
         self._tensors = tensors
         self._edges = [0]
         for tensor in tensors:
-            matrices, rows = _matrices(tensor)
+            matrices, rows = matrices_of(tensor)
             self._edges.append(self._edges[-1] + matrices * -(-rows // _step(tensor)))
 
     def __len__(self) -> int:
@@ -69,13 +69,13 @@ class Pieces(Sequence[Piece]):
             raise IndexError(index)
         number = bisect_right(self._edges, index) - 1
         tensor = self._tensors[number]
-        step, (_, rows) = _step(tensor), _matrices(tensor)
+        step, (_, rows) = _step(tensor), matrices_of(tensor)
         matrix, part = divmod(index - self._edges[number], -(-rows // step))
         first, last = part * step, min(rows, (part + 1) * step)
         return Piece(number, matrix, matrix * rows + first, matrix * rows + last)
 
 
-def _matrices(tensor: PlannedTensor) -> tuple[int, int]:
+def matrices_of(tensor: PlannedTensor) -> tuple[int, int]:
     """How many there are, and the rows of one."""
     shape = tensor.source.shape
     return prod(shape[:-2]), shape[-2] if len(shape) > 1 else 1
@@ -130,10 +130,9 @@ class Encoder:
         self._tensors, self._pieces, self._importance = tensors, pieces, importance
         self._writer, self._done = writer, done
         self._factors: tuple[int, Floats | None] = (-1, None)  # of the tensor at hand
-        widest = max((t.source.in_features for t in tensors), default=0)
         self._raw = np.empty(max((_most(t, t.source.type) for t in tensors), default=0), np.uint8)
         self._out = np.empty(max((_most(t, t.type) for t in tensors), default=0), np.uint8)
-        self._scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
+        self._scratch = np.empty(2 * cached_weights(tensors), np.float32)
 
     def __call__(self, number: int) -> None:
         """Reads, encodes and writes a piece; SourceError, FormatError name the tensor."""
@@ -153,13 +152,7 @@ class Encoder:
             size, lost = native_gguf.convert(
                 raw, block, want, source.in_features, chosen, stored, self._scratch
             )
-            if not isfinite(size):
-                raise SourceError(_not_finite(tensor, raw, piece.first))
-            if not isfinite(lost):
-                raise FormatError(
-                    f"{tensor.name}: weights in rows {piece.first} to {piece.last - 1} are too "
-                    f"large for {tensor.type.name}; give the tensor another type with an override"
-                )
+            check_sums(tensor, piece, raw, size, lost)
         self._writer.rows(piece.tensor, piece.first, stored)
         done = self._done
         done.read[number] = checksum(raw)
@@ -172,6 +165,24 @@ class Encoder:
         row_bytes = source.type.row_bytes(source.in_features)
         out = _rows(self._raw, piece.last - piece.first, row_bytes)
         return source.fill(piece.first, piece.last, out)
+
+
+def cached_weights(tensors: Sequence[PlannedTensor]) -> int:
+    """How many weights at a time, in whole rows, are encoded and their squares summed."""
+    return max([CACHED_WEIGHTS, *(tensor.source.in_features for tensor in tensors)])
+
+
+def check_sums(
+    tensor: PlannedTensor, piece: Piece, raw: NDArray[np.uint8], size: float, lost: float
+) -> None:
+    """SourceError, FormatError where the sums of squares say that a piece, `raw`, is no good."""
+    if not isfinite(size):
+        raise SourceError(_not_finite(tensor, raw, piece.first))
+    if not isfinite(lost):
+        raise FormatError(
+            f"{tensor.name}: weights in rows {piece.first} to {piece.last - 1} are too "
+            f"large for {tensor.type.name}; give the tensor another type with an override"
+        )
 
 
 def _most(tensor: PlannedTensor, type_: BlockType) -> int:

@@ -45,6 +45,7 @@ from qtool.runs.workspace import Stating, Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
+    from qtool.cuda.staging import Places
     from qtool.transforms.rotated import Rotated
 
 _TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
@@ -64,6 +65,7 @@ class GgufRequest:
     fresh: bool = False  # what an earlier run left is thrown away
     max_ram: int | None = None  # bytes of resident memory
     stating: Stating | None = None  # of the workspace
+    places: "Places | None" = None  # of a GPU that encodes what it can
 
     @property
     def artifact(self) -> Path:
@@ -127,6 +129,11 @@ def _run(
     again = (t for t in plan.tensors if t.source.type.name in BY_NAME and not t.copied)
     if request.requantize and next(again, None) is None:
         notes.append("--requantize was not needed: no quantized tensor is encoded anew")
+    if request.places is not None:
+        from qtool.gguf.on_device import left_to_the_cpu
+
+        if left := left_to_the_cpu(plan.tensors):
+            notes.append(f"encoded by the CPU, there being no kernel for GPUs: {', '.join(left)}")
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
@@ -163,7 +170,7 @@ def _run(
             writer = GgufWriter(descriptor, layout)
             with progress.stage("quantize"):
                 work = _Work(plan, pieces, done, writer, descriptor, space.journal)
-                _encode(work, importance, request.threads, progress)
+                _encode(work, importance, request, progress)
             reports = _reports(plan, pieces, done)
             if odd := layer_errors.checked(reports):
                 progress.event("flagged", text=odd)
@@ -248,26 +255,37 @@ class _Work:
     journal: Journal
 
 
-def _encode(work: _Work, importance: Importance | None, threads: int, progress: Progress) -> None:
+def _encode(
+    work: _Work, importance: Importance | None, request: GgufRequest, progress: Progress
+) -> None:
     """Every piece of every tensor, read, encoded and written."""
     plan, pieces, done, writer = work.plan, work.pieces, work.done, work.writer
+    threads, places = request.threads, request.places
     numbers = resume.take_up(work.descriptor, pieces, done, writer, work.journal, threads)
     if len(numbers) < len(pieces):
         taken = len(pieces) - len(numbers)
         progress.say(f"going on with an earlier run: {taken} of {len(pieces)} pieces are finished")
     commits = resume.Commits(pieces, done, writer, work.journal)
+    factors = partial(_factors, importance)
+
+    def steps(count: int) -> Iterable[int]:
+        return progress.blocks(count, "step")
+
+    if places is not None:
+        from qtool.gguf import on_device
+
+        file = on_device.File(plan.tensors, pieces, factors, writer, done)
+        on_device.encode_all(file, numbers, places, threads, commits, steps)
+        return
 
     def worker() -> Callable[[int], None]:
-        encoder = Encoder(plan.tensors, pieces, partial(_factors, importance), writer, done)
+        encoder = Encoder(plan.tensors, pieces, factors, writer, done)
 
         def encode(place: int) -> None:
             encoder(numbers[place])
             commits(numbers[place])
 
         return encode
-
-    def steps(count: int) -> Iterable[int]:
-        return progress.blocks(count, "step")
 
     in_order(len(numbers), threads, worker, steps)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from qtool.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from qtool.cuda.staging import Places
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
     from qtool.runs.progress import Progress
@@ -112,7 +113,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
     elif not recipe.importance:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
-    _on_the_cpu_only(asked, recipe)
+    places = _places(asked)
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=False)
     if asked.modelfile:
@@ -123,7 +124,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         source = resolve(asked.model, progress)
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
-        asked.fresh, asked.max_ram, _stating(asked, source, target, progress),
+        asked.fresh, asked.max_ram, _stating(asked, source, target, progress), places,
     )  # fmt: skip
     made = run_gguf(request, progress)
     if asked.modelfile:
@@ -134,6 +135,20 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         return made
     note = f"{target} is one GGUF file; most programs know them by a name that ends in {_GGUF}"
     return replace(made, notes=[*made.notes, note])
+
+
+def _places(asked: Asked) -> Places | None:
+    """Where GGUF blocks are encoded, if on a GPU; `check_device` has seen that there is one."""
+    if asked.device != "cuda":
+        return None
+    if asked.max_ram is not None:
+        raise UnsupportedError(
+            "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
+            "leave it out with --device cuda"
+        )
+    from qtool.cuda.staging import CudaPlace
+
+    return CudaPlace
 
 
 def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> Stating | None:

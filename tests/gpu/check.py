@@ -15,10 +15,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py"]
+TESTS = ["dequantize", "gemv", "encode", "gguf"]
+TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
 TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "gemv"]
+TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
 
 
 def run(command: list[str], seconds: float) -> tuple[bool, str]:
@@ -48,7 +50,7 @@ def main() -> None:
         rows.append((name, good, f"{time.monotonic() - before:.0f} s  {last[:70]}"))
         return said if good else ""
 
-    check("the same bits as the CPU", [*pytest, *TESTS], 200)
+    check("the same bits as the CPU", [*pytest, *TESTS], 300)
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
         name = f"compute-sanitizer {tool}"
@@ -56,7 +58,7 @@ def main() -> None:
             rows.append((name, None, "not found"))
             continue
         line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
-        check(name, [*line, *pytest, *TESTS, "-k", FEW], 90)
+        check(name, [*line, *pytest, *TESTS[:3], "-k", FEW], 90)
     timed = []
     for pattern in TIMED:
         bench = [sys.executable, "-m", "qtool", "bench", "--device", "cuda", "--json"]
@@ -69,6 +71,8 @@ def main() -> None:
         print(f"{name:40} {'skipped' if good is None else 'ok' if good else 'FAILED':8} {note}")
     for result in timed:
         share = f"{result['fraction']:.0%} of a copy's {result['copy_gb_per_s']} GB/s"
+        seconds = result.get("seconds_per_1e9_weights")
+        share = share if seconds is None else f"{seconds:.3f} s for 10^9 weights"
         print(f"{result['kernel']:40} {result['gb_per_s']:8.1f} GB/s  {share}")
     sys.exit(any(good is False for _, good, _ in rows))
 

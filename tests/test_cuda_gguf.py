@@ -1,0 +1,175 @@
+"""GGUF files encoded on a device, which is the emulator here: the CPU's files, byte for byte."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf_files
+import numpy as np
+import pytest
+from cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
+
+from qtool.cuda.staging import CudaPlace, Place
+from qtool.errors import FormatError, SourceError
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf import on_device
+from qtool.gguf.imatrix import write_importance
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf_types import BF16, F16, F32, BlockType
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary
+
+__all__ = ["emulator"]
+
+Make = Callable[[], Place]
+
+
+@pytest.fixture
+def places(emulator: Emulator) -> tuple[Make, list[EmulatedPlace]]:
+    """What makes a place, and the emulated ones that were made."""
+    made: list[EmulatedPlace] = []
+
+    def make() -> Place:
+        if isinstance(emulator, OnGpu):
+            return CudaPlace()
+        made.append(EmulatedPlace(emulator))
+        return made[-1]
+
+    return make, made
+
+
+def quantize(
+    source: Path,
+    recipe: str,
+    out: Path,
+    places: Make | None = None,
+    imatrix: Path | None = None,
+    fresh: bool = True,
+) -> Summary:
+    loaded = load(recipe, ["importance=false"])
+    assert isinstance(loaded, GgufRecipe)
+    request = GgufRequest(
+        "m", source, loaded, out, 3, imatrix, requantize=True, fresh=fresh, places=places
+    )
+    return run_gguf(request, Progress(quiet=True))
+
+
+def both(
+    source: Path, recipe: str, places: Make, folder: Path, imatrix: Path | None = None
+) -> None:
+    out = [folder / f"{recipe}-{where}.gguf" for where in ("here", "there")]
+    here = quantize(source, recipe, out[0], imatrix=imatrix)
+    there = quantize(source, recipe, out[1], places, imatrix)
+    assert out[0].read_bytes() == out[1].read_bytes()
+    assert here.layers == there.layers  # errors, to the last bit
+    said = [note for note in there.notes if note not in here.notes]
+    assert [note.split(": ")[-1] for note in said] == (["IQ3_S"] if recipe == "iq3_s" else [])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("q4_k_m", "experts"), ("q5_1", "experts")]
+    + [(recipe, "dense") for recipe in ("q2_k", "q3_k_m", "q4_k_m", "iq4_xs", "iq3_s")],
+)
+def test_files_are_the_cpus(
+    recipe: str, name: str, places: tuple[Make, list[EmulatedPlace]], tmp_path: Path
+) -> None:
+    """Experts have importance of their own; what has no encoder on a GPU goes by the CPU."""
+    source = gguf_files.model(tmp_path / "x.gguf", gguf_files.SMALL[name], 1)
+    imatrix = tmp_path / "imatrix.gguf"
+    write_importance(imatrix, gguf_files.importance(source))
+    both(source, recipe, places[0], tmp_path, imatrix)
+    if places[1]:
+        launched = {kernel for place in places[1] for kernel in place.launched}
+        assert "measure_squares" in launched
+        assert ("measure_rows" in launched) == (recipe == "q5_1")
+
+
+@pytest.mark.parametrize("type_", [F32, BF16, F16], ids=lambda type_: type_.name)
+def test_sources_and_batches(
+    type_: BlockType,
+    places: tuple[Make, list[EmulatedPlace]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain numbers, and blocks dequantized first; batches of one piece and of several."""
+    source = gguf_files.model(tmp_path / "x.gguf", layers=1, type_=type_)
+    both(source, "q4_k_s", places[0], tmp_path)
+    quantize(source, "q8_0", tmp_path / "q8_0.gguf")
+    monkeypatch.setattr(on_device, "BATCH_WEIGHTS", 1 << 12)
+    both(tmp_path / "q8_0.gguf", "q6_k", places[0], tmp_path)
+
+
+def test_batches_are_pieces_of_one_tensor_in_order(tmp_path: Path) -> None:
+    from contextlib import closing
+
+    from qtool.gguf.open import open_source
+    from qtool.gguf.pieces import Pieces
+    from qtool.gguf.plan import make_gguf_plan
+
+    source = gguf_files.model(tmp_path / "x.gguf", 4, 2)
+    recipe = load("q4_k_m", ["importance=false"])
+    assert isinstance(recipe, GgufRecipe)
+    with closing(open_source(source)) as opened:
+        plan = make_gguf_plan(recipe, opened, None, threads=1)
+        pieces = Pieces(plan.tensors)
+        numbers = [n for n in range(len(pieces)) if n % 11 != 5]
+        found = on_device.batches(plan.tensors, pieces, numbers)
+    assert [n for batch in found for n in batch.pieces] == numbers
+    assert max(len(batch.pieces) for batch in found) > 1
+    for batch in found:
+        tensors = {pieces[n].tensor for n in batch.pieces}
+        assert len(tensors) == 1
+        assert batch.on_device == on_device.encodes(plan.tensors[tensors.pop()])
+        assert batch.on_device or len(batch.pieces) == 1
+
+
+@pytest.mark.parametrize(("odd", "error"), [(np.nan, SourceError), (1e30, FormatError)])
+def test_weights_that_cannot_be_encoded(
+    odd: float,
+    error: type[Exception],
+    places: tuple[Make, list[EmulatedPlace]],
+    tmp_path: Path,
+) -> None:
+    """The sentence of the CPU, and nothing under the name."""
+    source = gguf_files.model(tmp_path / "x.gguf", layers=1, type_=F32)
+    with GgufFile.open(source) as file:
+        info = file.tensors["blk.0.ffn_down.weight"]
+        at = info.start + 4 * (2 * info.shape[-1] + 9)
+    with source.open("r+b") as raw:
+        raw.seek(at)
+        raw.write(np.float32(odd).tobytes())
+    said = []
+    for make in (None, places[0]):
+        with pytest.raises(error, match=r"blk\.0\.ffn_down\.weight") as told:
+            quantize(source, "q8_0", tmp_path / "y.gguf", make)
+        said.append(str(told.value))
+        assert not (tmp_path / "y.gguf").exists()
+    assert said[0] == said[1]
+
+
+def test_going_on_with_what_the_cpu_began(
+    places: tuple[Make, list[EmulatedPlace]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that dies on one is finished on the other: what is kept is the same."""
+    source = gguf_files.model(tmp_path / "x.gguf", 4, 2)
+    quantize(source, "q4_k_m", tmp_path / "whole.gguf")
+    calls = 0
+
+    class Dying(EmulatedPlace):
+        def finish(self) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 3:
+                raise KeyboardInterrupt
+            super().finish()
+
+    if not places[1] and isinstance(places[0](), CudaPlace):
+        pytest.skip("dies in the emulator")
+    one = places[1][0]
+    with pytest.raises(KeyboardInterrupt):
+        quantize(source, "q4_k_m", tmp_path / "y.gguf", lambda: Dying(one._emulator))
+    assert not (tmp_path / "y.gguf").exists()
+    quantize(source, "q4_k_m", tmp_path / "y.gguf", fresh=False)
+    assert (tmp_path / "y.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
