@@ -80,7 +80,7 @@ def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) ->
 
 
 # Tested where what they make is.
-ELSEWHERE = {"int8-llmint8", "kv-fp8", "w4a8kv4-qserve", "w4a8kv4-qserve-channel"}
+ELSEWHERE = {"int8-llmint8", "kv-fp8", "w4a8kv4-qserve", "w4a8kv4-qserve-channel", "w4a4-rotated"}
 
 
 def of_whole_numbers() -> list[str]:

@@ -23,6 +23,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.convert.from_artifact import artifact_model
 from qtool.errors import QtoolError, RecipeError, UnsupportedError
+from qtool.plan.plan import make_plan
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
@@ -197,3 +198,16 @@ def test_engines_that_do_not_rotate_are_named(
         if f.check == "engine-rotation"
     ]
     assert any(f.severity == severity and said in f.message for f in found)
+
+
+def test_the_recipe_of_four_bits_on_both_sides(tmp_path: Path) -> None:
+    path = recipes.shipped()["w4a4-rotated"]
+    lines = path.read_text().splitlines()
+    assert len(lines) < 25 and lines[0].startswith("# ") and lines[0].endswith(".")
+    recipe = recipes.load("w4a4-rotated")
+    assert recipe.activations is not None
+    assert (str(recipe.scheme), recipe.activations.bits) == ("w4 channel sym", 4)
+    assert recipe.rotate == RotateOptions(r4=True)
+    plan = make_plan(recipe, Checkpoint.open(hub.resolve("tiny")))
+    said = [warning for warning in plan.warnings if "engine has to rotate" in warning]
+    assert len(said) == 1 and "rotate.r4" in said[0] and "rotate.r3" not in said[0]

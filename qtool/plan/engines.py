@@ -30,6 +30,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     found = [
         *_cache(recipe),
         *_four_bits(recipe),
+        *_online(recipe),
         *_format(recipe, quantized),
         *_groups(quantized),
         *_fused(recipe, tensors),
@@ -50,6 +51,19 @@ def _four_bits(recipe: Recipe) -> list[str]:
     if recipe.activations is None or recipe.activations.bits != 4:
         return []
     return ["no engine multiplies inputs of 4 bits as this artifact asks; `qtool eval` rounds them"]
+
+
+def _online(recipe: Recipe) -> list[str]:
+    if "rotate" not in recipe.transform_chain or not recipe.rotate.online:
+        return []
+    parts = []
+    if recipe.rotate.r4:
+        parts.append(
+            "inputs of the MLP's last matrix (rotate.r4), which vLLM alone does, on one NVIDIA GPU"
+        )
+    if recipe.rotate.r3:
+        parts.append("queries and keys (rotate.r3), which no engine does")
+    return [f"the engine has to rotate {'; '.join(parts)}; `qtool eval` does"]
 
 
 def _cache(recipe: Recipe) -> list[str]:
