@@ -79,6 +79,30 @@ def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) ->
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "item", "sentence"),
+    [
+        ("kv-fp8", "activations={bits: 8, type: int}", "activations: `method: none` leaves"),
+        ("w8a8-smoothquant", "transforms=[smooth, smooth]", "smooth is there more than once"),
+        ("w8a8-static", "activations.percentile=99", "percentile is read by observer: percentile"),
+    ],
+)
+def test_values_that_would_change_nothing(name: str, item: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(name, [item])
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_values_of_other_methods_and_formats_are_idle() -> None:
+    assert recipe.load(
+        "kv-fp8", ["weights={bits: 8, group_size: -1, symmetric: true}"]
+    ).idle_options == ["weights"]
+    assert recipe.load("w8a8-dynamic", ["llm_int8.threshold=3"]).idle_options == [
+        "llm_int8.threshold"
+    ]
+    assert recipe.load("int8-llmint8", ["llm_int8.threshold=3"]).idle_options == []
+
+
 # Tested where what they make is.
 ELSEWHERE = {"int8-llmint8", "kv-fp8", "w4a8kv4-qserve", "w4a8kv4-qserve-channel", "w4a4-rotated"}
 

@@ -24,6 +24,8 @@ def check(recipe: "Recipe") -> None:
                 near = did_you_mean(name, known)
                 hint = f"{near} " if near else ""
                 raise conflict(key, f"{name!r} is unknown; {hint}known: {', '.join(known)}")
+            if names.count(name) > 1:
+                raise conflict(key, f"{name} is there more than once; once is all it takes")
     if recipe.method not in CHAINS:
         chains = ", ".join("[" + ", ".join(chain) + "]" for chain in CHAINS)
         found = "[" + ", ".join(recipe.method) + "]"
@@ -38,10 +40,13 @@ def check(recipe: "Recipe") -> None:
             f"method {'/'.join(recipe.method)} does not go with format {recipe.format}; "
             "`method: none` is written as `format: dense`, and nothing else is",
         )
-    # Of transforms, some do not look at how weights are going to be rounded.
-    looked_at = "awq" in recipe.transforms or recipe.learns_rotations or recipe.searches_scales
-    if recipe.weights is None and (recipe.rounding != "none" or looked_at):
+    if recipe.weights is None and recipe.reads_weights:
         raise conflict("weights", "missing; it says bits, group_size and symmetric")
+    if recipe.activations is not None and not recipe.reads_weights:
+        raise conflict(
+            "activations",
+            "`method: none` leaves inputs as they are; leave it out, or give a method",
+        )
     if "rotate" in recipe.transforms[1:]:
         raise conflict("transforms", "rotate turns the whole network and comes first")
     if recipe.rotates and not recipe.rotate.some:

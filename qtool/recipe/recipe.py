@@ -124,8 +124,11 @@ class Recipe(NamedTable):
                 "steps": self.learns_rotations,
                 "rate": self.learns_rotations,
             },
+            "llm_int8": {"*": self.format == "bitsandbytes"},
         }
         found = []
+        if self.kv_cache is not None and self.weights is not None and not self.reads_weights:
+            found.append("weights")
         for name, acts in acting.items():
             table: BaseModel = getattr(self, name)
             for key in sorted(table.model_fields_set):
@@ -148,6 +151,12 @@ class Recipe(NamedTable):
         """Whether bytes depend on the kind of CPU and on versions of libraries: on sums of floats
         that BLAS or a forward pass makes."""
         return self.calibrates or self.rotates
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether anything asks how weights are rounded; some transforms do without a method."""
+        looked_at = "awq" in self.transforms or self.learns_rotations or self.searches_scales
+        return self.rounding != "none" or looked_at
 
     @property
     def shares_scales(self) -> bool:

@@ -186,6 +186,11 @@ class Activations(Table):
             raise PydanticCustomError(
                 "observer", "an observer is for stored scales (dynamic: false)", {}
             )
+        usual = type(self).model_fields["percentile"].default
+        if self.percentile != usual and self.observer != "percentile":
+            raise PydanticCustomError(
+                "percentile", "percentile is read by observer: percentile", {}
+            )
         if self.scale == "tensor" and self.group_size != -1:
             raise PydanticCustomError("scale", "scale tensor has group_size -1", {})
         return self

@@ -28,12 +28,15 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 WINDOWS, LENGTH = 4, 512  # 2048 tokens
 MEAN_DIFFERENCE = 0.08  # nat
 # Recipes of which vLLM rounds the inputs of layers, each token by itself, and how far it may be.
+# Without smoothing this model's outliers leave most inputs few codes, and other last bits of a
+# bfloat16 choose other codes: computing in bfloat16 alone moves it by 0.25 nat, so that no figure
+# says more than that vLLM is as far as that (None).
 ROUNDED = {
     "w8a8-smoothquant": ("int8", 0.17),
-    "w8a8-dynamic": ("int8", 0.17),
+    "w8a8-dynamic": ("int8", None),
     "fp8-dynamic": ("fp8", 0.18),
 }
-CLOSE_CALL = 0.2  # nat between the two best tokens: bfloat16 may choose either
+AS_FAR = 1.2  # times what bfloat16 alone does
 PROMPT, STEPS = 64, 48
 
 
@@ -102,7 +105,7 @@ def target_logprobs(model, tokens: list[int]) -> np.ndarray:
     import torch
 
     ids = torch.tensor(tokens)
-    scores = torch.log_softmax(model(ids[None]).logits[0, :-1], -1)
+    scores = torch.log_softmax(model(ids[None]).logits[0, :-1].float(), -1)
     return scores.gather(1, ids[1:, None])[:, 0].numpy()
 
 
@@ -143,25 +146,33 @@ def test_vllm_agrees_with_the_dequantized_model(
         print(f"{recipe}: mean |difference| {mean:.4f} nat, {what}")
         return mean
 
-    assert difference(evaluated_logprobs(path, text), "our evaluator") <= limit
-
     model = dequantized_model(path)
 
-    def reference() -> np.ndarray:
+    def reference(model) -> np.ndarray:
         return np.concatenate([target_logprobs(model, tokens) for tokens in text])
 
     with torch.inference_mode():
         if kind is not None:
-            difference(reference(), "transformers, inputs not rounded")  # a figure, not a bar
+            difference(reference(model), "transformers, inputs not rounded")  # a figure, not a bar
             round_inputs(model, kind)
-        assert difference(reference(), "transformers") <= limit
+        exact = reference(model)
+        if limit is None:
+            half = dequantized_model(path).bfloat16()
+            round_inputs(half, kind)
+            alone = float(np.mean(np.abs(reference(half) - exact)))
+            print(f"{recipe}: bfloat16 alone {alone:.4f} nat")
+            assert alone > 0.17  # or this model could be held to the bar of the others
+            limit = AS_FAR * alone
+        assert difference(evaluated_logprobs(path, text), "our evaluator") <= limit
+        assert difference(exact, "transformers") <= limit
 
-        # Greedy continuation: equal until the first position that is a close call.
+        # Greedy continuation: equal until the first position where the two best tokens are nearer
+        # to each other than most log-probabilities of the windows agree, each of the two.
         both = torch.tensor([prompt + seen["tokens"]])
         scores = torch.log_softmax(model(both).logits[0, PROMPT - 1 : -1], -1)
     best = scores.topk(2)
     margin = (best.values[:, 0] - best.values[:, 1]).numpy()
-    close = np.flatnonzero(margin <= CLOSE_CALL)
+    close = np.flatnonzero(margin <= 2 * np.quantile(np.abs(exact - theirs), 0.99))
     sure = int(close[0]) if len(close) else STEPS
     assert len(seen["tokens"]) == STEPS
     assert seen["tokens"][:sure] == best.indices[:sure, 0].tolist()
