@@ -54,9 +54,11 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
         )
     groups = []
     for name, group in table.items():
-        where = f"quantization_config: config_groups.{name}"
+        where = f"config_groups.{name}"
         if not isinstance(group, Mapping):
-            raise FormatError(f"{where} is {type(group).__name__}; expected an object")
+            raise FormatError(
+                f"quantization_config: {where} is {type(group).__name__}; expected an object"
+            )
         weights = group.get("weights")
         if weights is None:
             continue  # activations only, such as attention's
@@ -77,7 +79,9 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
 def _scheme(where: str, weights: object, layout: str) -> Scheme | None:
     """The scheme that a group's `weights` tell; None where it is one that is not decoded here."""
     if not isinstance(weights, Mapping):
-        raise FormatError(f"{where}.weights is {type(weights).__name__}; expected an object")
+        raise FormatError(
+            f"quantization_config: {where}.weights is {type(weights).__name__}; expected an object"
+        )
     bits = whole(weights.get("num_bits", 8), f"{where}.weights.num_bits", 1, 64)
     kind = str(weights.get("type") or "int").lower()
     symmetric = weights.get("symmetric", True) is not False
@@ -87,7 +91,8 @@ def _scheme(where: str, weights: object, layout: str) -> Scheme | None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
     if strategy not in _STRATEGIES:
         raise FormatError(
-            f"{where}.weights.strategy is {strategy!r}; expected one of {', '.join(_STRATEGIES)}"
+            f"quantization_config: {where}.weights.strategy is {strategy!r}; expected one of "
+            f"{', '.join(_STRATEGIES)}"
         )
     rows, columns = 1, -1
     if strategy == "tensor":
@@ -116,7 +121,8 @@ def _block(where: str, value: object) -> tuple[int, int]:
         value = [int(part) if part.isdecimal() else part for part in value.split("x")]
     if not isinstance(value, list) or len(value) != 2:
         raise FormatError(
-            f"{where}.weights.block_structure is {value!r}; expected rows and columns"
+            f"quantization_config: {where}.weights.block_structure is {value!r}; expected rows and "
+            "columns"
         )
     rows, columns = (whole(v, f"{where}.weights.block_structure", 1, _WIDEST) for v in value)
     return rows, columns

@@ -315,6 +315,7 @@ def test_configs_that_make_no_sense(config: dict[str, Any], sentence: str) -> No
     with pytest.raises(FormatError, match=sentence) as caught:
         detect(config)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).count("quantization_config: ") == 1
 
 
 PACKED = {

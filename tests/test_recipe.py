@@ -68,7 +68,9 @@ def test_recipes_of_other_numbers(name: str) -> None:
         ("w8a8-dynamic", "activations.bits=3", "activations.bits: input should be 4 or 8, found 3"),
         ("fp8-dynamic", "weights.rows=0", "rows is 0"),
         ("fp8-block", "activations.dynamic=false", "(dynamic: false) has group_size -1"),
-        ("fp8-block", "weights.rows=-1", "rows -1 is one scale for the matrix"),
+        ("fp8-block", "weights.rows=-1", "fp8 has one scale a row (rows 1, group_size -1), one"),
+        ("fp8-dynamic", "weights.group_size=64", "fp8 has one scale a row"),  # no engine loads it
+        ("fp8-dynamic", "weights.rows=64", "or one a block (rows and group_size 128)"),
         ("mxfp4", "weights.group_size=64", "weights: type mxfp4 has group_size 32"),
         ("mxfp4", 'overrides=[{match: "*", weights: {bits: 8}}]', "an override can say `dense"),
     ],

@@ -84,9 +84,12 @@ class Weights(Table):
                 raise PydanticCustomError(
                     "type", f"type {self.type} has {key} {str(value).lower()}", {}
                 )
-        if self.rows < 0 < self.group_size:
+        if self.type == "fp8" and (self.rows > 1) != (self.group_size > 0):
             raise PydanticCustomError(
-                "rows", "rows -1 is one scale for the matrix and needs group_size -1", {}
+                "rows",
+                "fp8 has one scale a row (rows 1, group_size -1), one for the matrix (rows -1, "
+                "group_size -1), or one a block (rows and group_size 128)",
+                {},
             )
         return self
 
