@@ -171,19 +171,20 @@ def microscaling(bits: int) -> Rounding:
 
 
 def llm_int8(threshold: float) -> Rounding:
-    """bitsandbytes': columns with outliers among the tokens that come together stay float16.
+    """bitsandbytes': inputs become float16, and int8 but for columns with outliers among the tokens
+    that come together. 0: no column has any.
 
-    0: none do. The largest number that a token's scale comes of is that below the threshold, in
+    The largest number that a token's scale comes of is that below the threshold, in
     whichever column.
     """
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = half(x.reshape(-1, x.shape[-1]))
         outliers = rows.abs() >= (threshold or float("inf"))
         left = torch.where(outliers, 0.0, rows)
-        scale = (left.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
-        codes = (left / scale).round_() * scale
-        return torch.where(outliers.any(0), half(rows), codes).view(x.shape)
+        most = left.abs().amax(-1, keepdim=True).clamp_min(_TINY)
+        codes = (left * (127.0 / most)).round_() * (most / 127.0)
+        return torch.where(outliers.any(0), rows, codes).view(x.shape)
 
     return Rounding("llm.int8", rounded)
 
