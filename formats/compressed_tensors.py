@@ -15,6 +15,8 @@
     nvfp4-pack-quantized    weight_packed        uint8 [out, in / 2]
                             weight_scale         float8_e4m3 [out, in / 16]
                             weight_global_scale  float32 [1]
+                            input_global_scale   likewise, where inputs are NVFP4, too:
+                                                 448 * 6 / max|x|
     mxfp4-pack-quantized    weight_packed        uint8 [out, in / 2]
                             weight_scale         uint8 (e8m0) [out, in / 32]
 
@@ -106,8 +108,8 @@ def specs(
 ) -> list[TensorSpec]:
     """The tensors that store a matrix [out, in]."""
     found = _weight_specs(module, scheme, shape, options)
-    if options.input_scales:
-        found.append(TensorSpec(f"{module}.input_scale", "F32", (1,)))
+    if options.input_scale:
+        found.append(TensorSpec(f"{module}.{options.input_scale}", "F32", (1,)))
     return found
 
 

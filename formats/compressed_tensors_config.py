@@ -239,12 +239,17 @@ def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {
         "num_bits": table["bits"],
-        "type": table["type"],
+        "type": "int" if table["type"] == "int" else "float",
         "symmetric": True,
         "dynamic": table["dynamic"],
         "strategy": table["scale"] if table["dynamic"] else "tensor",
         "observer": None,
     }
+    if table["type"] == "nvfp4":  # the scale of all is stored, those of groups are not
+        local = {"dynamic": "local", "strategy": "tensor_group", "group_size": table["group_size"]}
+        return found | local | {"scale_dtype": _SCALE_TYPES["float8_e4m3"]}
+    if table["type"] == "mxfp4":
+        found |= {"scale_dtype": _SCALE_TYPES["e8m0"]}
     if table["group_size"] != -1:
         found |= {"strategy": "group", "group_size": table["group_size"]}
     return found

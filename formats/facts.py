@@ -38,7 +38,7 @@ class Options:
     """How a format is laid out: awq: gemm, gemv, gemv_fast, llm_awq; gptq: v1, v2."""
 
     layout: str
-    input_scales: bool = False  # of activations that are quantized with one scale for all
+    input_scale: str = ""  # the tensor of a stored scale of all inputs, of each quantized matrix
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,10 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "fp8-static": ("fp8 e4m3 tensor", "float", "rtn"),
     "fp8-block": ("fp8 e4m3 128x128", "float", "rtn"),
     "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
+    "nvfp4-w4a4": ("nvfp4 g16", "nvfp4", "rtn"),
+    "mxfp4-w4a4": ("mxfp4 g32", "mxfp4", "rtn"),
 }
+STORED = ("static", "nvfp4-w4a4")  # ends of names: a scale of inputs is measured
 
 
 @pytest.mark.parametrize("name", [*NAMED, "nvfp4", "mxfp4"])
@@ -48,7 +51,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
     assert (str(loaded.scheme), loaded.method) == (scheme, (method,))
     assert (loaded.activations and loaded.activations.type) == activations
     smooth = "smooth" in name
-    assert loaded.calibrates == (method != "rtn" or name.endswith("static") or smooth)
+    assert loaded.calibrates == (method != "rtn" or name.endswith(STORED) or smooth)
     assert loaded.transforms == (("smooth",) if smooth else ())
     assert loaded.format == ("fp8" if name == "fp8-block-hf" else "compressed-tensors")
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
@@ -63,7 +66,14 @@ def test_recipes_of_other_numbers(name: str) -> None:
         ("nvfp4", "format=awq", "format: awq stores whole numbers; weights of type nvfp4 go with"),
         ("fp8-block-hf", "activations={bits: 8, type: float}", "format fp8 does not say how"),
         ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),
-        ("mxfp4", "activations={bits: 8, type: float}", "float ones with fp8; not float with mxfp"),
+        ("mxfp4", "activations={bits: 8, type: float}", "with their own; not float with mxfp4"),
+        ("mxfp4", "activations={bits: 4, type: nvfp4, group_size: 16}", "not nvfp4 with mxfp4"),
+        ("nvfp4", "activations={bits: 4, type: nvfp4}", "type nvfp4 has group_size 16"),
+        ("nvfp4-w4a4", "activations.bits=8", "type nvfp4 has bits 4"),
+        ("nvfp4-w4a4", "activations.dynamic=false", "type nvfp4 has dynamic true"),
+        ("nvfp4-w4a4", "activations.observer=mse", "nvfp4 rounds 16 together"),
+        ("mxfp4-w4a4", "activations.observer=percentile", "observer is for stored scales"),
+        ("fp8-dynamic", "activations.bits=4", "4 bits go with type nvfp4 or mxfp4"),
         ("w8a8-dynamic", "weights.symmetric=false", "for symmetric weights only"),
         ("w8a8-dynamic", "activations.bits=3", "activations.bits: input should be 4 or 8, found 3"),
         ("fp8-dynamic", "weights.rows=0", "rows is 0"),

@@ -1,10 +1,14 @@
 """The scale of a layer's input, where the artifact stores one for engines that round inputs by it.
 
-    scale = largest / largest code, rounded up to bfloat16
+    input_scale           largest / largest code, rounded up to bfloat16
+    input_global_scale    448 * 6 / largest, of NVFP4, in float32: engines multiply by it; 1 where
+                          that is no number, as for weights
 
-largest: max|x| of the calibration, or what an observer finds better in a histogram of it.
+largest: max|x| of the calibration, or what an observer finds better in a histogram of it. Matrices
+that read one input, and so q/k/v, gate/up and w1/w3, get one number.
 """
 
+import numpy as np
 import torch
 
 from qtool.calibrating import cache, ranges
@@ -15,17 +19,19 @@ from qtool.transforms import smooth
 
 
 def stored_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | None:
-    """The scale of a layer's input, where the recipe stores one: its range over the largest code.
+    """The scale of a layer's input, where the recipe stores one.
 
-    Rounded up to bfloat16, in which some engines keep it: the largest input stays in range.
+    One that is rounded is rounded up to bfloat16, in which some engines keep it: the largest input
+    stays in range.
     """
     wanted = recipe.activations
-    if wanted is None or wanted.dynamic:
+    if wanted is None or not wanted.stored_as:
         return None
     if seen is None or seen.max_abs is None:
+        other = "activations=null" if wanted.dynamic else "activations.dynamic=true"
         raise SourceError(
             f"the input of {name} was never seen in calibration, so its scale cannot be told; "
-            "calibrate with more samples, or choose --set activations.dynamic=true"
+            f"calibrate with more samples, or choose --set {other}"
         )
     limit = float(seen.max_abs.max())
     if seen.histogram is not None and wanted.observer == "percentile":
@@ -37,4 +43,8 @@ def stored_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | N
             return x if rounding is None else rounding.apply(x)
 
         limit = ranges.least_squares(seen.histogram, limit, rounded)
+    if wanted.type == "nvfp4":
+        with np.errstate(divide="ignore", over="ignore"):
+            outer = np.float32(wanted.reach) / np.float32(limit)
+        return float(outer) if np.isfinite(outer) else 1.0
     return cache.rounded_up(limit / wanted.reach)

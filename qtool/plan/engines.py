@@ -50,6 +50,12 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
 def _four_bits(recipe: Recipe) -> list[str]:
     if recipe.activations is None or recipe.activations.bits != 4:
         return []
+    if recipe.activations.type in ("nvfp4", "mxfp4"):
+        name = recipe.activations.type.upper()
+        return [
+            f"of NVIDIA's GPUs vLLM rounds inputs to {name} on Blackwell alone; on older ones it "
+            "multiplies the weights by inputs as they are"
+        ]
     return ["no engine multiplies inputs of 4 bits as this artifact asks; `qtool eval` rounds them"]
 
 

@@ -75,7 +75,8 @@ def format_options(recipe: Recipe) -> Options:
         "compressed-tensors": "plain" if _whole_bytes(recipe) else "packed",
     }
     chosen: Options = module.choose(schemes, layouts.get(recipe.format))
-    return replace(chosen, input_scales=recipe.measures_inputs)
+    inputs = recipe.activations
+    return replace(chosen, input_scale="" if inputs is None else inputs.stored_as)
 
 
 def _whole_bytes(recipe: Recipe) -> bool:

@@ -149,8 +149,9 @@ def nvfp4(outer: float) -> Rounding:
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         runs, by = _runs(x, 16), torch.tensor(outer)
-        scale = (e4m3(runs.abs().amax(-1, keepdim=True) / 6.0 * by) / by).clamp_min(_TINY)
-        return (e2m1(runs / scale) * scale).view(x.shape)
+        scale = e4m3(runs.abs().amax(-1, keepdim=True) / 6.0 * by) / by
+        # Runs too small for a float8 scale become zeros.
+        return torch.where(scale > 0, e2m1(runs / scale) * scale, 0.0).view(x.shape)
 
     return Rounding("nvfp4", rounded)
 

@@ -132,12 +132,12 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
             f"format {recipe.format} does not say how activations are quantized; "
             "compressed-tensors does",
         )
-    wanted = "int" if weights.type == "int" else "float"
-    if recipe.activations.type != wanted or weights.type not in ("int", "fp8"):
+    wanted = "float" if weights.type == "fp8" else weights.type
+    if recipe.activations.type != wanted:
         raise conflict(
             "activations",
-            "int ones go with weights of type int, float ones with fp8; not "
-            f"{recipe.activations.type} with {weights.type}",
+            "int ones go with weights of type int, float ones with fp8, nvfp4 and mxfp4 with their "
+            f"own; not {recipe.activations.type} with {weights.type}",
         )
     if wanted == "int" and not weights.symmetric:
         raise conflict("activations", "engines quantize them for symmetric weights only")

@@ -181,7 +181,7 @@ class Recipe(NamedTable):
     @property
     def measures_inputs(self) -> bool:
         """Whether the largest input of each layer is stored as a scale."""
-        return self.activations is not None and not self.activations.dynamic
+        return self.activations is not None and bool(self.activations.stored_as)
 
     @property
     def reports_outliers(self) -> bool:
@@ -197,7 +197,7 @@ class Recipe(NamedTable):
     def measures_ranges(self) -> bool:
         """Whether that scale comes from a histogram."""
         wanted = self.activations
-        return wanted is not None and not wanted.dynamic and wanted.observer != "minmax"
+        return wanted is not None and wanted.observer != "minmax"
 
     @property
     def scheme(self) -> Scheme:

@@ -159,10 +159,15 @@ class Activations(Table):
     """Inputs of the quantized layers, which the engine rounds: with scales of its own making, one
     for each token or group of features, or with one scale for all that is measured beforehand."""
 
-    bits: Literal[4, 8] = Field(description="8; 4, of type int, for evaluations only")
-    type: Literal["int", "float"] = Field(description="int8, or float8_e4m3")
+    bits: Literal[4, 8] = Field(description="8; 4 of nvfp4 and mxfp4, of int for evaluations only")
+    type: Literal["int", "float", "nvfp4", "mxfp4"] = Field(
+        description="int8, float8_e4m3, or the FP4 of the weights"
+    )
     group_size: int = Field(default=-1, description="features per scale; -1: one per token")
-    dynamic: bool = Field(default=True, description="false: one scale a layer, from calibration")
+    dynamic: bool = Field(
+        default=True,
+        description="false: one scale a layer, from calibration, as nvfp4 has besides its groups'",
+    )
     scale: Literal["token", "tensor"] = Field(
         default="token",
         description="of dynamic ones; tensor: one for all tokens that come together",
@@ -179,15 +184,31 @@ class Activations(Table):
 
     @model_validator(mode="after")
     def consistent(self) -> "Activations":
+        if self.type in _FIXED:
+            bits, size, _ = _FIXED[self.type]
+            wanted = {"bits": bits, "group_size": size, "dynamic": True, "scale": "token"}
+            for key, value in wanted.items():
+                if getattr(self, key) != value:
+                    raise PydanticCustomError(
+                        "type", f"type {self.type} has {key} {str(value).lower()}", {}
+                    )
         if not self.dynamic and self.group_size != -1:
             raise PydanticCustomError(
                 "dynamic", "one scale for all inputs (dynamic: false) has group_size -1", {}
             )
-        if self.bits == 4 and (self.type != "int" or not self.dynamic):
-            raise PydanticCustomError("bits", "4 bits go with type int, dynamic: true", {})
-        if self.dynamic and self.observer != "minmax":
+        if self.bits == 4 and (self.type == "float" or not self.dynamic):
             raise PydanticCustomError(
-                "observer", "an observer is for stored scales (dynamic: false)", {}
+                "bits", "4 bits go with type nvfp4 or mxfp4, or int and dynamic: true", {}
+            )
+        if self.observer != "minmax" and not self.stored_as:
+            raise PydanticCustomError(
+                "observer", "an observer is for stored scales (dynamic: false, or nvfp4)", {}
+            )
+        if self.observer == "mse" and self.type == "nvfp4":
+            raise PydanticCustomError(
+                "observer",
+                "mse looks at single numbers, and nvfp4 rounds 16 together: minmax or percentile",
+                {},
             )
         usual = type(self).model_fields["percentile"].default
         if self.percentile != usual and self.observer != "percentile":
@@ -199,9 +220,16 @@ class Activations(Table):
         return self
 
     @property
+    def stored_as(self) -> str:
+        """The tensor of the scale from calibration; empty where there is none."""
+        if self.type == "nvfp4":
+            return "input_global_scale"
+        return "" if self.dynamic else "input_scale"
+
+    @property
     def reach(self) -> float:
-        """What the largest input becomes."""
-        return 448.0 if self.type == "float" else 127.0
+        """What the largest input becomes; of nvfp4, a group's scale times its largest code."""
+        return {"float": 448.0, "nvfp4": 448.0 * 6.0}.get(self.type, 127.0)
 
 
 class KvCache(Table):

@@ -67,7 +67,8 @@ class Sink:
         for name, array in self._format.pack(module, quant, self._options).items():
             self.writer.add(name, array)
         if input_scale is not None:
-            self.writer.add(f"{module}.input_scale", np.array([input_scale], np.float32))
+            name = f"{module}.{self._options.input_scale}"
+            self.writer.add(name, np.array([input_scale], np.float32))
         self.pack_seconds.append(time.monotonic() - began)
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:

@@ -169,6 +169,10 @@ def input_rounding(recipe: "Recipe", largest: float) -> Rounding | None:
     wanted = recipe.activations
     if wanted is None:
         return None
+    if wanted.type == "mxfp4":
+        return activations.microscaling(wanted.bits)
+    if wanted.type == "nvfp4":
+        return activations.nvfp4(wanted.reach / max(largest, 1e-30))
     if not wanted.dynamic:
         scale = max(largest / wanted.reach, 1e-30)
         if wanted.type == "float":

@@ -1,8 +1,8 @@
 """Layers that engines fuse when they load: their parts are stored alike, and share what is merged.
 
 vLLM and SGLang make one layer of q, k and v, one of gate and up, and one of all experts, and refuse
-parts of different schemes. Of NVFP4's second scale they take one for all parts, whatever the others
-say.
+parts of different schemes. Of NVFP4's second scales, of weights and of inputs, they take one for
+all parts, whatever the others say.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
-_MERGED = ("weight_global_scale", "weight_scale_2")
+_MERGED = ("weight_global_scale", "weight_scale_2", "input_global_scale")
 
 
 def check_fused(subject: Subject) -> Iterator[Finding]:

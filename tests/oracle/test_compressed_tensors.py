@@ -41,13 +41,17 @@ CASES: dict[str, tuple[str, ...]] = {
     "w8a8-static": ("w8a8-static", *FEW),
     "nvfp4": ("nvfp4",),
     "mxfp4": ("mxfp4",),
+    "nvfp4-w4a4": ("nvfp4-w4a4", *FEW),
+    "mxfp4-w4a4": ("mxfp4-w4a4",),
     "mxfp8": ("mxfp4", "weights.type=mxfp8", "weights.bits=8"),
 }  # fmt: skip
 LAYOUTS = {"w8a8": "int-quantized", "w8a8-gptq": "int-quantized", "w4a8": "int-quantized",
            "fp8-channel": "float-quantized", "fp8-tensor": "float-quantized",
            "fp8-block": "float-quantized", "fp8-static": "float-quantized",
            "w8a8-static": "int-quantized", "nvfp4": "nvfp4-pack-quantized",
-           "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}  # fmt: skip
+           "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized",
+           "nvfp4-w4a4": "nvfp4-pack-quantized",
+           "mxfp4-w4a4": "mxfp4-pack-quantized"}  # fmt: skip
 
 Seen = dict[str, tuple[Path, dict[str, torch.Tensor], dict[str, int]]]
 

@@ -49,12 +49,15 @@ def one(folder: Path, output: str) -> dict[str, int]:
         names = compressor.compression_param_names(scheme)
         there = {k.removeprefix(f"{name}.") for k in stored if k.startswith(f"{name}.")}
         inputs = scheme.input_activations
-        static = {"input_scale"} if inputs is not None and inputs.dynamic is False else set()
+        kind = None if inputs is None else inputs.dynamic
+        static = {False: {"input_scale"}, "local": {"input_global_scale"}}.get(kind, set())
         assert there - {"bias"} == {*names, *static}, (name, there, names)
-        if static:
-            module = torch.nn.Linear(1, 1)
+        for last in static:
+            group = inputs.group_size or 1
+            module = torch.nn.Linear(group, group)
             initialize_module_for_quantization(module, scheme, force_zero_point=False)
-            assert module.input_scale.shape == stored[f"{name}.input_scale"].shape
+            theirs, ours = getattr(module, last), stored[f"{name}.{last}"]
+            assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype), (name, last)
         state = {last: stored[f"{name}.{last}"] for last in names}
         found[name] = compressor.decompress(state, scheme)["weight"].contiguous()
         formats[scheme.format] = formats.get(scheme.format, 0) + 1
