@@ -1,36 +1,6 @@
-/* From the weights of a group to its scale and zero, one row a lane, for the type of real.h:
- *
- *     low = min(w, 0), high = max(w, 0)
- *     asymmetric: scale = (high - low) / (2^b - 1),     zero = round(-low / scale)
- *     symmetric:  scale = max|w| / reach,               zero = 2^(b-1)
- *     code = clamp(round(w / scale) + zero, 0, 2^b - 1),   dq = (code - zero) * scale
- *
- * The scale is rounded to its stored dtype before anything is computed with it. */
+/* From the weights of a group to its scale and zero, one row a lane, for the type of real.h. */
 
-typedef struct {
-    V scale, zero; /* zero as a whole number */
-} T(group);
-
-/* The rounded value in units of the scale: code - zero. */
-static inline V T(quantize)(V w, T(group) g, REAL most_code)
-{
-    return T(round)(T(min)(T(max)(w / g.scale, -g.zero), T(splat)(most_code) - g.zero));
-}
-
-static inline T(group) T(group_of_range)(const qt_quantizer *quantizer, V low, V high)
-{
-    REAL most_code = (REAL)((1 << quantizer->bits) - 1);
-    T(group) g;
-    V range = quantizer->symmetric ? T(max)(high, -low) : high - low;
-    V step = range / (quantizer->symmetric ? (REAL)quantizer->reach : most_code);
-    g.scale = T(round_scale)(step, quantizer->scale_dtype);
-    g.scale = T(select)(range == (REAL)0, T(splat)((REAL)1), g.scale);
-    if (quantizer->symmetric)
-        g.zero = T(splat)((REAL)(1 << (quantizer->bits - 1)));
-    else
-        g.zero = T(round)(T(min)(-low / g.scale, T(splat)(most_code)));
-    return g;
-}
+#include "grid_body.h"
 
 /* Takes the trial in lanes where its error is less, or in all of them at first. */
 static inline void T(keep_better)(int first, V error, T(group) trial, V *least, T(group) *best)

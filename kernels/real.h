@@ -87,20 +87,10 @@ static inline V T(round)(V a)
     return (a + ROUND_MAGIC) - ROUND_MAGIC;
 }
 
-/* Positive numbers rounded to nearest even in the scale's dtype, kept inside its finite range and
- * above zero: adding 1.5 * 2^22 ulps of the target pushes the surplus bits out. */
-static inline V T(round_scale)(V a, int dtype)
+/* Without its mantissa: 2^e of a positive number 2^e * m, 1 <= m < 2. */
+static inline V T(power_of_two)(V a)
 {
-    if (dtype == QT_SCALE_F32)
-        return T(max)(a, T(splat)((REAL)0x1p-126));
-    int f16 = dtype == QT_SCALE_F16;
-    REAL least = (REAL)(f16 ? 0x1p-24 : 0x1p-100), most = (REAL)(f16 ? 65504.0 : 0x1p100);
-    a = T(min)(a, T(splat)(most));
-    V ulp = (V)((VI)a & ((VI){0} + EXPONENT_MASK)) * (REAL)(f16 ? 0x1p-10 : 0x1p-7);
-    if (f16)
-        ulp = T(max)(ulp, T(splat)(least));
-    V magic = ulp * ROUND_MAGIC;
-    return T(max)((a + magic) - magic, T(splat)(least));
+    return (V)((VI)a & ((VI){0} + EXPONENT_MASK));
 }
 
 /* a^p for a >= 0 and p > 0, to about 1e-5: log2 of the mantissa by the series of atanh, 2^x by

@@ -35,6 +35,8 @@
 #define QT_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+#define QT_INLINE static inline
+
 #define QT_F32_LANES (QT_VECTOR_BYTES / 4)
 #define QT_F64_LANES (QT_VECTOR_BYTES / 8)
 

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.cuda.staging import Host
-from qtool.cuda.tasks import Task
+from qtool.cuda.tasks import FIELDS, Task
 from qtool.native.library import aligned
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ _FLAGS += ["-ffp-contract=off", "-shared", "-fPIC"]
 
 
 def _sources() -> list[Path]:
-    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h")]
+    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h"), _FOLDERS[1] / "grid_body.h"]
     return [ROOT / "tests" / "cuda" / "emulate.cpp", *sorted(found)]
 
 
@@ -122,7 +122,7 @@ class OnGpu(Emulator):
         from qtool.cuda.running import launch
 
         fields, kept = dict(task.fields), {}
-        for name in ("codes", "scale", "zero", "index", "inputs", "values"):
+        for name in (name.removesuffix("_bytes") for name in FIELDS if name.endswith("_bytes")):
             size = fields.get(f"{name}_bytes", 0)
             if not size:
                 continue

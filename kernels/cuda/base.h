@@ -61,7 +61,9 @@ namespace qt {
     X(bits)                  /* of a zero */                                                   \
     X(outer) X(divide)       /* bits of a float32; whether to divide by it */                  \
     X(batch) X(splits) X(inputs) X(inputs_bytes) /* see gemv.h */                             \
-    X(first_row) /* see encode.h */
+    X(first_row) /* see encode.h */                                                            \
+    X(weight) X(weight_bytes) X(importance) X(importance_bytes) X(gram) X(gram_bytes)          \
+    X(ratios) X(ratios_bytes) X(ratio_count) X(symmetric) X(reach) /* see quantize.h */
 
 struct Task {
 #define QT_FIELD(name) int64_t name;
@@ -110,6 +112,13 @@ QT_HD float small(int32_t code)
 #include "arrays.h"
 
 QT_HD int32_t least(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
+
+/* What threads share that share nothing. */
+struct NoRoom {
+#if defined(QT_CHECKED)
+    void clear() {}
+#endif
+};
 
 /* Place of a block in the grid. */
 struct Place {

@@ -64,12 +64,6 @@ QT_HD void eight_numbers(const Task &t, int64_t i, float *x)
     }
 }
 
-struct NoRoom {
-#if defined(QT_CHECKED)
-    void clear() {}
-#endif
-};
-
 template <class TYPE> struct Encode {
     enum { BLOCK = 64 };
     typedef NoRoom Room;

@@ -9,6 +9,7 @@ collected and only a probe passes through the blocks, to prove that transforms c
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,9 +19,11 @@ import torch
 
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
+from qtool.calibrating.device import Device
 from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.hidden import OnDisk, keep, take_up
+from qtool.calibrating.placed import Ahead, Calls, ahead, placed
 from qtool.calibrating.quantize_site import quantize_site, site_jobs
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
@@ -68,6 +71,15 @@ class _Run:
     tracer: Tracer
     saved: StatsFile | None
     shared: SharedScales
+    blocks: Ahead
+    device: Device | None
+    calls: Calls | None  # the stream's, on the device
+
+    def placed(
+        self, block: LoadedBlock
+    ) -> AbstractContextManager[tuple[LoadedBlock, Stream, Workers]]:
+        """What passes the stream through a block."""
+        return placed(self.device, self.calls, block, self.stream, self.workers)
 
 
 def quantize_blocks(
@@ -81,16 +93,20 @@ def quantize_blocks(
     skeleton: Skeleton | None = None,
 ) -> Outcome:
     """Quantize every block in turn. skeleton: of open_skeleton(), where it is open already."""
-    recipe, journal = request.recipe, space.journal
-    with Workers(request.threads) as workers:
+    recipe, journal, device = request.recipe, space.journal, request.device
+    with ExitStack() as stack:
+        workers = stack.enter_context(Workers(request.threads))
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
+        blocks = stack.enter_context(ahead(skeleton, device))
+        calls = None if device is None else Calls(stream.calls, device)
         run = _Run(
-            recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved, shared
-        )
+            recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved, shared,
+            blocks, device, calls,
+        )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space)
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
@@ -135,7 +151,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     notes: list[str] = []
     after: list[torch.Tensor] = []
     with progress.stage("calibrate"):
-        block = run.skeleton.block(index)
+        block = run.blocks.take(index)
         found = run.tracer.sites(block, stream)
         wanted = [s for s in found.sites if any(takes_part(plan, name) for name in s.names)]
         if run.saved is not None:
@@ -146,7 +162,10 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
-    groups = _groups(wanted, run.recipe, plan.memory.setting.gram_bytes)
+    room = plan.memory.setting.gram_bytes
+    if run.device is not None:
+        room = min(room, run.device.sums_bytes)
+    groups = _groups(wanted, run.recipe, room)
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
@@ -155,7 +174,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             columns += outliers.found(group, stats, run.recipe.llm_int8.threshold)
         if group is groups[0]:
             with progress.stage("transform"):
-                subject = Subject(block, found, plan, run.recipe, stream, run.workers)
+                subject = Subject(block, found, plan, run.recipe, stream, run.workers, run.device)
                 for name in run.recipe.transform_chain:
                     transform = _TRANSFORMS.get(name)
                     if transform is None:
@@ -165,7 +184,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                     notes += applied.notes
         if run.recipe.measures_ranges:
             with progress.stage("calibrate"):
-                again = collect(block, stream, group, {"histogram"}, run.workers)
+                again = _collected(run, block, group, frozenset({"histogram"}))
                 stats = {
                     key: replace(one, histogram=again[key].histogram) for key, one in stats.items()
                 }
@@ -180,6 +199,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 checkpoint=run.skeleton.checkpoint,
                 shared=run.shared,
                 sink=run.sink,
+                device=run.device,
             )
             results += run.workers.map(work, jobs)
     give_back()
@@ -191,7 +211,9 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         elif index in plan.cache:
             _write_cache_scales(run, block, advance=index + 1 < run.skeleton.count)
         elif index + 1 < run.skeleton.count:
-            run.skeleton.advance(block, stream, run.workers)
+            with run.placed(block) as (there, passing, workers):
+                run.skeleton.advance(there, passing, workers)
+            del there
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
     return Outcome(layers, notes, None, expert_reports(block, wanted, counts), columns)
@@ -201,7 +223,8 @@ def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None
     """Scales of what the block's attention keeps, now that its matrices are quantized."""
     kept, table = run.plan.cache[block.index], run.recipe.kv_cache
     assert table is not None
-    found = cache.advance_and_measure(block, run.stream, kept, run.workers, advance=advance)
+    with run.placed(block) as (there, stream, workers):
+        found = cache.advance_and_measure(there, stream, kept, workers, advance=advance)
     run.sink.plain(cache.scales(found, kept, cache.REACH[table.type, table.bits]))
 
 
@@ -209,11 +232,18 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.saved is None:
-        found = collect(block, run.stream, sites, needs, run.workers)
+        found = _collected(run, block, sites, needs)
         for site in sites:
             _check_finite(site, found[site.id])
         return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
+
+
+def _collected(
+    run: _Run, block: LoadedBlock, sites: Sequence[Site], needs: frozenset[str]
+) -> dict[str, SiteStats]:
+    with run.placed(block) as (there, stream, workers):
+        return collect(there, stream, sites, needs, workers)
 
 
 def _check_finite(site: Site, stats: SiteStats) -> None:

@@ -6,14 +6,16 @@
 A site's matrices are one job, since they share the factor; jobs of a block are independent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from qtool import methods
+from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, is_rare
@@ -27,7 +29,9 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import Sink
 from qtool.runs.summary import LayerReport
-from qtool.scheme import Scheme
+from qtool.scheme import GroupQuant, Scheme
+
+Floats = NDArray[np.float32]
 
 _REPORTED_ROWS = 256  # of each matrix, for its relative error
 
@@ -72,12 +76,13 @@ def quantize_site(
     checkpoint: Weights,
     shared: SharedScales,
     sink: Sink,
+    device: Device | None = None,
 ) -> tuple[list[LayerReport], list[str]]:
     """Quantize, write, and put the dequantized values back into the block.
 
-    Takes its own of the stats, which are large, so that they are free when it ends.
+    Takes its own of the stats, which are large, so that they are free when it ends. device: that
+    factors, sweeps and rounds; packing and writing stay here.
     """
-    reports: list[LayerReport] = []
     notes: list[str] = []
     seen = stats.pop(job.site.id, None) if job.site is not None else None
     kind = job.readers[0].name.removeprefix(block.prefix)
@@ -93,47 +98,113 @@ def quantize_site(
         seen = None
     elif recipe.rounding == "gptq" and (seen is None or seen.gram is None):
         notes.append(f"the input of {kind} was never seen; rounded to nearest")
-    given = None
+    given: gptq.Factor | None = None
+    there: dict[str, GroupQuant] = {}
     options = gptq.Options.of(recipe.gptq)
-    if recipe.rounding == "gptq" and seen is not None:
-        with methods.named(f"the input of {job.readers[0].name}"):
-            given = gptq.factor(seen.gram, options, seen.count) if seen.gram is not None else None
-        if given is not None:
-            notes += [f"the input of {job.readers[0].name}: {note}" for note in given.notes]
+    weight_of, rounding = partial(_weight, block, checkpoint), rtn.rounding_on(device)
+    if recipe.rounding == "gptq" and seen is not None and seen.gram is not None:
+        where = f"the input of {job.readers[0].name}"
+        with methods.named(where):
+            if device is None:
+                given = gptq.factor(seen.gram, options, seen.count)
+                more = given.notes
+            else:
+                there, more = _swept(device, job.readers, seen, weight_of, options)
+        notes += [f"{where}: {note}" for note in more]
+    coarse: list[float | None] = []
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     for planned in job.readers:
-        scheme = planned.action
-        assert isinstance(scheme, Scheme)
-        # None: a plan that was made without the model class, which does not know it.
-        view = block.weights.get(planned.name)
-        weight = checkpoint.float32(planned.name) if view is None else view.contiguous().numpy()
+        scheme = _scheme(planned)
+        weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
                 quant = gptq.quantize_with(weight, given, scheme, options)
+            elif planned.name in there:
+                quant = there.pop(planned.name)
             else:
                 plain = rtn.Options(recipe.clips, shared.largest(planned, block.weights))
-                quant = rtn.quantize(weight, seen, scheme, plain).quant
+                quant = rtn.quantize(weight, seen, scheme, plain, 1, rounding).quant
         sink.quantized(planned, quant, scale)
         dequantized = quant.dequantize()
-        error = output_error(weight, dequantized, seen)
-        coarse = layer_errors.coarseness(weight, dequantized, scheme)
-        reports.append(LayerReport(planned.name, str(scheme), error, coarse))
-        if view is not None:
-            view.copy_(torch.from_numpy(dequantized))
+        parts.append(_reported(weight, dequantized))
+        coarse.append(layer_errors.coarseness(weight, dequantized, scheme))
+        if planned.name in block.weights:
+            block.weights[planned.name].copy_(torch.from_numpy(dequantized))
+    reports = [
+        LayerReport(planned.name, str(planned.action), error, one)
+        for planned, error, one in zip(
+            job.readers, _output_errors(parts, seen, device), coarse, strict=True
+        )
+    ]
     return reports, notes
 
 
-def output_error(
-    weight: NDArray[np.float32], dequantized: NDArray[np.float32], stats: SiteStats | None
-) -> float:
+def _weight(block: LoadedBlock, checkpoint: Weights, name: str) -> Floats:
+    # None: a plan that was made without the model class, which does not know it.
+    view = block.weights.get(name)
+    return checkpoint.float32(name) if view is None else np.asarray(view.contiguous().numpy())
+
+
+def _scheme(planned: Planned) -> Scheme:
+    assert isinstance(planned.action, Scheme)
+    return planned.action
+
+
+def _swept(
+    device: Device,
+    readers: Sequence[Planned],
+    seen: SiteStats,
+    weight_of: Callable[[str], Floats],
+    options: gptq.Options,
+) -> tuple[dict[str, GroupQuant], tuple[str, ...]]:
+    """All readers by name, which share a factor that leaves the device with the last of them."""
+    from qtool.methods import gptq_device
+
+    assert seen.gram is not None
+    with device.alone, device.explained():
+        given = gptq_device.factor(device.put(seen.gram), options, seen.count)
+        made = {}
+        for planned in readers:
+            with methods.named(planned.name):
+                made[planned.name] = gptq_device.quantize_with(
+                    device, weight_of(planned.name), given, _scheme(planned), options
+                )
+        return made, given.notes
+
+
+def output_error(weight: Floats, dequantized: Floats, stats: SiteStats | None) -> float:
     """sqrt(tr(E H E') / tr(W H W')) over evenly spaced rows; without H, of the norms alone."""
+    return _output_errors([_reported(weight, dequantized)], stats, None)[0]
+
+
+def _reported(weight: Floats, dequantized: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that are looked at, and what they lost."""
     rows = np.linspace(0, weight.shape[0] - 1, min(_REPORTED_ROWS, weight.shape[0])).astype(int)
     kept = torch.from_numpy(weight[rows])
-    lost = kept - torch.from_numpy(dequantized[rows])
-    if stats is not None and stats.gram is not None:
-        gram = torch.from_numpy(stats.gram)
-        signal = float(((kept @ gram) * kept).sum(dtype=torch.float64))
-        noise = float(((lost @ gram) * lost).sum(dtype=torch.float64))
-    else:
-        signal = float((kept * kept).sum(dtype=torch.float64))
-        noise = float((lost * lost).sum(dtype=torch.float64))
-    return float(np.sqrt(max(noise, 0.0) / signal)) if signal > 0 else 0.0
+    return kept, kept - torch.from_numpy(dequantized[rows])
+
+
+def _output_errors(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    stats: SiteStats | None,
+    device: Device | None,
+) -> list[float]:
+    """output_error() of matrices that read one input."""
+    if stats is None or stats.gram is None:
+        return [_ratio(kept * kept, lost * lost) for kept, lost in parts]
+    if device is None:
+        return _with_gram(parts, torch.from_numpy(stats.gram))
+    with device.alone, device.explained():
+        return _with_gram(parts, device.put(stats.gram))
+
+
+def _with_gram(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]], gram: torch.Tensor
+) -> list[float]:
+    there = ((kept.to(gram.device), lost.to(gram.device)) for kept, lost in parts)
+    return [_ratio((kept @ gram) * kept, (lost @ gram) * lost) for kept, lost in there]
+
+
+def _ratio(signal: torch.Tensor, noise: torch.Tensor) -> float:
+    whole, lost = float(signal.sum(dtype=torch.float64)), float(noise.sum(dtype=torch.float64))
+    return float(np.sqrt(max(lost, 0.0) / whole)) if whole > 0 else 0.0

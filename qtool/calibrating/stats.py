@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -97,33 +98,35 @@ class _Turns:
 class _Sum:
     """The running sums of one site."""
 
-    def __init__(self, width: int, needs: frozenset[str]) -> None:
+    def __init__(self, width: int, needs: frozenset[str], place: torch.device) -> None:
         self.width = width
+        self.place = place
         self.count = 0
         self.strips = strips(width)
         self.gram: list[torch.Tensor] | None = None
         if "gram" in needs:
             self.gram = [
-                torch.zeros(stop - start, width - start, dtype=torch.float64)
+                torch.zeros(stop - start, width - start, dtype=torch.float64, device=place)
                 for start, stop in self.strips
             ]
-        self.square = torch.zeros(width, dtype=torch.float64) if "square" in needs else None
-        self.abs = torch.zeros(width, dtype=torch.float64) if "mean_abs" in needs else None
-        self.max = torch.zeros(width) if "max_abs" in needs else None
+        double = partial(torch.zeros, width, dtype=torch.float64, device=place)
+        self.square: torch.Tensor | None = double() if "square" in needs else None
+        self.abs: torch.Tensor | None = double() if "mean_abs" in needs else None
+        self.max = torch.zeros(width, device=place) if "max_abs" in needs else None
         self.histogram: torch.Tensor | None = None
         if "histogram" in needs:
-            self.histogram = torch.zeros(ranges.BINS, dtype=torch.int64)
+            self.histogram = torch.zeros(ranges.BINS, dtype=torch.int64, device=place)
 
     def result(self) -> SiteStats:
         """Round to float32 and mirror; the sums are used up."""
         if self.count == 0:
             return SiteStats(0)
-        mean = (self.abs / self.count).to(torch.float32).numpy() if self.abs is not None else None
-        largest = self.max.numpy() if self.max is not None else None
-        square = self.square.to(torch.float32).numpy() if self.square is not None else None
+        mean = _array(self.abs / self.count) if self.abs is not None else None
+        largest = _array(self.max) if self.max is not None else None
+        square = _array(self.square) if self.square is not None else None
         gram = None
         if self.gram is not None:
-            full = torch.empty(self.width, self.width)
+            full = torch.empty(self.width, self.width, device=self.place)
             for number, (start, stop) in enumerate(self.strips):
                 strip, self.gram[number] = self.gram[number], torch.empty(0)
                 full[start:stop, start:] = strip
@@ -131,9 +134,14 @@ class _Sum:
                 full[stop:, start:stop] = full[start:stop, stop:].T
                 corner = full[start:stop, start:stop]
                 corner.copy_(corner.triu() + corner.triu(1).T)
-            gram = full.numpy()
-        histogram = self.histogram.numpy() if self.histogram is not None else None
+            gram = _array(full)
+        histogram = self.histogram.cpu().numpy() if self.histogram is not None else None
         return SiteStats(self.count, gram, mean, largest, square, histogram)
+
+
+def _array(values: torch.Tensor) -> NDArray[np.float32]:
+    """Numbers as float32 of the host."""
+    return np.asarray(values.to(torch.float32).cpu().numpy())
 
 
 def strips(width: int) -> list[tuple[int, int]]:
@@ -161,7 +169,7 @@ def collect(
     assert wanted <= NEEDS | HISTOGRAM
     index = WeightIndex(block.module)
     by_matrix = {site.matrix: site for site in sites}
-    sums = {site.id: _Sum(site.in_features, wanted) for site in sites}
+    sums = {site.id: _Sum(site.in_features, wanted, stream.place) for site in sites}
     turns = _Turns()
     routed = [site for site in sites if site.per_token is None]
 
@@ -200,7 +208,7 @@ def collect(
                     del output
                 for site in routed:
                     rows = kept.pop(site.id, [])
-                    empty = torch.empty(0, site.in_features)
+                    empty = torch.empty(0, site.in_features, device=stream.place)
                     _add(sums[site.id], torch.cat([empty, *rows]), site.id, number, turns, True)
                 for site in sites:
                     if left.get(site.id):  # it read fewer rows: the next one must not wait for more

@@ -4,7 +4,7 @@ Micro-batches have a fixed number of tokens, each is computed by one thread, and
 them is summed in their order: the number of threads changes no bit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from torch import nn
 from qtool.calibrating.online import Online
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class Stream:
     """Hidden states on their way through the blocks."""
 
     hidden: States
-    calls: list[list[Call]]  # by block, then micro-batch
+    calls: Sequence[list[Call]]  # by block, then micro-batch
     probe_calls: list[Call]  # by block, for probe()
     probe_tokens: int
+    place: torch.device = _CPU  # where blocks are that pass it
 
     def probe(self, block: int) -> tuple[torch.Tensor, Call]:
         """The first few positions of the first sample, [1, probe_tokens, width]: a small input.

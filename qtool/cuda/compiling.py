@@ -28,6 +28,7 @@ SHARED = (
     "gguf_grids_iq2.h",
     "gguf_lane_floats.h",
     "gguf_search.h",
+    "grid_body.h",
 )
 
 
@@ -50,7 +51,8 @@ def sources() -> list[Path]:
 def unit_of(kernel: str) -> tuple[str, str]:
     """What is compiled together with a kernel: a name, and the source.
 
-    One kernel that dequantizes or encodes; those that pack, multiply or measure all at once.
+    One kernel that dequantizes or encodes; those that pack, multiply, measure or quantize to
+    integer grids all at once.
     """
     family, _, rest = kernel.partition("_")
     if family == "dequantize":
@@ -60,7 +62,7 @@ def unit_of(kernel: str) -> tuple[str, str]:
         return kernel, f'#include "encode.h"\nQT_ENCODE({rest})\n'
     if family == "measure":
         return family, '#include "encode.h"\nQT_MEASURE_KERNELS(QT_KERNEL)\n'
-    if family in ("pack", "gemv"):
+    if family in ("pack", "gemv", "quantize"):
         return family, f'#include "{family}.h"\nQT_{family.upper()}_KERNELS(QT_KERNEL)\n'
     raise ValueError(f"no kernel is called {kernel!r}")
 

@@ -61,9 +61,8 @@ def launch(*tasks: Task) -> None:
     import torch
 
     api, index = compiling.core(), torch.cuda.current_device()
-    api.Device(
-        index
-    ).set_current()  # its context is the one that torch uses; each thread has its own
+    # Its context is the one that torch uses; what is current is so for a thread.
+    api.Device(index).set_current()
     stream = _Stream(torch.cuda.current_stream().cuda_stream)
     for task in tasks:
         config = api.LaunchConfig(grid=task.blocks, block=task.threads)

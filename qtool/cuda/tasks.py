@@ -18,7 +18,9 @@ FIELDS = [
     "index_bytes", "values_bytes", "rows", "cols", "pitch", "group_size", "group_shift",
     "block_rows", "scale_dtype", "scale_row", "scale_group", "zero_kind", "zero_row",
     "zero_group", "zero_value", "bits", "outer", "divide", "batch", "splits",
-    "inputs", "inputs_bytes", "first_row",
+    "inputs", "inputs_bytes", "first_row", "weight", "weight_bytes", "importance",
+    "importance_bytes", "gram", "gram_bytes", "ratios", "ratios_bytes", "ratio_count", "symmetric",
+    "reach",
 ]
 # fmt: on
 

@@ -32,6 +32,7 @@ shows.)
 Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -105,9 +106,9 @@ def factor(
     """
     with single_thread():
         root, order, notes = _damped_root(gram, options, tokens, dtype)
-        cost = _importance(root, order)
+        cost = importance_of(root, order)
         _reverse(root.view(-1).numpy())
-        _invert_upper(root)
+        invert_upper(root)
     return Factor(np.asarray(root.numpy()), order, cost, notes)
 
 
@@ -115,26 +116,34 @@ def importance(gram: Real, options: Options, tokens: int | None = None) -> grid.
     """The importance that factor() finds, for a third of its work, [in]."""
     with single_thread():
         root, order, _ = _damped_root(gram, options, tokens, np.float32)
-    return _importance(root, order)
+    return importance_of(root, order)
 
 
-def _importance(root: torch.Tensor, order: NDArray[np.int32]) -> grid.Floats:
+def importance_of(root: torch.Tensor, order: NDArray[np.int32]) -> grid.Floats:
+    """1 / U_jj^2 in the order of the columns, [in]. root: as from _damped_root()."""
     # R's diagonal is the root's from its end, and U's is one over it.
     found = np.empty(order.size, np.float32)
-    found[order[::-1]] = torch.diagonal(root).square().numpy()
+    found[order[::-1]] = torch.diagonal(root).square().cpu().numpy()
     return found
 
 
-def _damped_root(
-    gram: Real, options: Options, tokens: int | None, dtype: type[np.floating]
-) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
-    """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
+@dataclass(frozen=True)
+class Prepared:
+    """What the diagonal of a Gram matrix says before it is factored."""
 
-    Reversed means that its columns are in reverse order of the sweep, so that read from its end
-    the factor is R. Also that order, and notes. Of a wide layer each matrix here is half a
-    gigabyte: at most two live at a time beside the given one.
-    """
-    diagonal = np.diagonal(gram).astype(np.float64)
+    diagonal: NDArray[np.float64]  # [in], over its mean; 1 where the input is always zero
+    mean: float
+    order: NDArray[np.int32]  # [in], of the sweep
+    notes: tuple[str, ...]
+
+    @property
+    def backwards(self) -> NDArray[np.int32]:
+        """The sweep's order from its end, [in]."""
+        return np.ascontiguousarray(self.order[::-1])
+
+
+def prepare(diagonal: NDArray[np.float64], options: Options) -> Prepared:
+    """SourceError where the diagonal [in] is not one of sums of squares. Written over."""
     if not np.isfinite(diagonal).all() or (diagonal < 0).any():
         raise SourceError(
             f"the Gram matrix has {diagonal.min():.3g} on its diagonal, where sums of squares "
@@ -153,20 +162,19 @@ def _damped_root(
         order = np.argsort(-np.where(dead, 0.0, diagonal), kind="stable").astype(np.int32)
     else:
         order = np.arange(diagonal.size, dtype=np.int32)
+    return Prepared(diagonal, mean, order, tuple(notes))
 
-    backwards = order[::-1]
-    uncertain = diagonal.size / tokens if tokens and options.token_damping else 0.0
+
+def damped(
+    attempt: Callable[[float], torch.Tensor | None],
+    prepared: Prepared,
+    options: Options,
+    tokens: int | None,
+) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """The first root that attempt(damping) finds, and notes; SourceError where no damping helps."""
+    uncertain = prepared.order.size / tokens if tokens and options.token_damping else 0.0
     start = damping = options.damp_percent + min(uncertain, 1.0)
-    while True:
-        reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
-        reversed_gram /= dtype(mean)
-        np.fill_diagonal(reversed_gram, diagonal[backwards] + damping)
-        # The upper factor comes stored by columns: read by rows it is the lower one.
-        root, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
-        del reversed_gram
-        if not int(failed) and bool(torch.isfinite(root).all()):
-            break
-        del root
+    while (root := attempt(damping)) is None:
         damping *= 10
         if damping > _LARGEST_DAMPING:
             raise SourceError(
@@ -174,9 +182,34 @@ def _damped_root(
                 "diagonal added, so it is not a sum of squares of finite activations; calibrate "
                 "on other text, or use a recipe that rounds to nearest"
             )
-    if damping != start:
-        notes.append(f"damping raised from {start:.2%} to {damping:.2%}")
-    return root.mT.contiguous(), order, tuple(notes)
+    if damping == start:
+        return root, prepared.notes
+    return root, (*prepared.notes, f"damping raised from {start:.2%} to {damping:.2%}")
+
+
+def _damped_root(
+    gram: Real, options: Options, tokens: int | None, dtype: type[np.floating]
+) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
+    """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
+
+    Reversed means that its columns are in reverse order of the sweep, so that read from its end
+    the factor is R. Also that order, and notes. Of a wide layer each matrix here is half a
+    gigabyte: at most two live at a time beside the given one.
+    """
+    prepared = prepare(np.diagonal(gram).astype(np.float64), options)
+    backwards = prepared.backwards
+
+    def attempt(damping: float) -> torch.Tensor | None:
+        reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
+        reversed_gram /= dtype(prepared.mean)
+        np.fill_diagonal(reversed_gram, prepared.diagonal[backwards] + damping)
+        # The upper factor comes stored by columns: read by rows it is the lower one.
+        root, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
+        del reversed_gram
+        return root if not int(failed) and bool(torch.isfinite(root).all()) else None
+
+    root, notes = damped(attempt, prepared, options, tokens)
+    return root.mT.contiguous(), prepared.order, notes
 
 
 def _reverse(values: Real) -> None:
@@ -190,17 +223,17 @@ def _reverse(values: Real) -> None:
         last[:] = kept[::-1]
 
 
-def _invert_upper(matrix: torch.Tensor) -> None:
+def invert_upper(matrix: torch.Tensor) -> None:
     """Invert an upper triangular matrix in place: [A B; 0 C]^-1 = [A^-1 -A^-1 B C^-1; 0 C^-1]."""
     size = matrix.shape[0]
     if size <= _INVERSE_BASE:
-        identity = torch.eye(size, dtype=matrix.dtype)
+        identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
         matrix.copy_(torch.linalg.solve_triangular(matrix, identity, upper=True))
         return
     half = size // 2
     above, corner, below = matrix[:half, :half], matrix[:half, half:], matrix[half:, half:]
-    _invert_upper(above)
-    _invert_upper(below)
+    invert_upper(above)
+    invert_upper(below)
     corner.copy_(above @ corner @ below).neg_()
 
 

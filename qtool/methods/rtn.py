@@ -7,8 +7,10 @@ that belongs to the group, which is the output error but for what groups have to
 other. Groups wider than 256 take the diagonal of H only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,14 @@ from qtool import grid, native, small_floats
 from qtool.methods import Result, qoq
 from qtool.scheme import GroupQuant, Scheme
 
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
+
 NEEDS: frozenset[str] = frozenset()
 
 _AT_ONCE = 1 << 18  # elements
+# native.quantize_groups, or what gives the same bytes elsewhere.
+RoundGroups = Callable[..., native.Groups]
 _WIDEST_BLOCK = 256  # the search's cost per weight grows with it
 
 
@@ -45,8 +52,12 @@ def quantize(
     scheme: Scheme,
     options: Options,
     threads: int = 1,
+    round_groups: RoundGroups = native.quantize_groups,
 ) -> Result:
-    """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
+    """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16.
+
+    round_groups: does the work on grids of whole numbers with a scale for each group or row.
+    """
     if scheme.outer == "rows":
         weighed = None
         if options.clip and stats is not None and stats.gram is not None:
@@ -57,7 +68,7 @@ def quantize(
     if scheme.is_float:
         return Result(small_floats.quantize(weight, scheme, options.largest))
     if scheme.rows < 0:
-        return _one_scale(weight, scheme, options, threads)
+        return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
     importance = blocks = None
     if search is not None and stats is not None and stats.gram is not None:
@@ -66,7 +77,7 @@ def quantize(
             blocks = diagonal_blocks(stats.gram, width)
         else:
             importance = np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
-    found = native.quantize_groups(
+    found = round_groups(
         np.ascontiguousarray(weight),
         bits=scheme.bits,
         group_size=scheme.group_size,
@@ -79,6 +90,15 @@ def quantize(
     )
     grid.check_scales(found.scale)
     return Result(GroupQuant(scheme, found.codes, found.scale, found.zero))
+
+
+def rounding_on(device: "Device | None") -> RoundGroups:
+    """What `quantize` is to round groups with on a device; None: the CPU."""
+    if device is None:
+        return native.quantize_groups
+    from qtool.cuda import rounding
+
+    return partial(rounding.quantize_groups, device)
 
 
 def by_rows(weight: NDArray[np.float32], scheme: Scheme) -> GroupQuant:

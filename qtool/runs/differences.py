@@ -13,6 +13,7 @@ from typing import Any
 from qtool.errors import ResumeError
 
 RECIPE, SHARDS, LAYOUT = "recipe", "size of a shard", "layout of its files"
+DEVICE = "device"  # cpu, or the name of a GPU
 _OPTIONS = {f"calibration.{key}": f"--{key}" for key in ("samples", "length", "seed")}
 _TEXT = "calibration.source"
 _SHOWN = 4  # differences in a sentence
@@ -122,6 +123,8 @@ def _way_on(others: Mapping[str, tuple[Any, Any]]) -> str:
     for name, (before, now) in others.items():
         if name == SHARDS and type(before) is int:
             options.append(f"--max-shard-size {before}")
+        elif name == DEVICE:
+            options.append(f"--device {'cpu' if before == 'cpu' else 'cuda'}")
         elif name == RECIPE and isinstance(before, dict):
             if before.get("name") != now.get("name"):
                 return f"{again} (--recipe {shlex.quote(_value(before.get('name')))})"

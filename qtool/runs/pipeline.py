@@ -119,6 +119,7 @@ def run(request: Request, progress: Progress) -> Summary:
                     request.model,
                     outcome,
                     None if shards == MAX_SHARD_BYTES else shards,
+                    None if request.device is None else request.device.name,
                 )
                 if rotations is not None:
                     record["rotation"] = rotations.record(request.recipe.rotate)
@@ -208,6 +209,7 @@ def _quantize_each(
 ) -> Outcome:
     """Without a forward pass every tensor stands alone; one a thread is in memory."""
     shared = SharedScales(plan, checkpoint)
+    rounding = rtn.rounding_on(request.device)
 
     def work(planned: Planned) -> LayerReport | None:
         if isinstance(planned.action, Dropped):
@@ -219,7 +221,7 @@ def _quantize_each(
         weight = checkpoint.float32(planned.name)
         check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
         with methods.named(planned.name):
-            quant = rtn.quantize(weight, None, planned.action, options).quant
+            quant = rtn.quantize(weight, None, planned.action, options, 1, rounding).quant
         sink.quantized(planned, quant)
         found = quant.dequantize()
         coarse = layer_errors.coarseness(weight, found, planned.action)

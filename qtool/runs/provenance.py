@@ -2,8 +2,8 @@
 
 Nothing in it depends on the clock, on names of folders or on the number of threads: the same
 inputs give the same record. What a calibrated or rotated artifact's bytes do depend on, the kind of
-CPU and the versions of torch and numpy, is recorded for those only; rounding to nearest gives the
-same bytes everywhere.
+CPU, the GPU if one was used, and the versions of torch and numpy, is recorded for those only;
+rounding to nearest gives the same bytes everywhere.
 """
 
 import platform
@@ -32,10 +32,11 @@ def record(
     model: str,
     outcome: Outcome,
     max_shard_bytes: int | None = None,
+    gpu: str | None = None,
 ) -> dict[str, Any]:
     """The provenance of a finished run. `model` is what the user typed.
 
-    max_shard_bytes: where it is not the usual one.
+    max_shard_bytes: where it is not the usual one. gpu: what did the work, if not the CPU.
     """
     asked: dict[str, Any] = {}
     if recipe.changes:
@@ -56,7 +57,7 @@ def record(
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
-        "environment": environment() if recipe.depends_on_cpu else None,
+        "environment": environment(gpu) if recipe.depends_on_cpu else None,
         **_outliers(recipe, outcome),
         LAYERS: [
             # Four digits: the last ones of a sum depend on the threads that it was made by.
@@ -88,9 +89,9 @@ def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
     return {} if made is None else {"made_from": made}
 
 
-def environment() -> dict[str, str]:
+def environment(gpu: str | None = None) -> dict[str, str]:
     """What the bytes of a calibrated or rotated artifact depend on beside its inputs."""
-    found = {"cpu": cpu_kind()}
+    found = {"cpu": cpu_kind()} if gpu is None else {"cpu": cpu_kind(), "gpu": gpu}
     for package in ("torch", "numpy", "transformers"):
         try:
             found[package] = version(package)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from qtool.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
     from qtool.cuda.staging import Places
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
@@ -67,14 +68,15 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
-    _on_the_cpu_only(asked, recipe)
     check_stats_options(asked.stats, asked.calibration)
+    device = _device(asked)
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=True)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
-    stating = _stating(asked, source, target, progress)
+    gpu = None if device is None else device.name
+    stating = _stating(asked, source, target, progress, gpu)
 
     # Where the folder is made of a GGUF file of the hub, nothing in it tells the commit.
     named = public_name(asked.model, source) or asked.model
@@ -82,7 +84,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     def made_of(folder: Path) -> Summary:
         request = Request(
             named, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
-            asked.fresh, asked.max_ram, stating,
+            asked.fresh, asked.max_ram, stating, device,
         )  # fmt: skip
         return run(request, progress)
 
@@ -137,21 +139,39 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     return replace(made, notes=[*made.notes, note])
 
 
-def _places(asked: Asked) -> Places | None:
-    """Where GGUF blocks are encoded, if on a GPU; `check_device` has seen that there is one."""
+def _on_gpu(asked: Asked) -> bool:
+    """Whether a GPU does the work; `check_device` has seen that there is one."""
     if asked.device != "cuda":
-        return None
+        return False
     if asked.max_ram is not None:
         raise UnsupportedError(
             "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
             "leave it out with --device cuda"
         )
+    return True
+
+
+def _device(asked: Asked) -> Device | None:
+    """The GPU that is asked for; None: the CPU."""
+    if not _on_gpu(asked):
+        return None
+    from qtool.calibrating.device import open_gpu
+
+    return open_gpu()
+
+
+def _places(asked: Asked) -> Places | None:
+    """Where GGUF blocks are encoded, if on a GPU."""
+    if not _on_gpu(asked):
+        return None
     from qtool.cuda.staging import CudaPlace
 
     return CudaPlace
 
 
-def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> Stating | None:
+def _stating(
+    asked: Asked, source: Path, target: Path, progress: Progress, gpu: str | None = None
+) -> Stating | None:
     """What writes OUT.provenance.json, where it is asked for: of the inputs as they are now."""
     from qtool.runs import statement
     from qtool.runs.summary import peak_rss_bytes
@@ -182,17 +202,11 @@ def _stating(asked: Asked, source: Path, target: Path, progress: Progress) -> St
             asked.imatrix,
             asked.stats,
             beside,
+            gpu,
         )
         return statement.write(artifact, ran, target)
 
     return write
-
-
-def _on_the_cpu_only(asked: Asked, recipe: Recipe | GgufRecipe) -> None:
-    if asked.device == "cuda":
-        raise UnsupportedError(
-            f"--device cuda: recipe {recipe.name} is for the CPU only; leave --device out"
-        )
 
 
 def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from qtool.hub import plain_name
 from qtool.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
     from qtool.runs.workspace import Stating
 
 
@@ -27,6 +28,7 @@ class Request:
     fresh: bool = False  # what an earlier run left is thrown away
     max_ram: int | None = None  # bytes of resident memory
     stating: "Stating | None" = None  # of the workspace
+    device: "Device | None" = None  # that does the work; None: the CPU
 
     @property
     def artifact(self) -> Path:

@@ -14,7 +14,7 @@ from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import Plan
 from qtool.runs import provenance
-from qtool.runs.differences import LAYOUT, SHARDS
+from qtool.runs.differences import DEVICE, LAYOUT, SHARDS
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -49,6 +49,7 @@ def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint
         facts["file of statistics"] = file_facts(request.stats)
     if request.recipe.depends_on_cpu:
         facts["version of torch or kind of CPU"] = provenance.environment()
+        facts[DEVICE] = "cpu" if request.device is None else request.device.name
     space.agree(facts)
 
 

@@ -49,6 +49,7 @@ class Ran:
     imatrix: Path | None = None
     stats: Path | None = None
     beside: Mapping[str, str] | None = None  # digests of the source's files, from before the run
+    gpu: str | None = None  # that did the work, if not the CPU
 
 
 def path_beside(artifact: Path) -> Path:
@@ -253,7 +254,7 @@ def _clock(seconds: float) -> str:
 def _measured(ran: Ran) -> dict[str, Any]:
     """Environment and timings."""
     known: dict[str, Any] = {
-        "environment": {"qtool": __version__, **provenance.environment()},
+        "environment": {"qtool": __version__, **provenance.environment(ran.gpu)},
         "threads": ran.threads,
     }
     if ran.seconds is not None:

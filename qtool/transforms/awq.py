@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
+from qtool.calibrating.device import Device
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -164,7 +165,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     notes: list[str] = []
     rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
     for sites, chosen in proved_folds(block, subject.found, stats, subject.stream):
-        measured = _measured(block, sites, stats, plan, rounding)
+        measured = _measured(block, sites, stats, plan, rounding, subject.device)
         if not measured:
             continue
         if chosen is None:
@@ -179,11 +180,27 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
         )
         if dense_parts(chosen, sites, plan):
             scales = [powers_of_two(scale) for scale in scales]
-        best = search(measured, scales, subject.workers)
+        if subject.device is None:
+            best = search(measured, scales, subject.workers)
+        else:
+            from qtool.transforms import awq_device
+
+            best = awq_device.search(subject.device, measured, scales, _FINALISTS)
         if (scales[best] == 1).all():
             continue
         changed |= apply_fold(block, chosen, sites, scales[best], plan, result)
     return Applied(result, frozenset(changed), tuple(notes))
+
+
+def _importance(
+    gram: NDArray[np.floating], rounding: gptq.Options, tokens: int, device: Device | None
+) -> Floats:
+    if device is None:
+        return gptq.importance(gram, rounding, tokens)
+    from qtool.methods import gptq_device
+
+    with device.alone, device.explained():
+        return gptq_device.importance(device.put(gram), rounding, tokens)
 
 
 def _mean_abs(sites: Sequence[Site], stats: Mapping[str, SiteStats]) -> Floats:
@@ -209,6 +226,7 @@ def _measured(
     stats: Mapping[str, SiteStats],
     plan: Plan,
     rounding: gptq.Options | None,
+    device: Device | None,
 ) -> list[Measured]:
     """Evenly spaced rows of every quantized reader whose input was seen often enough."""
     readers = [
@@ -228,7 +246,7 @@ def _measured(
         else:
             mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
             with named(site_id):
-                cost = gptq.importance(gram, rounding, stats[site_id].count)
+                cost = _importance(gram, rounding, stats[site_id].count, device)
             costs[site_id] = cost * np.float32(mean), None
     rows = sum(block.weights[name].shape[0] for _, name, _ in readers)
     result = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.calibrating.device import Device
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import LoadedBlock, Stream
@@ -42,6 +43,7 @@ class Subject:
     recipe: "Recipe"
     stream: Stream  # before the block
     workers: Workers
+    device: Device | None = None  # for searches; None: the CPU
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
 #include "encode.h"
 #include "gemv.h"
 #include "pack.h"
+#include "quantize.h"
 
 namespace qt {
 Fault fault;
@@ -47,6 +48,7 @@ struct Entry {
 static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
     QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER) QT_ENCODED(ENCODED) QT_MEASURE_KERNELS(OTHER)
+    QT_QUANTIZE_KERNELS(OTHER)
 };
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 

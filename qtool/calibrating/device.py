@@ -1,0 +1,69 @@
+"""A GPU that does the work of a run, as a value that is passed along; None is the CPU.
+
+It holds one matrix, or one block, at a time: whoever works there takes `alone`, so that its memory
+does not grow with the number of threads, which read, pack and write meanwhile. The tests pass one
+whose place is the CPU and whose kernels run in an emulated grid.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where blocks run and matrices are rounded."""
+
+    place: torch.device
+    launch: Callable[..., None]  # runs tasks of qtool.cuda whose arrays are there, in order
+    name: str  # for people, and for what a resumed run compares
+    sums_bytes: int  # of its memory, for sums of Gram matrices
+    alone: threading.Lock = field(default_factory=threading.Lock, compare=False)
+
+    def put(self, array: NDArray[Any]) -> torch.Tensor:
+        """The array there; on the CPU its own memory."""
+        return torch.from_numpy(array).to(self.place)
+
+    @property
+    def pins(self) -> bool:
+        """Whether copies are faster from memory that the system may not move."""
+        return self.place.type == "cuda"
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within, too little of its memory is an UnsupportedError."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            said = " ".join(str(error).split())[:160]
+            raise UnsupportedError(
+                f"{self.name}: its memory does not hold a block, a batch and the Gram matrices of "
+                f"its inputs ({said}); leave --device out, or end what else uses this GPU"
+            ) from error
+
+
+def open_gpu() -> Device:
+    """torch's current GPU; UnsupportedError, in a sentence, where none can be used."""
+    from qtool.cuda import running
+
+    running.require()
+    # What float32 means everywhere else here: 24 bits, not the 11 of TF32.
+    torch.set_float32_matmul_precision("highest")
+    place = torch.device("cuda", torch.cuda.current_device())
+    found = torch.cuda.get_device_properties(place)
+    free, _ = torch.cuda.mem_get_info(place)
+    name = f"{found.name} (sm_{found.major}{found.minor})"
+    return Device(place, running.launch, name, free // 2)
+
+
+def host(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's numbers in an array of the CPU."""
+    return np.asarray(tensor.cpu().numpy())

@@ -1,0 +1,221 @@
+"""A block and a stream as a device sees them.
+
+Hidden states stay in the host's memory, or on its disk. What the block works on is copied there a
+micro-batch ahead, and what it made is copied back while the next one is computed, through pinned
+memory on streams of their own. The device holds one block, two micro-batches on their way in, two
+on their way out, and what the block's own forward pass takes.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from qtool.calibrating.device import Device
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
+from qtool.calibrating.workers import Workers
+
+
+def placed_block(block: LoadedBlock, device: Device) -> LoadedBlock:
+    """A copy of the block on the device, as its weights are now."""
+    moved: dict[int, torch.Tensor] = {}
+    memo: dict[int, Any] = {}
+    for module in block.module.modules():
+        config = getattr(module, "config", None)
+        memo[id(config)] = config
+        # Tensors that a module keeps as plain attributes are part of what it computes, too.
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *_plain(module)):
+            if tensor is None or id(tensor) in moved:
+                continue
+            there = _copied(tensor.detach(), device)
+            if isinstance(tensor, nn.Parameter):
+                there = nn.Parameter(there, requires_grad=False)
+            moved[id(tensor)] = memo[id(tensor)] = there
+    module = copy.deepcopy(block.module, memo)
+    weights = {
+        name: binding.view(module.get_parameter(binding.parameter_name.removeprefix(block.prefix)))
+        for name, binding in block.bindings.items()
+        if name in block.online.inputs
+    }
+    return replace(block, module=module, weights=weights)
+
+
+def _plain(module: nn.Module) -> list[torch.Tensor]:
+    return [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+
+
+def _copied(tensor: torch.Tensor, device: Device) -> torch.Tensor:
+    """A copy there even where the device is the CPU."""
+    return tensor.to(device.place, copy=True)
+
+
+class Calls(Sequence[list[Call]]):
+    """The arguments of every block, on the device when they are asked for.
+
+    Most are the same tensors for all blocks and micro-batches: each is copied once.
+    """
+
+    def __init__(self, calls: Sequence[list[Call]], device: Device) -> None:
+        self._calls = calls
+        self._device = device
+        # With the original, so that its id is that of no other tensor.
+        self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._last: tuple[int, list[Call]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._last is None or self._last[0] != index:
+            calls = self._calls[index]
+            moved = [Call(self._moved(one.args), self._moved(dict(one.kwargs))) for one in calls]
+            self._last = (index, moved)
+        return self._last[1]
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._there:
+                self._there[id(value)] = (value, _copied(value, self._device))
+            return self._there[id(value)][1]
+        if isinstance(value, tuple | list):
+            return type(value)(self._moved(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._moved(item) for key, item in value.items()}
+        return value
+
+
+class _Coming(NamedTuple):
+    """A micro-batch on its way to the device."""
+
+    number: int
+    there: torch.Tensor
+
+
+class _Leaving(NamedTuple):
+    """One on its way back: what was computed must live until it is in `here`."""
+
+    number: int
+    here: torch.Tensor
+    there: torch.Tensor
+    arrived: Any  # an event
+
+
+class Passing:
+    """Hidden states as the device sees them one after another; else like a list of them.
+
+    What is read stays as it is until the next but one is asked for. What is written is in the
+    host's states after settle().
+    """
+
+    def __init__(self, states: States, device: Device) -> None:
+        self._states = states
+        self._device = device
+        self._api = cast(Any, torch.get_device_module(device.place))
+        self._in, self._out = self._api.Stream(), self._api.Stream()
+        self._places: list[torch.Tensor | None] = [None, None]
+        self._coming: _Coming | None = None
+        self._leaving: _Leaving | None = None
+
+    def append(self, states: torch.Tensor) -> None:
+        """One more micro-batch, of the host."""
+        self._states.append(states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        coming = self._coming
+        if coming is None or coming.number != number:
+            coming = self._begin(number)
+        self._api.current_stream().wait_stream(self._in)
+        self._coming = self._begin(number + 1) if number + 1 < len(self) else None
+        return coming.there
+
+    def __setitem__(self, number: int, states: torch.Tensor) -> None:
+        self.settle()
+        here = torch.empty(states.shape, pin_memory=self._device.pins)
+        self._out.wait_stream(self._api.current_stream())
+        arrived = self._api.Event()
+        with self._api.stream(self._out):
+            here.copy_(states, non_blocking=True)
+            arrived.record(self._out)
+        self._leaving = _Leaving(number, here, states, arrived)
+
+    def settle(self) -> None:
+        """Wait until what was written last is in the host's states."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.arrived.synchronize()
+            self._states[leaving.number] = leaving.here.clone()  # not in pinned memory
+
+    def _begin(self, number: int) -> _Coming:
+        """Start to copy a micro-batch to where the one before the last was."""
+        here = self._states[number]
+        place = self._places[number % 2]
+        if place is None or place.shape != here.shape:
+            place = self._places[number % 2] = torch.empty(here.shape, device=self._device.place)
+        here = here.pin_memory() if self._device.pins else here
+        # Whatever read that place has been given to this stream before now, or is copied out.
+        self._in.wait_stream(self._api.current_stream())
+        self._in.wait_stream(self._out)
+        with self._api.stream(self._in):
+            place.copy_(here, non_blocking=True)
+        return _Coming(number, place)
+
+
+@contextmanager
+def placed(
+    device: Device | None, calls: Calls | None, block: LoadedBlock, stream: Stream, workers: Workers
+) -> Iterator[tuple[LoadedBlock, Stream, Workers]]:
+    """What passes a stream through a block: on the device one micro-batch after another, without
+    one all of it as it is. What is written to the stream is in the host's states at the end.
+
+    calls: of the stream, kept from block to block.
+    """
+    if device is None or calls is None:
+        yield block, stream, workers
+        return
+    with device.explained(), Workers(1) as turn:
+        passing = Passing(stream.hidden, device)
+        there = replace(stream, hidden=passing, calls=calls, place=device.place)
+        yield placed_block(block, device), there, turn
+        passing.settle()
+
+
+class Ahead:
+    """The blocks of a model in turn; with a device, the next one is read meanwhile."""
+
+    def __init__(self, skeleton: Skeleton, pool: Executor | None) -> None:
+        self._skeleton = skeleton
+        self._pool = pool
+        self._next: tuple[int, Future[LoadedBlock]] | None = None
+
+    def take(self, index: int) -> LoadedBlock:
+        """A block's weights, in float32."""
+        coming, self._next = self._next, None
+        if coming is not None and coming[0] == index:
+            block = coming[1].result()
+        else:
+            block = self._skeleton.block(index)
+        if self._pool is not None and index + 1 < self._skeleton.count:
+            self._next = (index + 1, self._pool.submit(self._skeleton.block, index + 1))
+        return block
+
+
+@contextmanager
+def ahead(skeleton: Skeleton, device: Device | None) -> Iterator[Ahead]:
+    """Ahead, with a thread of its own where there is a device."""
+    if device is None:
+        yield Ahead(skeleton, None)
+        return
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield Ahead(skeleton, pool)

@@ -1,0 +1,144 @@
+"""GPTQ on a GPU: what qtool.methods.gptq does, its matrices on the device.
+
+torch factors and inverts; the sweep goes by blocks of 128 columns. Within a block a kernel does the
+same steps in the same order as the CPU's sweep; what a block owes to the columns after it is one
+matrix product, whose sums are in an order of the device's own. So codes may differ from the CPU's
+in a last step here and there; grids that are found before the sweep only as far as their importance
+does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool import grid, native
+from qtool.calibrating.device import Device, host
+from qtool.cuda import quantize_tasks as tasks
+from qtool.cuda import rounding
+from qtool.methods import gptq
+from qtool.scheme import GroupQuant, Scheme
+
+
+@dataclass(frozen=True)
+class Factor:
+    """gptq.Factor with U on the device, [in, in]."""
+
+    upper: torch.Tensor
+    order: NDArray[np.int32]
+    importance: grid.Floats
+    notes: tuple[str, ...] = ()
+
+    def on_host(self) -> gptq.Factor:
+        """The same for the CPU's sweep."""
+        return gptq.Factor(host(self.upper), self.order, self.importance, self.notes)
+
+
+def factor(gram: torch.Tensor, options: gptq.Options, tokens: int | None = None) -> Factor:
+    """gptq.factor of a Gram matrix [in, in] on a device."""
+    root, prepared, notes = _damped_root(gram, options, tokens)
+    cost = gptq.importance_of(root, prepared.order)
+    upper = root.flip(0, 1)
+    del root
+    gptq.invert_upper(upper)
+    return Factor(upper, prepared.order, cost, notes)
+
+
+def importance(gram: torch.Tensor, options: gptq.Options, tokens: int | None) -> grid.Floats:
+    """gptq.importance of a Gram matrix on a device."""
+    root, prepared, _ = _damped_root(gram, options, tokens)
+    return gptq.importance_of(root, prepared.order)
+
+
+def _damped_root(
+    gram: torch.Tensor, options: gptq.Options, tokens: int | None
+) -> tuple[torch.Tensor, gptq.Prepared, tuple[str, ...]]:
+    prepared = gptq.prepare(host(gram.diagonal()).astype(np.float64), options)
+    backwards = torch.from_numpy(prepared.backwards).to(gram.device)
+    diagonal = torch.from_numpy(prepared.diagonal[prepared.backwards])
+
+    def attempt(damping: float) -> torch.Tensor | None:
+        damped = gram.index_select(0, backwards).index_select(1, backwards)
+        damped /= prepared.mean
+        damped.diagonal().copy_(diagonal + damping)
+        root, failed = torch.linalg.cholesky_ex(damped)
+        return root if not int(failed) and bool(torch.isfinite(root).all()) else None
+
+    root, notes = gptq.damped(attempt, prepared, options, tokens)
+    return root, prepared, notes
+
+
+def quantize_with(
+    device: Device, weight: grid.Floats, given: Factor, scheme: Scheme, options: gptq.Options
+) -> GroupQuant:
+    """gptq.quantize_with on the device; the caller has it alone.
+
+    QoQ's grids of two levels are found and swept on the CPU.
+    """
+    if scheme.outer == "rows":
+        return gptq.quantize_with(weight, given.on_host(), scheme, options)
+    columns = weight.shape[1]
+    size = min(grid.group_width(scheme, columns), columns)
+    static = options.static_groups or size == columns
+    order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
+    search = native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None
+    ratios = rounding.searched(device, search)
+    cost = device.put(given.importance) if options.mse else None
+    wanted = tasks.Grid(scheme.bits, scheme.symmetric, grid.reach(scheme.bits))
+    left = device.put(np.ascontiguousarray(weight)).T.contiguous()
+    if static:
+        pairs = rounding.grids(device, left, wanted, size, ratios, cost)
+        groups = given.order // np.int32(size)
+    else:
+        pairs = torch.empty(-(-columns // size), weight.shape[0], 2, device=device.place)
+        groups = np.arange(columns, dtype=np.int32) // np.int32(size)
+        cost = None if cost is None else cost[order]
+    left = left[order]
+    codes = torch.empty(left.shape, dtype=torch.uint8, device=device.place)
+    index = device.put(groups)
+    for start, stop in _blocks(columns, columns if static else size):
+        if not static and start % size == 0:
+            group = slice(start, min(start + size, columns))
+            weighed = None if cost is None else cost[group]
+            found = rounding.grids(device, left[group], wanted, size, ratios, weighed)
+            pairs[start // size] = found[0]
+        made = _swept(device, left, given.upper, pairs, index, scheme.bits, slice(start, stop))
+        codes[order[start:stop]] = made[1].to(torch.uint8)
+        left[stop:].addmm_(given.upper[start:stop, stop:].T, made[0])
+    scale, zero = rounding.stored(pairs)
+    grid.check_scales(scale)
+    g_idx = None
+    if options.act_order and not static:
+        g_idx = np.empty(columns, np.int32)
+        g_idx[given.order] = groups
+    return GroupQuant(scheme, host(codes.T.contiguous()), scale, zero, g_idx)
+
+
+def _blocks(columns: int, size: int) -> Iterator[tuple[int, int]]:
+    """Blocks of columns, none of which lies in two groups of `size`."""
+    start = 0
+    while start < columns:
+        stop = min(start + tasks.MOST_IN_BLOCK, (start // size + 1) * size, columns)
+        yield start, stop
+        start = stop
+
+
+def _swept(
+    device: Device,
+    left: torch.Tensor,
+    upper: torch.Tensor,
+    pairs: torch.Tensor,
+    index: torch.Tensor,
+    bits: int,
+    block: slice,
+) -> torch.Tensor:
+    """Minus the errors of a block of columns, and its codes, [2, n, out]."""
+    count = block.stop - block.start
+    factor = upper.new_zeros(count, tasks.padded(count))
+    factor[:, :count] = upper[block, block].T
+    out = upper.new_empty(2, count, left.shape[1])
+    weight, groups = rounding.aligned(left[block]), rounding.aligned(index[block])
+    device.launch(tasks.sweep_block(weight, factor, pairs, groups, bits, out=out))
+    return out

@@ -1,0 +1,277 @@
+"""`quantize --device cuda` with torch's part on the CPU and the kernels in the emulated grid.
+
+Blocks and streams as a device sees them, whole runs, and what is refused.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+from arch_models import VOCABULARY
+from cuda_device import device, emulator
+from small_models import checkpoint
+
+import qtool
+from qtool.calibrating import blockwise, placed
+from qtool.calibrating.device import Device
+from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.sites import Tracer
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
+from qtool.cuda import running
+from qtool.errors import ResumeError, UnsupportedError
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.quantize import Asked, quantize
+from qtool.runs.request import Request
+
+__all__ = ["device", "emulator"]
+
+TINY = Path(pipeline.__file__).parent.parent / "tiny"
+ON_GPU = os.environ.get("QTOOL_TEST_DEVICE") == "cuda"
+SAMPLES = ["calibration.samples=6", "calibration.length=128"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def opened(models: Path, name: str) -> tuple[Skeleton, Stream]:
+    skeleton = Skeleton.open(checkpoint(models, name))
+    tokens = np.random.default_rng(2).integers(3, VOCABULARY, (7, 40), dtype=np.int64)
+    return skeleton, skeleton.embed(tokens, micro_batch_tokens=80)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe"])
+def test_what_is_measured_there(name: str, models: Path, device: Device) -> None:
+    """Every statistic, and the hidden states after the block: those of the CPU. The host's block
+    stays as it is."""
+    skeleton, stream = opened(models, name)
+    block = skeleton.block(0)
+    sites = Tracer().sites(block, stream).sites
+    before = [one.clone() for one in stream.hidden]
+    with Workers(2) as workers:
+        wanted = collect(block, stream, sites, NEEDS | HISTOGRAM, workers)
+        calls = placed.Calls(stream.calls, device)
+        with placed.placed(device, calls, block, stream, workers) as (there, passing, turn):
+            assert all(p.device.type == device.place.type for p in there.module.parameters())
+            assert not {p.data_ptr() for p in there.module.parameters()} & {
+                p.data_ptr() for p in block.module.parameters()
+            }
+            found = collect(there, passing, sites, NEEDS | HISTOGRAM, turn)
+            assert all(torch.equal(a, b) for a, b in zip(before, stream.hidden, strict=True))
+            skeleton.advance(there, passing, turn)
+        after = [one.clone() for one in stream.hidden]
+        stream = replace(stream, hidden=before)
+        skeleton.advance(block, stream, workers)
+    limits: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4} if ON_GPU else {"rtol": 0, "atol": 0}
+    for one, other in zip(after, stream.hidden, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), **limits)
+    for site in sites:
+        mine, its = found[site.id], wanted[site.id]
+        assert mine.count == its.count
+        for key in ("gram", "mean_abs", "max_abs", "square", "histogram"):
+            if its.count and not (ON_GPU and key == "histogram"):
+                np.testing.assert_allclose(getattr(mine, key), getattr(its, key), **limits)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_states_pass_in_their_order(on_disk: bool, tmp_path: Path, device: Device) -> None:
+    """A micro-batch is read before the one before it is written back, and of every shape."""
+    states: Any = OnDisk(tmp_path) if on_disk else []
+    first = [torch.full((samples, 3, 2), float(number)) for number, samples in enumerate([2, 2, 1])]
+    for one in first:
+        states.append(one)
+    passing = placed.Passing(states, device)
+    for round_ in (1, 2):
+        for number in range(len(passing)):
+            there = passing[number]
+            assert there.device.type == device.place.type
+            assert torch.equal(there.cpu(), first[number] * 2 ** (round_ - 1))
+            passing[number] = there * 2
+            assert torch.equal(there.cpu(), first[number] * 2 ** (round_ - 1))
+        passing.settle()
+        for number, one in enumerate(states):
+            assert torch.equal(one, first[number] * 2**round_)
+    assert torch.equal(passing[1].cpu(), first[1] * 4)  # not the one that was read ahead
+    assert [float(one.mean()) for one in passing] == [0.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_nothing_of_a_block_stays_behind(name: str, models: Path) -> None:
+    """On torch's meta device, where nothing is computed, but where an operation on numbers that
+    are partly elsewhere fails, as on a GPU: no other test here can tell one from the CPU."""
+    skeleton, stream = opened(models, name)
+    meta = Device(torch.device("meta"), print, "", 0)
+    calls = placed.Calls(stream.calls, meta)
+    for index in range(skeleton.count):
+        there = placed.placed_block(skeleton.block(index), meta)
+        tensors = [*there.module.parameters(), *there.module.buffers()]
+        assert tensors and all(one.device.type == "meta" for one in tensors)
+        if name not in ("mixtral", "qwen3_moe"):  # which rows an expert reads depends on numbers
+            hidden = torch.empty(stream.hidden[0].shape, device="meta")
+            assert there.run(hidden, calls[index][0]).device.type == "meta"
+    block = skeleton.block(0)
+    with pytest.raises(RuntimeError, match=r"not on the expected device|same device"):
+        placed.placed_block(block, meta).run(stream.hidden[0], stream.calls[0][0])
+
+
+def test_the_next_block_is_read_meanwhile(models: Path) -> None:
+    skeleton, _ = opened(models, "llama")
+    read: list[int] = []
+
+    class Watched:
+        count = skeleton.count
+
+        def block(self, index: int) -> LoadedBlock:
+            read.append(index)
+            return skeleton.block(index)
+
+    gpu = Device(torch.device("cpu"), print, "", 0)
+    with placed.ahead(Watched(), gpu) as blocks:  # type: ignore[arg-type]
+        taken = blocks.take(0)
+        assert taken.index == 0
+    assert read == [0, 1]  # the thread has ended
+    with placed.ahead(Watched(), None) as blocks:  # type: ignore[arg-type]
+        assert blocks.take(1).index == 1
+    assert read == [0, 1, 1]
+
+
+def made(
+    recipe: str, out: Path, device: Device | None, *sets: str, source: Path | None = None
+) -> Path:
+    loaded = load(recipe, [*SAMPLES, *sets])
+    asked = Request("tiny", source or TINY, loaded, out, None, 2, 1 << 30, device=device)
+    pipeline.run(asked, Progress(quiet=True))
+    return out
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    import argparse
+    import inspect
+
+    path = tmp_path / "text.txt"
+    path.write_text(inspect.getsource(argparse), encoding="utf-8")
+    return path
+
+
+def test_round_to_nearest_is_the_same_file(tmp_path: Path, device: Device) -> None:
+    here = made("w4g128-rtn", tmp_path / "here", None, "rtn.clip=true")
+    there = made("w4g128-rtn", tmp_path / "there", device, "rtn.clip=true")
+    assert quantizing.files(here) == quantizing.files(there)
+
+
+# Small searches: a thread of the emulated grid is a loop.
+FEW = [("w4g128-awq-gptq", ["awq.grid=2"]), ("w3g128-awq", ["awq.grid=2", "awq.clip=false"])]
+WHOLE = ["w4g128-gptq", "w4g128-awq", "w3g128-awq", "w4g128-awq-gptq", "w4a16-ct", "w8-gptq"]
+WHOLE += ["w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8", "w4-gptq-rotated"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [*FEW, *(pytest.param(name, [], marks=pytest.mark.slow) for name in WHOLE)],
+)
+def test_as_good_as_the_cpu(
+    recipe: str, sets: list[str], text: Path, tmp_path: Path, device: Device
+) -> None:
+    """Divergence from the float model within 2 %, and the record says what did the work."""
+    found = {}
+    for name, where in (("here", None), ("there", device)):
+        out = made(recipe, tmp_path / name, where, *sets)
+        measured = qtool.evaluate(out, text, against=TINY, windows=6, length=256, threads=1)
+        found[name] = measured.found["kld"]["mean"]
+        record = json.loads((out / "qtool.json").read_text())
+        assert record["environment"].get("gpu") == (where.name if where else None)
+    assert found["there"] == pytest.approx(found["here"], rel=0.02)
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Ends a run when it comes to a block."""
+    before = blockwise._quantize_block
+
+    def block(run: Any, index: int) -> Any:
+        if index == after:
+            raise KeyboardInterrupt
+        return before(run, index)
+
+    monkeypatch.setattr(blockwise, "_quantize_block", block)
+
+
+@pytest.fixture(scope="module")
+def small(models: Path) -> tuple[Path, list[str]]:
+    """A model of two blocks, and what it is calibrated on."""
+    text = quantizing.text_file(models / "text.txt")
+    sets = [f"calibration.source={text}", "calibration.length=32", "gptq.mse=false"]
+    return checkpoint(models, "llama").path, [*sets, "calibration.samples=6"]
+
+
+def test_a_run_of_the_cpu_is_not_continued_there(
+    small: tuple[Path, list[str]], tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one of the device here. Begun there, it is finished there, with the same bytes."""
+    (source, sets), out = small, tmp_path / "out"
+    for first, other, options in ((None, device, "--device cpu"), (device, None, "--device cuda")):
+        with monkeypatch.context() as patch:
+            stopped(patch, 1)
+            with pytest.raises(KeyboardInterrupt):
+                made("w4g32-gptq", out, first, *sets, source=source)
+        before = quantizing.files(tmp_path)
+        with pytest.raises(ResumeError, match=r"device was .*, is .*") as said:
+            made("w4g32-gptq", out, other, *sets, source=source)
+        assert f"this command with {options} goes on with it" in str(said.value)
+        assert quantizing.files(tmp_path) == before
+        if first is None:
+            made("w4g32-gptq", out, first, *sets, source=source).rename(tmp_path / "of the CPU")
+    made("w4g32-gptq", out, device, *sets, source=source)
+    whole = made("w4g32-gptq", tmp_path / "whole", device, *sets, source=source)
+    assert quantizing.files(out) == quantizing.files(whole)
+
+
+def test_too_little_memory_is_a_sentence(small: tuple[Path, list[str]], tmp_path: Path) -> None:
+    def launch(*tasks: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    gpu, (source, sets) = Device(torch.device("cpu"), launch, "Small GPU (sm_75)", 1 << 20), small
+    with pytest.raises(
+        UnsupportedError, match=r"Small GPU \(sm_75\): its memory does not hold .* 20.00 GiB"
+    ):
+        made("w4g32-gptq", tmp_path / "out", gpu, *sets, source=source)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def no_gpu() -> Iterator[None]:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    yield
+
+
+def test_refused_before_anything_is_begun(no_gpu: None, tmp_path: Path) -> None:
+    """Before a model is looked for."""
+    with pytest.raises(UnsupportedError, match=r"no NVIDIA GPU is here .* leave --device out"):
+        qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="cuda")
+    with pytest.raises(UnsupportedError, match="--device tpu: expected auto, cpu or cuda"):
+        qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="tpu")
+    loaded = load("w4g128-gptq", [])
+    assert isinstance(loaded, Recipe)
+    asked = Asked(
+        "nobody/nothing", tmp_path / "out", None, None, None, False, False, 1, 1 << 30, []
+    )
+    with pytest.raises(UnsupportedError, match="--max-ram counts what the CPU's way takes"):
+        quantize(loaded, replace(asked, device="cuda"), Progress(quiet=True))
+    with pytest.raises(UnsupportedError, match="no NVIDIA GPU is here"):
+        running.require()
+    assert not list(tmp_path.iterdir())
