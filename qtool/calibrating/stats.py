@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from qtool.calibrating import ranges
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
-from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.stream import CPU, LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
 
@@ -98,7 +98,7 @@ class _Turns:
 class _Sum:
     """The running sums of one site."""
 
-    def __init__(self, width: int, needs: frozenset[str], place: torch.device) -> None:
+    def __init__(self, width: int, needs: frozenset[str], place: torch.device = CPU) -> None:
         self.width = width
         self.place = place
         self.count = 0

@@ -15,7 +15,7 @@ from qtool.calibrating.online import Online
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
 
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stream:
     calls: Sequence[list[Call]]  # by block, then micro-batch
     probe_calls: list[Call]  # by block, for probe()
     probe_tokens: int
-    place: torch.device = _CPU  # where blocks are that pass it
+    place: torch.device = CPU  # where blocks are that pass it
 
     def probe(self, block: int) -> tuple[torch.Tensor, Call]:
         """The first few positions of the first sample, [1, probe_tokens, width]: a small input.

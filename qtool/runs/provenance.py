@@ -57,7 +57,7 @@ def record(
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),
-        "environment": environment(gpu) if recipe.depends_on_cpu else None,
+        "environment": with_gpu(gpu) if recipe.depends_on_cpu else None,
         **_outliers(recipe, outcome),
         LAYERS: [
             # Four digits: the last ones of a sum depend on the threads that it was made by.
@@ -89,9 +89,14 @@ def made_from(checkpoint: Checkpoint) -> dict[str, Any]:
     return {} if made is None else {"made_from": made}
 
 
-def environment(gpu: str | None = None) -> dict[str, str]:
+def with_gpu(gpu: str | None) -> dict[str, str]:
+    """environment(), and what did the work, if not the CPU."""
+    return environment() if gpu is None else {**environment(), "gpu": gpu}
+
+
+def environment() -> dict[str, str]:
     """What the bytes of a calibrated or rotated artifact depend on beside its inputs."""
-    found = {"cpu": cpu_kind()} if gpu is None else {"cpu": cpu_kind(), "gpu": gpu}
+    found = {"cpu": cpu_kind()}
     for package in ("torch", "numpy", "transformers"):
         try:
             found[package] = version(package)

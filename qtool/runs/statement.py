@@ -254,7 +254,7 @@ def _clock(seconds: float) -> str:
 def _measured(ran: Ran) -> dict[str, Any]:
     """Environment and timings."""
     known: dict[str, Any] = {
-        "environment": {"qtool": __version__, **provenance.environment(ran.gpu)},
+        "environment": {"qtool": __version__, **provenance.with_gpu(ran.gpu)},
         "threads": ran.threads,
     }
     if ran.seconds is not None:

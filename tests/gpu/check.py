@@ -11,13 +11,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "encode", "gguf"]
+TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
+FEW += " or test_groups[4"
+# Artifacts of the shipped model by many recipes: the CPU's bytes, or its KL divergence within 2 %.
+RECIPES = ["tests/test_cuda_run.py", "-m", "slow", "-k", "as_good"]
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
 TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "gemv"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
@@ -51,6 +55,10 @@ def main() -> None:
         return said if good else ""
 
     check("the same bits as the CPU", [*pytest, *TESTS], 300)
+    check("recipes as good as the CPU's", [*pytest, *RECIPES], 150)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
+        check("quantize --device cuda", [*command, "--device", "cuda", "-o", f"{folder}/out"], 60)
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
         name = f"compute-sanitizer {tool}"
