@@ -226,7 +226,7 @@ def _measured(
     stats: Mapping[str, SiteStats],
     plan: Plan,
     rounding: gptq.Options | None,
-    device: Device | None,
+    device: Device | None = None,
 ) -> list[Measured]:
     """Evenly spaced rows of every quantized reader whose input was seen often enough."""
     readers = [
