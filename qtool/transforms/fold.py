@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stream import Call, LoadedBlock
+from qtool.transforms.places import row_maps
 
 Scales = NDArray[np.float32]
 
@@ -80,37 +81,9 @@ def projection_folds(block: LoadedBlock, found: BlockSites, site: Site) -> Itera
         if call.matrix.expert != site.expert:
             continue
         for reader in reversed(call.readers):
-            for rows in _row_maps(reader.rows[1] - reader.rows[0], site.in_features, head_dim):
+            for rows in row_maps(reader.rows[1] - reader.rows[0], site.in_features, head_dim):
                 offset = reader.rows[0]
                 yield Fold(site.names, reader.name, call.bias, rows, offset)
-
-
-def _row_maps(rows: int, channels: int, head_dim: int | None) -> Iterator[NDArray[np.int64]]:
-    """Maps from channels to rows of a matrix that might have made them."""
-    channel = np.arange(channels)
-    if rows == channels:
-        yield channel
-        return
-    if rows < channels:
-        if head_dim and channels % rows == 0 and rows % head_dim == 0:
-            yield _shared_heads(channel, channels // rows, head_dim)
-        return
-    if rows == 2 * channels:  # gate and up in one: mostly the gate comes first
-        yield channel + channels
-        yield channel
-    values = rows - channels  # queries, keys and values in one
-    if values % 2 == 0 and channels % (values // 2) == 0:
-        values //= 2
-        if values == channels:
-            yield channel + 2 * channels
-            if head_dim:  # head by head
-                yield channel // head_dim * (3 * head_dim) + 2 * head_dim + channel % head_dim
-        elif head_dim and values % head_dim == 0:
-            yield channels + values + _shared_heads(channel, channels // values, head_dim)
-
-
-def _shared_heads(channel: NDArray[np.int64], repeats: int, head_dim: int) -> NDArray[np.int64]:
-    return channel // (repeats * head_dim) * head_dim + channel % head_dim
 
 
 def _head_dim(block: LoadedBlock) -> int | None:

@@ -34,6 +34,7 @@ from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.transforms.fold import restored
+from qtool.transforms.places import head_places
 from qtool.transforms.proved import Applied, Floats, Subject, Workers, powers_of_two
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
@@ -189,30 +190,10 @@ def _proposals(
             rows, rest = divmod(reader.rows[1] - reader.rows[0], head_dim)
             if rest or linear.matrix.expert is not None:
                 continue
-            for index in _places(rows, heads):
+            for index in head_places(rows, heads):
                 channels = index[:, None] * head_dim + np.arange(head_dim)
                 side = Rows(reader.name, linear.bias, channels.reshape(-1), reader.rows[0])
                 yield side, len(index)
-
-
-def _places(rows: int, heads: int) -> Iterator[NDArray[np.int64]]:
-    """Where heads may stand in a matrix of `rows` heads: alone, or with others in one matrix.
-
-    Keys may be fewer than `heads`, and repeated.
-    """
-    for count in (n for n in range(heads, 0, -1) if heads % n == 0):
-        each = np.arange(count)
-        if rows == count:
-            yield each
-        more, rest = divmod(rows - 2 * count, count)
-        if more > 0 and not rest:  # queries, keys, values; then the same head by head
-            yield count * more + each
-            yield each * (more + 2) + more
-    others, odd = divmod(rows - heads, 2)
-    if others > 0 and not odd and heads % others == 0:
-        more = heads // others
-        yield np.arange(heads)
-        yield (np.arange(others)[:, None] * (more + 2) + np.arange(more)).reshape(-1)
 
 
 def _makes(

@@ -1,7 +1,8 @@
 """Scales that were moved between layers, accounted for.
 
 A fold (AWQ, SmoothQuant) multiplies the columns of all readers of an input, and divides what makes
-that input: a norm, or the rows of a projection. Each half that is found must have its other half.
+that input: a norm, or the rows of a projection; SmoothAttention multiplies rows of queries, and
+divides those of keys. Each half that is found must have its other half.
 """
 
 from collections import defaultdict
@@ -13,14 +14,13 @@ import numpy as np
 from qtool import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification.finding import Finding
-from qtool.verification.scaling import SURE, Compared, Floats, norm, spread, uneven
+from qtool.verification.pairs import MATCH, heads_of, unpaired
+from qtool.verification.scaling import Compared, Floats, norm, uneven
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 _PLUS_ONE = " (1 + weight)"
-_MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
-_CHANCE = 0.25  # of the logarithm: rows that differ less may do so by rounding
 
 
 def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
@@ -70,7 +70,7 @@ def check_folds(
         key.removesuffix(_PLUS_ONE)
         for block in norms.values()
         for key, ratio in block.items()
-        if uneven(ratio) > _MATCH
+        if uneven(ratio) > MATCH
     } - readers.keys()
     if idle:
         names = sorted(idle)
@@ -93,11 +93,12 @@ def check_folds(
             "scales, and were not multiplied by them as their neighbours were; make the artifact "
             "again",
         )  # fmt: skip
+    heads = heads_of(subject.config)
     halves = [
         c.name
         for group in _by_block(subject, compared).values()
         for c in group
-        if _half(subject, c, group)
+        if unpaired(c, group, heads)
     ]
     if halves:
         yield Finding(
@@ -111,6 +112,7 @@ def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
     """Scales without a counterpart are chance where the scheme explains the error without them:
     rounding errors that depend on the column, as GPTQ's do, look like scales."""
     found = {c.name: c for c in compared}
+    heads = heads_of(subject.config)
     for group in _by_block(subject, compared).values():
         names = [c.name for c in group]
         changed = True
@@ -118,11 +120,11 @@ def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
             changed = False
             for name in names:
                 c, near = found[name], [found[n] for n in names]
-                if not _half(subject, c, near):
+                if not unpaired(c, near, heads):
                     continue
                 if c.norm is None and c.plainly_explained:
                     found[name], changed = c.as_it_is(), True
-                elif c.norm is not None and uneven(c.rows) < _CHANCE:
+                elif c.norm is not None and c.rows is not None and c.rows_by_chance:
                     found[name], changed = replace(c, rows=None), True
     return [found[c.name] for c in compared]
 
@@ -134,48 +136,3 @@ def _by_block(subject: Subject, compared: Sequence[Compared]) -> dict[str, list[
         if c.columns is not None or c.rows is not None:
             groups[block_of(subject, c.name)].append(c)
     return groups
-
-
-def _half(subject: Subject, c: Compared, near: Sequence[Compared]) -> bool:
-    """Whether the scales of a matrix have no counterpart in its block; its neighbours first."""
-    parent = c.name.removesuffix(".weight").rpartition(".")[0] + "."
-    others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
-    if c.columns is not None and c.norm is None:
-        made = (o.rows for o in others if o.rows is not None)
-        return not any(_inverse(subject, rows, c.columns) for rows in made)
-    if c.rows is not None:
-        read = (o.columns for o in others if o.columns is not None and o.norm is None)
-        return not any(_inverse(subject, c.rows, columns) for columns in read)
-    return False
-
-
-def _inverse(subject: Subject, rows: Floats, columns: Floats) -> bool:
-    """Whether rows [out] of a producer and columns [in] of a reader cancel."""
-    inverse = (1 / rows).astype(np.float32)
-    if rows.size >= columns.size:  # larger: q, k and v, or gate and up, in one
-        ends = (inverse[rows.size - columns.size :], inverse[: columns.size])
-        return any(_fits(end, columns) for end in ends)
-    if columns.size % rows.size:
-        return False
-    width = _head_width(subject)
-    if width is None or rows.size % width:
-        return False
-    repeats = columns.size // rows.size
-    heads = np.repeat(inverse.reshape(-1, width), repeats, axis=0).reshape(-1)
-    return _fits(heads, columns)
-
-
-def _fits(one: Floats, other: Floats) -> bool:
-    """Whether two sets of scales are the same, and differ enough among themselves to tell."""
-    return spread(one, other) < min(_MATCH, SURE * uneven(other))
-
-
-def _head_width(subject: Subject) -> int | None:
-    text = structure.text_config(subject.config)
-    width = text.get("head_dim")
-    if isinstance(width, int) and width > 0:
-        return width
-    hidden, heads = text.get("hidden_size"), text.get("num_attention_heads")
-    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        return hidden // heads
-    return None

@@ -6,6 +6,8 @@ otherwise the least squares of Q over W tell c and r, up to a factor that they s
 
     c[k] = sum_o Q W / sum_o W W        r[o] = sum_k Q W / sum_k W W        in turns
 
+for c of Q / diag(r), for r of W diag(c).
+
 That a scale which was found is also taken out somewhere is judged in `error`.
 """
 
@@ -30,8 +32,7 @@ _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
-SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
-_FLAT = 0.02  # of the logarithm: scales this much apart are none
+_ENOUGH = 3e-3  # relative: nearer than rounding to 8 bits, nothing is told
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Compared:
     off: int  # groups whose zero is off by whole steps
     step: int  # by how many most of them are
     groups: int
+    without_rows: float | None = None  # the error with the norm's ratio alone, over the expected
 
     @property
     def explained(self) -> bool:
@@ -66,6 +68,11 @@ class Compared:
         """The same without taking any scales out."""
         expected = self.plain_expected
         return expected is not None and self.plain_error <= UNEXPLAINED * expected
+
+    @property
+    def rows_by_chance(self) -> bool:
+        """Whether the scheme explains the error without the scales of rows, beside a norm's."""
+        return self.without_rows is not None and self.without_rows <= UNEXPLAINED
 
     def as_it_is(self) -> "Compared":
         """Without the scales that were found."""
@@ -125,12 +132,9 @@ def compare(
     lost = expected_error(quant)
     size = norm(weight)
     plain = norm(weight - stored)
-    found = Fit(None, None, None, weight)
+    found = Fit(None, None, None, weight, plain)
     if plain > _PLAIN * lost or norms:
         found = fit(stored, weight, norms)
-        worth = _WORTH if found.norm is None else 1.0
-        if norm(found.target - stored) > worth * plain:
-            found = Fit(None, None, None, weight)  # the scales explain nothing
     target = found.target
     whole = norm(target)
     left = target - stored
@@ -147,6 +151,7 @@ def compare(
         off,
         step,
         quant.scale.size,
+        found.without_rows / lost if lost else None,
     )
 
 
@@ -163,47 +168,79 @@ class Fit:
     rows: Floats | None
     norm: str | None
     target: Floats  # what Q is near to
+    without_rows: float  # how far Q is off with the norm's ratio alone
 
 
 def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
-    """Scales of columns and rows that bring weight [out, in] nearest to stored [out, in]."""
-    columns = np.ones(weight.shape[1], np.float32)
-    rows = np.ones(weight.shape[0], np.float32)
-    for _ in range(_ROUNDS):
-        columns = _least_squares(stored, rows[:, None] * weight, 0)
+    """Scales of columns and rows that bring weight [out, in] nearest to stored [out, in].
+
+    Of what brings it about as near as anything does, what says the least: a norm's ratio before
+    scales that are free, and none before any.
+    """
+    long = (np.linalg.norm(matrix, axis=1) for matrix in (stored, weight))
+    rows = np.divide(*(np.maximum(lengths, 1e-30) for lengths in long))
+    for _ in range(_ROUNDS):  # rows are rounded by steps of their own size, so they count alike
+        columns = _least_squares(stored / rows[:, None], weight, 0)
         rows = _least_squares(stored, weight * columns, 1)
+    choices: list[tuple[Floats | None, Floats | None, str | None]] = [(None, None, None)]
     named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
     best = min(named, key=lambda n: named[n], default=None)
-    if best is not None and named[best] < min(_NEAR, SURE * uneven(norms[best])):
-        columns = norms[best]
-        rows = _least_squares(stored, weight * columns, 1)
-    else:
-        best = None
-    middle = np.float32(np.median(rows))
-    if uneven(rows) < _FLAT and (best is None or abs(np.log(middle)) < _FLAT):
-        rows = np.ones_like(rows)
-        columns = columns if best is not None else columns * middle
-    target = rows[:, None] * weight * columns
-    flat_rows = bool((rows == 1).all())
-    flat = best is None and uneven(columns) < _FLAT
-    return Fit(None if flat else columns, None if flat_rows else rows, best, target)
+    if best is not None and named[best] < _NEAR:
+        ratio = norms[best]
+        choices = [
+            (ratio, None, best), *choices, (ratio, _least_squares(stored, weight * ratio, 1), best)
+        ]  # fmt: skip
+    choices += [
+        (_least_squares(stored, weight, 0), None, None),
+        (None, _least_squares(stored, weight, 1), None),
+        (columns, rows, None),
+    ]
+    far = [norm(_scaled(weight, c, r) - stored) for c, r, _ in choices]
+    enough = max(min(far) / _WORTH, _ENOUGH * norm(stored))
+    chosen = next(number for number, left in enumerate(far) if left <= enough)
+    chosen_columns, chosen_rows, chosen_norm = choices[chosen]
+    target = _scaled(weight, chosen_columns, chosen_rows)
+    evenly = far[0] if chosen_norm is not None else norm(weight - stored)
+    return Fit(chosen_columns, chosen_rows, chosen_norm, target, evenly)
+
+
+def _scaled(weight: Floats, columns: Floats | None, rows: Floats | None) -> Floats:
+    scaled = weight if columns is None else weight * columns
+    return scaled if rows is None else rows[:, None] * scaled
 
 
 def _least_squares(stored: Floats, weight: Floats, axis: int) -> Floats:
-    """The scale of each column (axis 0) or row (axis 1); 1 where the source is 0."""
+    """The scale of each column (axis 0) or row (axis 1); 1 where the source is 0.
+
+    One that was rounded away is small, by how much is not known: it gets the least of the others.
+    """
     over = np.square(weight).sum(axis=axis, dtype=np.float64)
     found = (stored * weight).sum(axis=axis, dtype=np.float64) / np.where(over > 0, over, 1)
     good = (over > 0) & (found > 0)
-    return np.where(good, found, 1).astype(np.float32)
+    least = found[good].min() if good.any() else 1.0
+    return np.where(good, found, np.where(over > 0, min(least, 1.0), 1)).astype(np.float32)
 
 
 def spread(one: Floats, other: Floats) -> float:
-    """The median distance of the logarithms of two sets of scales, a common factor apart."""
+    """The mean distance of the logarithms of two sets of scales, a common factor apart."""
+    apart = _apart(one, other)
+    return _mean(apart - np.median(apart)) if apart.size else float("inf")
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """The same with the common factor."""
+    apart = _apart(one, other)
+    return _mean(apart) if apart.size else float("inf")
+
+
+def _apart(one: Floats, other: Floats) -> NDArray[np.float64]:
     good = (one > 0) & (other > 0)
-    if not good.any():
-        return float("inf")
-    ratio = np.log(one[good].astype(np.float64) / other[good])
-    return float(np.median(np.abs(ratio - np.median(ratio))))
+    return np.asarray(np.log(one[good].astype(np.float64) / other[good]))
+
+
+def _mean(logarithms: NDArray[np.float64]) -> float:
+    """Of sizes; one that is far off counts as e times, so that single channels decide nothing."""
+    return float(np.minimum(np.abs(logarithms), 1.0).mean())
 
 
 def uneven(scales: Floats | None) -> float:

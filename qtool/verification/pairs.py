@@ -1,0 +1,122 @@
+"""Halves of folds that belong together: what one matrix has taken in, another has given away.
+
+    columns [in] of a reader           the inverse rows of what makes its input
+    rows of the queries of a head      the inverse rows of the keys that they meet
+
+Either may be a part of a larger matrix (queries, keys and values, or gate and up, in one):
+`qtool.transforms.places` says where. What is left of the rows, once all that has another half is
+taken out, has to be even.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qtool import structure
+from qtool.plan.cache import key_heads
+from qtool.transforms.places import Index, head_places, row_maps
+from qtool.verification.scaling import Compared, Floats, distance, spread, uneven
+
+MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
+_SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How wide a head is, and how many of queries and keys there are; None where not known."""
+
+    width: int | None
+    queries: int | None
+    keys: int | None
+
+
+def heads_of(config: Mapping[str, Any]) -> Heads:
+    """As config.json says."""
+    text = structure.text_config(config)
+    named = (text.get(key) for key in ("num_attention_heads", "n_head"))
+    queries = next((value for value in named if type(value) is int and value > 0), None)
+    width, hidden = text.get("head_dim"), text.get("hidden_size")
+    if type(width) is not int or width <= 0:
+        width = hidden // queries if type(hidden) is int and queries else None
+    return Heads(width or None, queries, key_heads(config))
+
+
+def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
+    """Whether scales of a matrix have no other half among the matrices near it."""
+    parent = c.name.removesuffix(".weight").rpartition(".")[0] + "."
+    others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
+    if c.columns is not None and c.norm is None:
+        made = (o.rows for o in others if o.rows is not None)
+        if not any(index is not None for rows in made for index in _made(rows, c.columns, heads)):
+            return True
+    if c.rows is None:
+        return False
+    left = np.ones(c.rows.size, bool)
+    exact = c.columns is None or c.norm is not None  # else rows are known up to a factor
+    for index in _found(c, others, heads):
+        left[index] = False
+        if not left.any() or _even(c.rows[left], exact):
+            return False
+    return not _even(c.rows[left], exact)
+
+
+def _even(rows: Floats, exact: bool) -> bool:
+    return distance(rows, np.ones_like(rows)) < MATCH if exact else uneven(rows) < MATCH
+
+
+def _found(c: Compared, others: Sequence[Compared], heads: Heads) -> Iterator[Index]:
+    """Rows of a matrix that have another half."""
+    assert c.rows is not None
+    for other in others:
+        if other.columns is not None and other.norm is None:
+            yield from _made(c.rows, other.columns, heads)
+    for other in (c, *others):
+        if other.rows is not None:
+            yield from _met(c.rows, other.rows, heads)
+            for index, theirs in _meetings(other.rows, c.rows, heads):
+                if _cancels(other.rows[index], c.rows[theirs]):
+                    yield theirs
+
+
+def _made(rows: Floats, columns: Floats, heads: Heads) -> Iterator[Index]:
+    """Rows that columns of a reader undo."""
+    for index in row_maps(rows.size, columns.size, heads.width):
+        if _cancels(rows[index], columns):
+            yield index
+
+
+def _met(keys: Floats, queries: Floats, heads: Heads) -> Iterator[Index]:
+    """Rows of keys that rows of queries undo."""
+    for index, theirs in _meetings(keys, queries, heads):
+        if _cancels(keys[index], queries[theirs]):
+            yield index
+
+
+def _meetings(keys: Floats, queries: Floats, heads: Heads) -> Iterator[tuple[Index, Index]]:
+    """Where keys may stand in one set of rows, and queries of the same heads in another."""
+    width = heads.width
+    if not width or not heads.keys or not heads.queries or heads.queries % heads.keys:
+        return
+    if keys.size % width or queries.size % width:
+        return
+    repeats = heads.queries // heads.keys
+    channel = np.arange(width)
+    for key in head_places(keys.size // width, heads.keys):
+        for query in head_places(queries.size // width, heads.queries):
+            if key.size == heads.keys and query.size == heads.queries:
+                yield (
+                    (key.repeat(repeats)[:, None] * width + channel).reshape(-1),
+                    (query[:, None] * width + channel).reshape(-1),
+                )
+
+
+def _cancels(rows: Floats, columns: Floats) -> bool:
+    """Whether scales are each other's inverse, and differ enough among themselves to tell."""
+    inverse = (1 / rows).astype(np.float32)
+    flat = np.ones_like(columns)
+    near, far = spread(inverse, columns), distance(inverse, columns)
+    return near < min(MATCH, _SURE * uneven(columns)) or far < min(
+        MATCH, _SURE * distance(columns, flat)
+    )

@@ -1,0 +1,133 @@
+"""verify --against: folds of all chains of transforms are accounted for, and lone halves told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quantizing import build, quantize, text_file
+
+from qtool.checkpoint import Checkpoint
+from qtool.verification.pairs import Heads, unpaired
+from qtool.verification.run import verify_artifact
+from qtool.verification.scaling import Compared, Floats, fit
+
+STATIC = ("w8a8-smoothquant-static",)
+KEYS = ("w8a8-dynamic", "transforms=[smooth-attention]")
+FOUR = ("w4a16-ct", "transforms=[rotate, smooth-attention]", "weights.group_size=32")
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("llama", KEYS),
+        ("llama", FOUR),
+        ("phi3", STATIC),
+        ("phi3", KEYS),
+        ("gpt_neox", STATIC),
+        ("gpt_neox", KEYS),
+        ("opt", STATIC),
+        ("opt", FOUR),
+        ("mixtral", ("w8a8-smoothquant", "transforms=[smooth, smooth-attention]")),
+        ("llama", ("w4g64-awq", "transforms=[smooth-attention]", "weights.group_size=32")),
+        ("llama", ("none", "transforms=[smooth-attention]")),
+    ],
+)
+def test_what_transforms_fold_is_found_again(
+    name: str, chosen: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = build(name, tmp_path / "m")
+    text = text_file(tmp_path / "text.txt", 6000)
+    given = [f"calibration.source={text}", "calibration.samples=4", "calibration.length=32"]
+    recipe, *sets = chosen
+    if recipe == "none":  # its keys are scaled, and nothing is quantized but the cache
+        recipe = str(tmp_path / "r.yaml")
+        Path(recipe).write_text(
+            "# of a test\nmethod: none\nformat: compressed-tensors\n"
+            "kv_cache: {bits: 8, type: float, scale: tensor}\n"
+        )
+    else:
+        sets.append("indivisible=dense")
+    quantize(model, recipe, tmp_path / "out", *given, *sets)
+    verdict = verify_artifact(tmp_path / "out", against=model, threads=1)
+    assert not [f for f in verdict.findings if f.severity != "note"]
+    if chosen[0] == "none":
+        key = "model.layers.0.self_attn.k_proj.weight"
+        before, after = (Checkpoint.open(f).float32(key) for f in (model, tmp_path / "out"))
+        assert not np.allclose(before, after, rtol=0.1)
+    else:
+        assert any("scales folded in" in f.message for f in verdict.findings)
+
+
+# Halves, by hand. Four heads of queries share two of keys, each 8 wide.
+
+HEADS = Heads(8, 4, 2)
+
+
+def found(name: str, columns: Floats | None = None, rows: Floats | None = None) -> Compared:
+    return Compared(name, 0.01, 0.5, 0.01, 0.02, columns, rows, None, 0, 0, 1)
+
+
+def scales(count: int, seed: int = 0) -> Floats:
+    return np.exp2(np.random.default_rng(seed).uniform(-1, 1, count)).astype(np.float32)
+
+
+def test_queries_and_keys_are_halves_of_one_fold() -> None:
+    s = scales(16)
+    spread = s.reshape(2, 8).repeat(2, axis=0).reshape(-1)
+    queries, keys = found("a.q_proj.weight", rows=spread), found("a.k_proj.weight", rows=1 / s)
+    assert not unpaired(keys, [keys, queries], HEADS)
+    assert not unpaired(queries, [keys, queries], HEADS)
+    assert unpaired(keys, [keys], HEADS) and unpaired(queries, [queries], HEADS)
+    wrong = replace(queries, rows=1 / spread)
+    assert unpaired(keys, [keys, wrong], HEADS)
+
+
+@pytest.mark.parametrize("heads_together", [False, True])
+def test_parts_of_one_matrix(heads_together: bool) -> None:
+    """Queries and keys in one matrix meet each other, its values what reads them."""
+    s, v = scales(16), scales(16, 1)
+    parts = [s.reshape(2, 8).repeat(2, axis=0), 1 / s.reshape(2, 8), 1 / v.reshape(2, 8)]
+    if heads_together:  # two of queries, one of keys, one of values; and again
+        parts = [np.concatenate([parts[0][2 * g :][:2], parts[1][g : g + 1], parts[2][g : g + 1]])
+                 for g in range(2)]  # fmt: skip
+    fused = found("a.qkv_proj.weight", rows=np.concatenate(parts).reshape(-1).astype(np.float32))
+    reader = found("a.o_proj.weight", v.reshape(2, 8).repeat(2, axis=0).reshape(-1))
+    if heads_together:  # no model is known to have values so: theirs stay, and are told of
+        assert unpaired(fused, [fused], HEADS)
+        return
+    assert not unpaired(fused, [fused, reader], HEADS)
+    assert not unpaired(reader, [fused, reader], HEADS)
+    assert unpaired(fused, [fused], HEADS)  # its values
+    half = replace(fused, rows=np.where(np.arange(64) < 32, 1, fused.rows).astype(np.float32))
+    assert unpaired(half, [half, reader], HEADS)  # its keys
+
+
+def test_gate_and_up_in_one() -> None:
+    s = scales(48)
+    rows = np.concatenate([np.ones(48), 1 / s]).astype(np.float32)
+    both, down = found("m.gate_up_proj.weight", rows=rows), found("m.down_proj.weight", s)
+    assert not unpaired(both, [both, down], HEADS) and not unpaired(down, [both, down], HEADS)
+    assert unpaired(both, [both], HEADS)
+    more = replace(both, rows=np.concatenate([scales(48, 2), 1 / s]).astype(np.float32))
+    assert unpaired(more, [more, down], HEADS)  # its gate
+
+
+def test_a_factor_of_all_rows_is_told_of() -> None:
+    whole = found("a.q_proj.weight", rows=np.full(32, 2, np.float32))
+    assert unpaired(whole, [whole], HEADS)
+
+
+def test_scales_of_few_rows_are_found_and_columns_that_were_rounded_away() -> None:
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((96, 64)).astype(np.float32)
+    rows = np.where(np.arange(96) < 60, 1, scales(96)).astype(np.float32)
+    result = fit(rows[:, None] * weight, weight, {})
+    assert result.columns is None and result.rows is not None
+    assert np.abs(result.rows - rows).max() < 1e-5
+    columns = scales(64)
+    columns[7] = 1e-4
+    stored = np.round(weight * columns * 100) / np.float32(100)  # nothing is left of column 7
+    assert not stored[:, 7].any()
+    left = np.linalg.norm(fit(stored, weight, {}).target - stored)
+    assert left < columns[columns > 0.1].min() * np.linalg.norm(weight[:, 7]) * 1.01
