@@ -1,6 +1,7 @@
 /* Chooses the instruction set once, when the library is loaded, and exports every kernel through
  * the chosen table. An instruction set counts as available when the processor has it and the
  * operating system saves its registers. */
+#include "gguf_lattice.h"
 #include "ops.h"
 
 #include <stddef.h>
@@ -119,6 +120,28 @@ QT_EXPORT int qt_repeat(int count)
         return QT_E_ARGUMENT;
     times = count;
     return QT_OK;
+}
+
+/* The lattice that a type of GGUF is encoded on, for GPUs; QT_E_ARGUMENT where it is on none. */
+QT_EXPORT int qt_gguf_lattice(int32_t type, const int32_t **find, const uint16_t **near,
+                              int64_t *count)
+{
+    static const struct {
+        int type, which;
+    } all[] = {
+        {16, QT_IQ2_XXS}, {17, QT_IQ2_XS}, {18, QT_IQ3_XXS}, {21, QT_IQ3_S}, {22, QT_IQ2_S},
+    };
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+        if (all[k].type == type) {
+            const gguf_lattice *lattice = gguf_lattice_of(all[k].which);
+            if (!lattice)
+                return QT_E_MEMORY;
+            *find = lattice->find;
+            *near = lattice->near;
+            *count = lattice->count;
+            return QT_OK;
+        }
+    return QT_E_ARGUMENT;
 }
 
 #define QT_WRAP(name, parameters, arguments)                    \

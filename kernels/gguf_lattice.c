@@ -95,6 +95,7 @@ static int build(const shape *s, gguf_lattice *lattice)
     }
     lattice->find = find;
     lattice->near = near;
+    lattice->count = used;
     return 1;
 failed:
     free(find);

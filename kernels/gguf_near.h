@@ -5,6 +5,20 @@
 #include "gguf_encode_lanes.h"
 #include "gguf_lattice.h"
 
+#if !defined(QT_ONE_LANE)
+ALWAYS const gguf_lattice *lattice_of(const panel *p, int which)
+{
+    (void)p;
+    return gguf_lattice_of(which);
+}
+
+/* The list of the neighbours of codes that are no point, of which `find` says `found`. */
+ALWAYS const uint16_t *neighbours(const gguf_lattice *lattice, int32_t found)
+{
+    return lattice->near - (found + 1);
+}
+#endif
+
 /* How coordinates of a point are packed; known where a search is compiled. */
 typedef struct {
     int bits, coordinates;
@@ -142,6 +156,16 @@ ALWAYS unsigned best_near(const uint16_t *list, near_shape shape, const near_val
 
 #endif
 
+#if defined(QT_ONE_LANE)
+
+ALWAYS void store_rows(const V *from, int n, float to[LANES][32])
+{
+    for (int i = 0; i < n; i++)
+        to[0][i] = from[i];
+}
+
+#else
+
 /* Numbers of lanes as rows: to[lane][i] = from[i][lane] for n, a multiple of 16. */
 ALWAYS void store_rows(const V *from, int n, float to[LANES][32])
 {
@@ -156,5 +180,7 @@ ALWAYS void store_rows(const V *from, int n, float to[LANES][32])
             store(&to[lane][i], square[lane]);
     }
 }
+
+#endif
 
 #endif

@@ -118,6 +118,22 @@ ALWAYS I truncated(V a)
 ALWAYS float lane_of(V v, int lane) { return v[lane]; }
 ALWAYS void set_lane(V *v, int lane, float x) { (*v)[lane] = x; }
 ALWAYS void set_ilane(I *v, int lane, int32_t x) { (*v)[lane] = x; }
+ALWAYS int32_t ilane_of(I v, int lane) { return v[lane]; }
+/* The number of the lowest bit that is set. */
+ALWAYS int first_lane(unsigned lanes) { return __builtin_ctz(lanes); }
+
+/* All of them, to and from memory. */
+ALWAYS void spread_lanes(float to[LANES], V v) { memcpy(to, &v, sizeof v); }
+ALWAYS void spread_ilanes(int32_t to[LANES], I v) { memcpy(to, &v, sizeof v); }
+ALWAYS I ilanes_of(const int32_t from[LANES])
+{
+    I v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+ALWAYS void store_16(uint8_t *to, uint16_t bits) { memcpy(to, &bits, 2); }
+ALWAYS void store_32(uint8_t *to, uint32_t bits) { memcpy(to, &bits, 4); }
 
 /* 16 weights of each lane, from number at[lane] on of block from[lane] of the panel. */
 ALWAYS void gather_columns(const panel *p, const int *block, const int *at, V *out)

@@ -83,6 +83,21 @@ def encode(
     return blocks
 
 
+def lattice(block: BlockType) -> tuple[NDArray[np.int32], NDArray[np.uint16]]:
+    """The lattice of IQ2 and IQ3 as kernels/gguf_lattice.h has it: `find` [65536], and `near`."""
+    find, near, count = _pointer(), _pointer(), _i64()
+    code = native.library().qt_gguf_lattice(
+        block.number, ctypes.byref(find), ctypes.byref(near), ctypes.byref(count)
+    )
+    if code == 2:
+        raise MemoryError("the kernel library could not allocate its buffers")
+    if code != 0 or not find.value or not near.value:
+        raise ValueError(f"{block.name} is encoded on no lattice")
+    points = (ctypes.c_int32 * 65536).from_address(find.value)
+    lists = (ctypes.c_uint16 * count.value).from_address(near.value)
+    return np.array(points, np.int32), np.array(lists, np.uint16)
+
+
 class _Piece(ctypes.Structure):
     _fields_ = (
         ("from_type", ctypes.c_int32),

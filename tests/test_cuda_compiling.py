@@ -36,7 +36,8 @@ def test_sources_include_nothing_else() -> None:
         included = {Path(name).name for name in re.findall(r'#include "([^"]+)"', text)}
         assert included <= names | {"gguf_panel.h", "gguf_book_lanes.h"}, path.name  # of the CPU
         system = set(re.findall(r"#include <([^>]+)>", text))
-        assert system <= ({"stdint.h", "string.h"} if path.name == "base.h" else set()), path.name
+        on_the_host = {"base.h": {"stdint.h", "string.h"}, "gguf_lattice.h": {"stdint.h"}}
+        assert system <= on_the_host.get(path.name, set()), path.name
 
 
 def test_what_the_cpu_shares_is_installed() -> None:
@@ -126,7 +127,7 @@ def test_nvrtc_compiles(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_bench_times_runs(emulator: Emulator) -> None:
     """Every case on small arrays of numpy: its tasks are whole, and its bytes are counted."""
     import numpy as np
-    from cuda_emulation import room
+    from cuda_emulation import placed, room
 
     from qtool.cuda import bench
 
@@ -141,7 +142,7 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
 
         return make
 
-    arrays = bench.Arrays(filled(3), filled(1), filled(0), filled(1))
+    arrays = bench.Arrays(filled(3), filled(1), filled(0), filled(1), placed)
     cases = bench.cases_named(None)
     assert len({case.name for case in cases}) == len(cases) > 100
     for case in cases:

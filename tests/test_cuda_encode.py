@@ -33,6 +33,8 @@ def encoded(
     rows, columns = weight.shape
     here, out = placed(weight), room((rows, block.row_bytes(columns)), np.uint8)
     given: dict[str, Any] = {**more}
+    if encode_tasks.needs_lattice(block):
+        given["lattice"] = [placed(array) for array in native_gguf.lattice(block)]
     if importance is not None:
         given["importance"] = placed(np.atleast_2d(importance))
         if encode_tasks.needs_means(block, importance):
@@ -66,7 +68,7 @@ def test_bytes_are_the_cpus(emulator: Emulator, block: BlockType) -> None:
     """Every kind of weights that the CPU's digests are of, hostile ones among them."""
     for kind in gguf_data.DIGESTED:
         weight = gguf_data.digested(kind)
-        for importance in gguf_data.IMPORTANCE:
+        for importance in gguf_data.IMPORTANCE[block.needs_importance :]:
             factors = gguf_data.importance(importance, weight.shape[1])
             found = encoded(emulator, weight, block, factors)
             want = native_gguf.encode(weight, block, factors)
@@ -80,7 +82,7 @@ def test_grids_and_tails(emulator: Emulator, block: BlockType) -> None:
         columns = row_blocks * block.weights
         weight = gguf_data.weights("bell", rows, columns, seed=rows)
         factors = gguf_data.importance("spread", columns)
-        for chosen in (None, factors):
+        for chosen in (None, factors)[block.needs_importance :]:
             found = encoded(emulator, weight, block, chosen, order=rows % 2)
             np.testing.assert_array_equal(found, native_gguf.encode(weight, block, chosen))
 
@@ -119,7 +121,8 @@ def test_weights_that_are_not_finite_end(emulator: Emulator) -> None:
         weight = gguf_data.weights("bell", 2, 256)
         weight[1, 7:9] = odd
         for block in ENCODED:
-            for factors in (None, gguf_data.importance("spread", 256)):
+            spread = gguf_data.importance("spread", 256)
+            for factors in (None, spread)[block.needs_importance :]:
                 encoded(emulator, weight, block, factors)
         edges, out = placed(np.array([0, 1, 2], np.int32)), room((2, 2), np.float64)
         here, back = placed(weight), placed(np.zeros_like(weight))
@@ -151,8 +154,13 @@ def test_sums_are_the_cpus(emulator: Emulator, dtype: str) -> None:
 def test_refusals() -> None:
     weight, out = room((2, 256), np.float32), room((2, 144), np.uint8)
     block, line = BY_NAME["Q4_K"], room((1, 256), np.float32)
-    with pytest.raises(ValueError, match="IQ3_S has no encoder here, expected one of Q4_0"):
-        encode_tasks.encode(weight, BY_NAME["IQ3_S"], out=room((2, 110), np.uint8))
+    with pytest.raises(ValueError, match="IQ1_S has no encoder here, expected one of Q4_0"):
+        encode_tasks.encode(weight, BY_NAME["IQ1_S"], out=room((2, 50), np.uint8))
+    with pytest.raises(ValueError, match="IQ2_XS needs importance weights"):
+        tables = [placed(array) for array in native_gguf.lattice(BY_NAME["IQ2_XS"])]
+        encode_tasks.encode(weight, BY_NAME["IQ2_XS"], out=room((2, 74), np.uint8), lattice=tables)
+    with pytest.raises(ValueError, match="Q4_K is encoded on no lattice"):
+        native_gguf.lattice(BY_NAME["Q4_K"])
     with pytest.raises(ValueError, match=r"out has shape \(2, 144\), expected \(2, 210\)"):
         encode_tasks.encode(weight, BY_NAME["Q6_K"], out=out)
     with pytest.raises(ValueError, match="importance is of 1 matrices, expected 3"):

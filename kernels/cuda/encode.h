@@ -5,6 +5,7 @@
  *     index        importance [matrices, cols] of float32, or none; block_rows rows share a line,
  *                  the first row is number first_row of the tensor
  *     scale        the mean square of each row, for q4_0 to q5_1 with importance (mean_squares)
+ *     codes, zero  the lattice of the type: which point codes are, and what is near (gguf_lattice.h)
  *     values       the blocks
  *
  * Weights that are not finite give blocks of no meaning, as on the CPU, where they are refused. */
@@ -21,6 +22,7 @@ namespace lane {
 #include "gguf_encode_book_body.h"
 #include "gguf_encode_k_body.h"
 #include "gguf_encode_k_symmetric_body.h"
+#include "gguf_encode_lattice_body.h"
 #include "gguf_encode_legacy_body.h"
 
 ENCODER void encode_q8_0(panel *p)
@@ -65,7 +67,7 @@ QT_HD void eight_numbers(const Task &t, int64_t i, float *x)
 }
 
 template <class TYPE> struct Encode {
-    enum { BLOCK = 64 };
+    enum { BLOCK = 64, WHOLE = TYPE::whole ? TYPE::bytes : 0 };
     typedef NoRoom Room;
     static QT_MEMBER void first(const Task &t, Place place, int32_t thread, Room &)
     {
@@ -73,8 +75,17 @@ template <class TYPE> struct Encode {
         if (block >= t.rows * row_blocks)
             return;
         int64_t row = block / row_blocks, col = (block - row * row_blocks) * TYPE::weights;
-        lane::panel p = {{}, nullptr, t.index != 0, 0, Out<uint8_t>(t.values, t.values_bytes),
-                         block * TYPE::bytes, TYPE::bytes};
+        uint8_t bytes[WHOLE + 2];
+        Out<uint8_t> out(t.values, t.values_bytes);
+        lane::panel p = {{},
+                         nullptr,
+                         t.index != 0,
+                         0,
+                         out,
+                         block * TYPE::bytes,
+                         TYPE::bytes,
+                         {In<int32_t>(t.codes, t.codes_bytes), In<uint16_t>(t.zero, t.zero_bytes)},
+                         {bytes}};
         for (int i = 0; i < TYPE::weights; i += 8)
             eight_numbers(t, block * TYPE::weights + i, p.x + i);
         if (p.weighted) {
@@ -87,6 +98,10 @@ template <class TYPE> struct Encode {
                 p.row_sigma2 = In<float>(t.scale, t.scale_bytes)[row];
         }
         TYPE::encode(&p);
+        for (int i = 0; i < WHOLE; i += 2) {
+            uint32_t both = bytes[i] | (uint32_t)bytes[i + 1] << 8;
+            out.put_wide(p.begin + i, (uint16_t)both);
+        }
     }
     static QT_MEMBER void second(const Task &, Place, int32_t, Room &) {}
 };
@@ -162,14 +177,24 @@ struct Squares {
     X(tq1_0, 256, 54, encode_tq1_0) X(tq2_0, 256, 66, encode_tq2_0)                          \
     X(mxfp4, 32, 17, encode_mxfp4) X(nvfp4, 64, 36, encode_nvfp4)                            \
     X(q1_0, 128, 18, encode_q1_0) X(q2_0, 64, 18, encode_q2_0)
+/* Blocks that are laid out first, and then written. */
+#define QT_ENCODED_WHOLE(X)                                                                  \
+    X(iq2_xxs, 256, 66, encode_iq2_xxs) X(iq2_xs, 256, 74, encode_iq2_xs)                    \
+    X(iq2_s, 256, 82, encode_iq2_s) X(iq3_xxs, 256, 98, encode_iq3_xxs)                      \
+    X(iq3_s, 256, 110, encode_iq3_s)
 
 namespace encoded {
-#define QT_TYPE(name, count, size, function)                                \
+#define QT_TYPE(name, count, size, function, at_once)                       \
     struct name {                                                           \
-        enum { weights = count, bytes = size };                             \
+        enum { weights = count, bytes = size, whole = at_once };            \
         static QT_MEMBER void encode(lane::panel *p) { lane::function(p); } \
     };
-QT_ENCODED(QT_TYPE)
+#define QT_PIECEWISE(...) QT_TYPE(__VA_ARGS__, 0)
+#define QT_WHOLE(...) QT_TYPE(__VA_ARGS__, 1)
+QT_ENCODED(QT_PIECEWISE)
+QT_ENCODED_WHOLE(QT_WHOLE)
+#undef QT_PIECEWISE
+#undef QT_WHOLE
 #undef QT_TYPE
 } // namespace encoded
 } // namespace qt

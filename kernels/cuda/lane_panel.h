@@ -10,9 +10,10 @@
 enum { LANES = 1 };
 #define ALWAYS QT_HD
 #define ENCODER QT_HD
-/* What these loops index is in registers where they are unrolled whole. */
-#define UNROLL_SOME QT_UNROLL
-#define UNROLL_ALONE QT_UNROLL
+/* What these loops index is in registers where they are unrolled whole, as those of a sub-block are;
+ * a block of 256 weights would not fit. */
+#define UNROLL_SOME QT_UNROLL_32
+#define UNROLL_ALONE QT_UNROLL_32
 #define ROLLED QT_ROLLED
 #define NEARBY(name, from, n)           \
     V name##_copy[32];                  \
@@ -54,6 +55,24 @@ ALWAYS I imost(I a, I b) { return a > b ? a : b; }
 ALWAYS float lane_of(V v, int) { return v; }
 ALWAYS void set_lane(V *v, int, float x) { *v = x; }
 ALWAYS void set_ilane(I *v, int, int32_t x) { *v = x; }
+ALWAYS int32_t ilane_of(I v, int) { return v; }
+ALWAYS int first_lane(unsigned) { return 0; }
+ALWAYS void spread_lanes(float *to, V v) { *to = v; }
+ALWAYS void spread_ilanes(int32_t *to, I v) { *to = v; }
+ALWAYS I ilanes_of(const int32_t *from) { return *from; }
+ALWAYS M all_lanes(void) { return true; }
+
+ALWAYS void store_16(uint8_t *to, uint32_t bits)
+{
+    to[0] = (uint8_t)bits;
+    to[1] = (uint8_t)(bits >> 8);
+}
+
+ALWAYS void store_32(uint8_t *to, uint32_t bits)
+{
+    store_16(to, bits);
+    store_16(to + 2, bits >> 16);
+}
 
 ALWAYS V lane_sqrt(V a)
 {
@@ -84,31 +103,48 @@ ALWAYS I truncated(V a)
 
 #include "gguf_lane_floats.h"
 
+/* As gguf_lattice.h has it, in the memory of the GPU. */
+struct gguf_lattice {
+    In<int32_t> find;
+    In<uint16_t> near;
+};
+
+/* The list of the neighbours of codes that are no point, of which `find` says `found`. */
+ALWAYS const uint16_t *neighbours(const gguf_lattice *lattice, int32_t found)
+{
+    int64_t at = -((int64_t)found + 1);
+    return lattice->near.run(at, 1 + lattice->near[at]);
+}
+
 /* Weight i of the block is x[i]; its importance is w[i], if there is any. */
 struct panel {
     V x[256];
     const float *w;
     bool weighted;
     V row_sigma2; /* the mean square of the row that the block lies in */
-    Out<uint8_t> to;
+    Out<uint8_t> out;
     int64_t begin; /* of the block */
     int32_t bytes; /* of a block */
+    gguf_lattice lattice;
+    uint8_t *to[1]; /* where a block is laid out that is written as a whole */
 };
+
+ALWAYS const gguf_lattice *lattice_of(const panel *p, int) { return &p->lattice; }
 
 /* An address that is a multiple of two where blocks have even sizes, else of one. */
 ALWAYS void put_half(const panel *p, int offset, I half)
 {
     if (p->bytes % 2 == 0 && offset % 2 == 0) {
-        p->to.put_wide(p->begin + offset, (uint16_t)half);
+        p->out.put_wide(p->begin + offset, (uint16_t)half);
         return;
     }
-    p->to.put(p->begin + offset, (uint8_t)half);
-    p->to.put(p->begin + offset + 1, (uint8_t)(half >> 8));
+    p->out.put(p->begin + offset, (uint8_t)half);
+    p->out.put(p->begin + offset + 1, (uint8_t)(half >> 8));
 }
 
 ALWAYS void put_byte(const panel *p, int offset, I byte)
 {
-    p->to.put(p->begin + offset, (uint8_t)byte);
+    p->out.put(p->begin + offset, (uint8_t)byte);
 }
 
 ALWAYS void put_words(const panel *p, int offset, const I *words, int n)
@@ -116,7 +152,7 @@ ALWAYS void put_words(const panel *p, int offset, const I *words, int n)
     QT_UNROLL
     for (int i = 0; i < n; i++) {
         if (p->bytes % 4 == 0 && offset % 4 == 0) {
-            p->to.put_wide(p->begin + offset + 4 * i, (uint32_t)words[i]);
+            p->out.put_wide(p->begin + offset + 4 * i, (uint32_t)words[i]);
             continue;
         }
         put_half(p, offset + 4 * i, words[i]);

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from qtool import native_gguf
 from qtool.cuda import encode_tasks, float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task, ceil
 from qtool.errors import UnsupportedError
@@ -23,12 +24,14 @@ GROUP = 128
 
 @dataclass(frozen=True)
 class Arrays:
-    """How a case gets its arrays, by shape and dtype: random bits, ones, room to write, weights."""
+    """How a case gets its arrays, by shape and dtype: random bits, ones, room to write, weights;
+    and a copy of an array of numpy."""
 
     random: Callable[[tuple[int, ...], str], Any]
     ones: Callable[[tuple[int, ...], str], Any]
     empty: Callable[[tuple[int, ...], str], Any]
     normal: Callable[[tuple[int, ...], str], Any]
+    copy: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,18 @@ def _encode(block: BlockType, weighted: bool) -> Case:
     def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
         weight = arrays.normal((rows, cols), "float16")
         out = arrays.empty((rows, block.row_bytes(cols)), "uint8")
-        more = {"importance": arrays.ones((1, cols), "float32")} if weighted else {}
+        more: dict[str, Any] = {}
+        if weighted:
+            more["importance"] = arrays.ones((1, cols), "float32")
         if encode_tasks.needs_means(block, more.get("importance")):
             more["means"] = arrays.empty((rows,), "float32")
+        kept = list(more.values())
+        if encode_tasks.needs_lattice(block):
+            more["lattice"] = [arrays.copy(array) for array in native_gguf.lattice(block)]
+            kept += more["lattice"]
         found = encode_tasks.encode(weight, block, out=out, **more)
         moved = int(weight.nbytes) + int(out.nbytes)
-        return Work(found, (weight, out, *more.values()), moved, rows * cols)
+        return Work(found, (weight, out, *kept), moved, rows * cols)
 
     return Case(f"encode gguf-{block.name} float16{' importance' if weighted else ''}", prepare)
 
@@ -181,7 +190,8 @@ def _all() -> Iterator[Case]:
         yield _fp4("nvfp4", "e4m3fn", 16, dtype)
         yield from (_gguf(block, dtype) for block in BY_NAME.values())
     for name in encode_tasks.ENCODED:
-        yield from (_encode(BY_NAME[name], weighted) for weighted in (False, True))
+        plain = () if BY_NAME[name].needs_importance else (False,)
+        yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
     for kind in ("awq", "gptq", "q4_k"):
         yield from (_gemv(kind, batch) for batch in (1, 2, 4, 8))
 
@@ -272,6 +282,7 @@ def bench(cases: list[Case], rows: int = 8192, cols: int = 8192, runs: int = 20)
         lambda shape, dtype: torch.ones(shape, dtype=getattr(torch, dtype), device="cuda"),
         lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda"),
         lambda shape, dtype: torch.randn(shape, dtype=getattr(torch, dtype), device="cuda"),
+        lambda array: torch.from_numpy(array).cuda(),
     )
     results = []
     for case in cases:

@@ -23,10 +23,13 @@ SHARED = (
     "gguf_encode_k_body.h",
     "gguf_encode_k_symmetric_body.h",
     "gguf_encode_lanes.h",
+    "gguf_encode_lattice_body.h",
     "gguf_encode_legacy_body.h",
     "gguf_grids_iq1_iq3.h",
     "gguf_grids_iq2.h",
     "gguf_lane_floats.h",
+    "gguf_lattice.h",
+    "gguf_near.h",
     "gguf_search.h",
     "grid_body.h",
 )

@@ -19,6 +19,7 @@ _BY_ROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ENCODED = (
     *_BY_ROW, "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
 )  # fmt: skip
 
 
@@ -36,6 +37,11 @@ def needs_means(block: BlockType, importance: Any) -> bool:
     return importance is not None and block.name in _BY_ROW
 
 
+def needs_lattice(block: BlockType) -> bool:
+    """Whether `encode` of this type takes `lattice`."""
+    return block.name.startswith(("IQ2", "IQ3"))
+
+
 def encode(
     weight: Any,
     block: BlockType,
@@ -43,13 +49,15 @@ def encode(
     out: Any,
     importance: Any = None,
     means: Any = None,
+    lattice: Any = None,
     first_row: int = 0,
     matrix_rows: int | None = None,
 ) -> tuple[Task, ...]:
     """Blocks of finite weights [rows, in]; of others, blocks of no meaning.
 
     importance: float32 [matrices, in]; row r is of matrix (first_row + r) // matrix_rows, and of
-    the only one without matrix_rows. means: room for float32 [rows], where `needs_means`.
+    the only one without matrix_rows. means: room for float32 [rows], where `needs_means`. lattice:
+    both arrays of `qtool.native_gguf.lattice`, where `needs_lattice`.
     """
     if block.name not in ENCODED:
         raise ValueError(f"{block.name} has no encoder here, expected one of {', '.join(ENCODED)}")
@@ -57,6 +65,12 @@ def encode(
     described = describe("out", out, ("uint8",), (rows, block.row_bytes(cols)))
     tasks: list[Task] = []
     more = _place("values", described)
+    if needs_lattice(block):
+        find, near = lattice
+        more |= _place("codes", describe("find", find, ("int32",), (65536,)))
+        more |= _place("zero", describe("near", near, ("uint16",), (None,)))
+    if importance is None and block.needs_importance:
+        raise ValueError(f"{block.name} needs importance weights")
     if importance is not None:
         per_matrix = first_row + rows if matrix_rows is None else matrix_rows
         if first_row < 0 or per_matrix < 1:

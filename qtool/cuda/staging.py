@@ -68,7 +68,7 @@ class CudaPlace:
         try:
             with self._torch.cuda.stream(self._stream):
                 return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cuda")
-        except self._torch.OutOfMemoryError:
+        except self._torch.cuda.OutOfMemoryError:
             raise UnsupportedError(
                 f"the GPU has no {nbytes:,} bytes left for a batch of weights; end what else uses "
                 "it, or leave --device out to stay on the CPU"

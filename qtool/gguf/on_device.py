@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import native_gguf
 from qtool.cuda import float_tasks
-from qtool.cuda.encode_tasks import ENCODED, encode, needs_means, squares
+from qtool.cuda.encode_tasks import ENCODED, encode, needs_lattice, needs_means, squares
 from qtool.cuda.staging import Place, Places
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.pieces import (
@@ -32,7 +33,7 @@ from qtool.gguf.pieces import (
 )
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.workers import Steps, in_order
-from qtool.gguf_types import BY_NAME, FLOATS
+from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 
 BATCH_WEIGHTS = 1 << 23
@@ -140,6 +141,7 @@ class DeviceEncoder:
     def __init__(self, file: File, room: _Room, place: Place) -> None:
         self._file, self._place = file, place
         self._factors_of = -1
+        self._lattices: dict[str, tuple[Any, Any]] = {}
         self._raw, self._blocks = place.host(room.raw), place.host(room.blocks)
         self._edges, self._sums = place.host(room.edges), place.host(room.sums)
         self._factors = place.host(room.factors)
@@ -217,6 +219,7 @@ class DeviceEncoder:
             out=blocks,
             importance=factors,
             means=means,
+            lattice=self._lattice(tensor.type),
             first_row=made[0].first,
             matrix_rows=matrices_of(tensor)[1],
         )
@@ -243,6 +246,21 @@ class DeviceEncoder:
             self._place.put(self._there["factors"], self._factors, factors.nbytes)
             self._factors_of = number
         return self._place.view(self._there["factors"], "float32", factors.shape)
+
+    def _lattice(self, block: BlockType) -> tuple[Any, Any] | None:
+        """What is near to what on the lattice of a type, on the device."""
+        if not needs_lattice(block):
+            return None
+        if block.name not in self._lattices:
+            found = []
+            for array in native_gguf.lattice(block):
+                host, room = self._place.host(array.nbytes), self._place.room(array.nbytes)
+                host.array[:] = array.view(np.uint8)
+                self._place.put(room, host, array.nbytes)
+                self._place.finish()
+                found.append(self._place.view(room, str(array.dtype), array.shape))
+            self._lattices[block.name] = found[0], found[1]
+        return self._lattices[block.name]
 
 
 class OnDevice:
