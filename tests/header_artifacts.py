@@ -69,6 +69,48 @@ def plain(strategy: str = "channel") -> Tensors:
     return tensors
 
 
+def floats(strategy: str = "channel", size: int = 128, scales: str = "BF16") -> Tensors:
+    """An MLP of FP8, as compressed-tensors has it."""
+    tensors: Tensors = {"model.embed_tokens.weight": ("BF16", (512, 256))}
+    for name, rows, columns in MATRICES:
+        module = f"model.layers.0.mlp.{name}_proj"
+        grid = {
+            "channel": (rows, 1), "tensor": (1,), "group": (rows, columns // size),
+            "block": (rows // size, columns // size),
+        }[strategy]  # fmt: skip
+        tensors |= {
+            f"{module}.weight": ("F8_E4M3", (rows, columns)),
+            f"{module}.weight_scale": (scales, grid),
+        }
+    return tensors
+
+
+def fours(size: int, scales: str) -> Tensors:
+    """An MLP of NVFP4 (16, F8_E4M3) or MXFP4 (32, U8)."""
+    tensors: Tensors = {"model.embed_tokens.weight": ("BF16", (512, 256))}
+    for name, rows, columns in MATRICES:
+        module = f"model.layers.0.mlp.{name}_proj"
+        tensors |= {
+            f"{module}.weight_packed": ("U8", (rows, columns // 2)),
+            f"{module}.weight_scale": (scales, (rows, columns // size)),
+        }
+        if size == 16:
+            tensors[f"{module}.weight_global_scale"] = ("F32", (1,))
+    return tensors
+
+
+def group_config(layout: str, weights: Mapping[str, Any], inputs: Any) -> dict[str, Any]:
+    """A config of one group."""
+    arguments = {"num_bits": 8, "type": "float", "symmetric": True} | weights
+    if isinstance(inputs, Mapping):
+        inputs = {"num_bits": 8, "type": "float", "symmetric": True} | inputs
+    group = {"targets": ["Linear"], "weights": arguments, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
+        "config_groups": {"group_0": group}, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
 MATRICES = (("gate", 512, 256), ("up", 512, 256), ("down", 256, 512))
 
 
@@ -97,3 +139,29 @@ def awq() -> Tensors:
             f"{module}.scales": ("F16", (columns // 128, rows)),
         }
     return tensors
+
+
+# Floats of compressed-tensors: layout, weights, inputs, tensors; whether vLLM and SGLang refuse.
+_NV = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+_MX = {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+_BLOCK = {"strategy": "block", "block_structure": [128, 128]}
+_ONE = {"strategy": "tensor", "dynamic": False}
+_TOKEN = {"strategy": "token", "dynamic": True}
+_RUN = {"strategy": "group", "group_size": 128, "dynamic": True}
+FLOATS: list[tuple[str, Mapping[str, Any], Any, Tensors, bool, bool]] = [
+    ("float-quantized", {"strategy": "tensor"}, _ONE, floats("tensor"), False, False),
+    ("float-quantized", {"strategy": "tensor"}, None, floats("tensor"), False, False),
+    ("float-quantized", {"strategy": "channel"}, _TOKEN, floats(), False, False),
+    ("float-quantized", {"strategy": "channel"}, _RUN, floats(), False, False),
+    ("float-quantized", {"strategy": "channel"}, None, floats(), False, True),
+    ("float-quantized", _BLOCK, _RUN, floats("block"), False, False),
+    ("float-quantized", _BLOCK, _TOKEN, floats("block"), False, False),
+    ("float-quantized", _BLOCK, None, floats("block"), False, True),
+    ("float-quantized", _RUN | {"dynamic": False}, _TOKEN, floats("group"), True, True),
+    ("float-quantized", _RUN | {"dynamic": False}, None, floats("group"), True, True),
+    ("mxfp8-quantized", _MX | {"num_bits": 8}, None, floats("group", 32, "U8"), False, True),
+    ("nvfp4-pack-quantized", _NV, None, fours(16, "F8_E4M3"), False, True),
+    ("nvfp4-pack-quantized", _NV, _NV | {"dynamic": "local"}, fours(16, "F8_E4M3"), False, False),
+    ("nvfp4-pack-quantized", _NV, _TOKEN, fours(16, "F8_E4M3"), True, True),
+    ("mxfp4-pack-quantized", _MX, None, fours(32, "U8"), False, True),
+]

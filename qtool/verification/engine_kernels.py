@@ -5,24 +5,22 @@
                     (vLLM pads what does not fit; of experts only the inner width)
     else            AWQ has a slow kernel of its own; SGLang one of float16 for GPTQ, which
                     takes zeros as v1 stores them; for GPTQ vLLM has none
-    compressed-     vLLM 2 to 8 bits, but its own kernels are for 4 and 8; SGLang 4 and 8 bits,
-    tensors         symmetric; neither an activation order that leaves groups out of order
+    compressed-     engine_compressed, engine_schemes
+    tensors
 
-Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16, compressed_tensors,
-kernels/linear/mixed_precision), SGLang (quantization/gptq, awq, compressed_tensors).
+Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16,
+kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from qtool.verification import engine_activations
+from qtool.verification.engine_compressed import compressed_findings, packing
 from qtool.verification.engine_split import GROUP_SIZES, ranks_of
-from qtool.verification.engine_targets import group_of, weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
 from qtool.verification.finding import Finding, Severity
 
 MARLIN_OUT, MARLIN_IN = 64, 128
 BFLOAT_ONLY = ("gemma2", "gemma3", "gemma3_text", "glm4")  # overflow in float16
-_OLD_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
 
 def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
@@ -32,17 +30,9 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
     elif view.format == "gptq":
         yield from _gptq(view, engine, who, tp)
     elif view.format == "compressed-tensors":
-        yield from _compressed(view, engine, who)
+        yield from compressed_findings(view, engine, who)
     yield from _tiles(view, engine, who, tp)
     yield from _experts(view, engine, who, tp)
-
-
-def packing(view: EngineView, layer: Layer) -> str:
-    """The format of a layer's own in compressed-tensors, else that of the artifact."""
-    if view.format != "compressed-tensors":
-        return view.format
-    group = group_of(view.quantization, layer.module) or {}
-    return str(group.get("format") or view.quantization.get("format") or view.layout)
 
 
 def _for_marlin(view: EngineView, layer: Layer) -> bool:
@@ -150,59 +140,6 @@ def _marlin_scheme(layer: Layer) -> bool:
         and stored.symmetric
         and stored.group_size in GROUP_SIZES
     )
-
-
-def _sparse(said: object) -> bool:
-    """Whether a sparsity_config is more than a record of how many weights happen to be 0."""
-    if not isinstance(said, Mapping):
-        return bool(said)
-    return bool(said.get("targets")) or str(said.get("format") or "dense") != "dense"
-
-
-def _compressed(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
-    inner = str(view.quantization.get("format") or view.layout)
-    if inner in _OLD_FORMATS or _sparse(view.quantization.get("sparsity_config")):
-        yield Finding(
-            "error", "engine-format", "",
-            f"{who} will not load it: compressed-tensors gave sparse formats up "
-            f"({inner}); compress the model anew without sparsity",
-        )  # fmt: skip
-        return
-
-    def refused(layer: Layer) -> str | None:
-        arguments, stored = weight_arguments(view.quantization, layer.module), layer.stored
-        if stored is None or stored.kind != "int":
-            return None
-        if arguments.get("actorder") in ("group", "dynamic"):
-            return "actorder group, which it gave up; compress it anew with actorder weight or none"
-        if engine == "sglang" and (not stored.symmetric or stored.bits not in (4, 8)):
-            return f"{stored}, where 4 and 8 bits, symmetric, have a kernel"
-        if not 2 <= stored.bits <= 8:
-            return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
-        if engine == "vllm":
-            group = group_of(view.quantization, layer.module) or {}
-            return engine_activations.refused(group, packing(view, layer))
-        return None
-
-    def slow(layer: Layer) -> str | None:
-        stored = layer.stored
-        if (
-            engine == "sglang"
-            or stored is None
-            or stored.kind != "int"
-            or inner != "pack-quantized"
-        ):
-            return None
-        if stored.bits not in (4, 8):
-            return f"{stored.bits} bits need the humming kernels, which are a package of their own"
-        if not stored.symmetric and stored.bits == 8:
-            return "8 bits with zero points have a kernel on Hopper alone, elsewhere none"
-        if stored.group_size not in GROUP_SIZES:
-            return f"group_size {stored.group_size} is not Marlin's: slow kernels, of float16"
-        return None
-
-    yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
-    yield from alike("warning", "engine-slow", view.quantized, slow, who + " is in doubt about {}")
 
 
 def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import awq, compressed, gptq, packed, plain, stored
+from header_artifacts import FLOATS, awq, compressed, gptq, group_config, packed, plain, stored
 
 from qtool.verification.engine_rules import engine_findings
 
@@ -56,6 +56,11 @@ def cases() -> list[tuple[dict[str, Any], Any]]:
             found.append((config | {"format": "int-quantized"}, plain(strategy)))
             if strategy == "group":
                 found.append((config, packed(bits)))
+    for bits in (4, 8):  # of which no inputs are rounded, and that are not packed
+        config = compressed(bits, strategy="channel", group_size=None)
+        found.append((config | {"format": "int-quantized"}, plain()))
+    for layout, weights, given, tensors, *_ in FLOATS:
+        found.append((group_config(layout, weights, given), tensors))
     for ignore in (["lm_head"], [r"re:.*mlp\.gate"], [r"re:.*mlp\.gate$"], [r"re:.*gate_up_proj"]):
         found.append((compressed() | {"ignore": ["lm_head", *ignore]}, packed(4)))
     return found

@@ -8,6 +8,7 @@ of an MLP would be left unquantized or refused.
 import copy
 import json
 import sys
+from unittest.mock import MagicMock
 
 LAYER = "model.layers.0.mlp.gate_up_proj"
 PARTS = {"gate_up_proj": ["gate_proj", "up_proj"]}
@@ -40,6 +41,11 @@ def main() -> None:
         except ValueError:  # some parts, but not all
             return True
 
+    # Which class is chosen is asked, not what it needs of a running engine.
+    for name in vars(ct):
+        if name.startswith("CompressedTensorsW"):
+            setattr(ct, name, MagicMock())
+
     def kernel(read: object) -> None:
         for group in read.target_scheme_map.values():
             read._get_scheme_from_parts(
@@ -53,7 +59,7 @@ def main() -> None:
             read = classes[method].from_config(copy.deepcopy(config))
             if method == "compressed-tensors":
                 kernel(read)
-        except (ValueError, NotImplementedError):
+        except (ValueError, NotImplementedError, AssertionError, AttributeError):
             answers.append([True, False])
             continue
         answers.append([False, skipped(method, read, config)])

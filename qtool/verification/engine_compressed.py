@@ -1,0 +1,106 @@
+"""What vLLM and SGLang load of compressed-tensors, layer by layer.
+
+    vLLM      whole numbers of 2 to 8 bits, but its own kernels are for 4 and 8
+    SGLang    4 and 8 bits, symmetric; one `format` for all layers
+    neither   an activation order that leaves groups out of order, sparse formats
+
+Which weights go with which inputs is in engine_schemes.
+
+Sources: vLLM 0.32 (compressed_tensors, kernels/linear/mixed_precision), SGLang
+(quantization/compressed_tensors).
+"""
+
+from collections.abc import Iterator, Mapping
+
+from qtool.verification import engine_schemes
+from qtool.verification.engine_split import GROUP_SIZES
+from qtool.verification.engine_targets import group_of, weight_arguments
+from qtool.verification.engine_view import EngineView, Layer, alike
+from qtool.verification.finding import Finding
+
+_OLD_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
+
+
+def packing(view: EngineView, layer: Layer) -> str:
+    """The format of a layer's own in compressed-tensors, else that of the artifact."""
+    if view.format != "compressed-tensors":
+        return view.format
+    group = group_of(view.quantization, layer.module) or {}
+    return str(group.get("format") or view.quantization.get("format") or view.layout)
+
+
+def _pair(view: EngineView, layer: Layer, engine: str) -> engine_schemes.Pair | None:
+    """What a layer multiplies with what; SGLang goes by one format for all layers."""
+    if layer.stored is None:
+        return None
+    layout = packing(view, layer)
+    if engine == "sglang":
+        layout = str(view.quantization.get("format") or view.layout)
+    group = group_of(view.quantization, layer.module) or {}
+    return engine_schemes.pair_of(group, layout, layer.expert)
+
+
+def _sparse(said: object) -> bool:
+    """Whether a sparsity_config is more than a record of how many weights happen to be 0."""
+    if not isinstance(said, Mapping):
+        return bool(said)
+    return bool(said.get("targets")) or str(said.get("format") or "dense") != "dense"
+
+
+def compressed_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    """What has no kernel, a slow one, or one that rounds inputs otherwise."""
+    inner = str(view.quantization.get("format") or view.layout)
+    if inner in _OLD_FORMATS or _sparse(view.quantization.get("sparsity_config")):
+        yield Finding(
+            "error", "engine-format", "",
+            f"{who} will not load it: compressed-tensors gave sparse formats up "
+            f"({inner}); compress the model anew without sparsity",
+        )  # fmt: skip
+        return
+
+    def refused(layer: Layer) -> str | None:
+        arguments, stored = weight_arguments(view.quantization, layer.module), layer.stored
+        if stored is None:
+            return None
+        if stored.kind != "int":
+            return no_kernel(layer)
+        if arguments.get("actorder") in ("group", "dynamic"):
+            return "actorder group, which it gave up; compress it anew with actorder weight or none"
+        if engine == "sglang" and (not stored.symmetric or stored.bits not in (4, 8)):
+            return f"{stored}, where 4 and 8 bits, symmetric, have a kernel"
+        if not 2 <= stored.bits <= 8:
+            return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
+        return no_kernel(layer)
+
+    def no_kernel(layer: Layer) -> str | None:
+        pair = _pair(view, layer, engine)
+        why = None if pair is None else engine_schemes.refused(pair, engine)
+        return None if why is None else f"{pair} {why}"
+
+    def otherwise(layer: Layer) -> str | None:
+        pair = _pair(view, layer, engine)
+        if pair is None or refused(layer) is not None:
+            return None
+        how = engine_schemes.otherwise(pair, engine)
+        return None if how is None else f"{who} {how}"
+
+    def slow(layer: Layer) -> str | None:
+        stored = layer.stored
+        if (
+            engine == "sglang"
+            or stored is None
+            or stored.kind != "int"
+            or inner != "pack-quantized"
+        ):
+            return None
+        if stored.bits not in (4, 8):
+            return f"{stored.bits} bits need the humming kernels, which are a package of their own"
+        if not stored.symmetric and stored.bits == 8:
+            return "8 bits with zero points have a kernel on Hopper alone, elsewhere none"
+        if stored.group_size not in GROUP_SIZES:
+            return f"group_size {stored.group_size} is not Marlin's: slow kernels, of float16"
+        return None
+
+    yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
+    yield from alike("warning", "engine-slow", view.quantized, slow, who + " is in doubt about {}")
+    yield from alike("warning", "engine-inputs", view.quantized, otherwise, "{}")

@@ -1,0 +1,232 @@
+"""Which weights and inputs of compressed-tensors vLLM and SGLang multiply, and what they round.
+
+    vLLM    float-quantized  8 bits a tensor, row or block: inputs as they are; dynamic; or static
+                             with one scale for all, not with blocks
+            mxfp8-quantized  groups of 32, e8m0 scales      mxfp4-pack-quantized  groups of 32
+            nvfp4-pack-quantized    groups of 16: inputs as they are, or stored alike
+            int-quantized    8 bits a tensor or row: inputs of 8 bits, static with one scale for
+                             all, or dynamic with one a token; 4 bits a row or group: dynamic, token
+            pack-quantized   a row or group: inputs as they are, or symmetric, of 4 or 8 bits,
+                             dynamic with one scale a token or group (humming)
+    SGLang  float-quantized  with rounded inputs as vLLM; without, one scale a tensor alone
+            nvfp4-pack-quantized    inputs stored alike
+            int-quantized    8 bits on both sides, as vLLM; not in experts
+            pack-quantized   a row or group, 4 and 8 bits, symmetric; inputs are left as they are
+
+No others: not SmoothQuant's dynamic scale for all tokens (O2), nor FP8 in groups of a row.
+
+Sources: vLLM 0.32 (compressed_tensors/compressed_tensors.py, compressed_tensors_moe, schemes),
+SGLang of September 2026 (quantization/compressed_tensors/compressed_tensors.py, schemes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MATRIX = ("tensor", "channel")
+_RUNS = ("channel", "group")
+_BLOCKS = ("tensor", "channel", "block")
+_ROUNDED = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
+_FLOATS = "FP8 a tensor, row or block of both"
+_STATIC = "static inputs have one scale for all, and go with weights a tensor or row"
+_INT8 = "inputs of 8 bits, static with one scale for all or dynamic with one a token, do, and "
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Weights or inputs, as compressed-tensors completes what a config says of them."""
+
+    kind: str  # int or float
+    bits: int
+    strategy: str
+    size: int  # of a group, or rows of a block; -1: neither
+    dynamic: bool
+    symmetric: bool
+    powers: bool  # scales are powers of two (e8m0)
+
+    @property
+    def nvfp4(self) -> bool:
+        """Groups of 16 with scales in FP8, and one for all."""
+        wanted = ("float", 4, "tensor_group", 16, True)
+        return (self.kind, self.bits, self.strategy, self.size, self.symmetric) == wanted
+
+    @property
+    def mxfp(self) -> bool:
+        """MXFP4 or MXFP8."""
+        groups = (self.kind, self.strategy, self.size, self.symmetric)
+        wide = self.bits == 4 or (self.bits == 8 and self.powers)
+        return groups == ("float", "group", 32, True) and wide
+
+    @property
+    def name(self) -> str:
+        """Such as 8-bit float."""
+        return f"{self.bits}-bit" + (" float" if self.kind == "float" else "")
+
+    @property
+    def run(self) -> str:
+        """What shares a scale."""
+        return f"group of {self.size}" if self.kind == "float" and self.size > 0 else self.strategy
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a group of a config multiplies."""
+
+    weights: Numbers
+    inputs: Numbers | None  # None: as they are
+    layout: str  # pack-quantized, ...
+    expert: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.weights.name} weights per {self.weights.run}"
+        if self.inputs is None:
+            return f"{text} with inputs as they are"
+        when = "dynamic" if self.inputs.dynamic else "static"
+        return f"{text} with {when} {self.inputs.name} inputs per {self.inputs.run}"
+
+
+def pair_of(group: Mapping[str, Any], layout: str, expert: bool = False) -> Pair | None:
+    """A group of a config; None where it does not say what its weights are."""
+    weights = _numbers(group.get("weights"))
+    if weights is None:
+        return None
+    return Pair(weights, _numbers(group.get("input_activations")), layout, expert)
+
+
+def _numbers(arguments: object) -> Numbers | None:
+    if not isinstance(arguments, Mapping):
+        return None
+    bits, size = arguments.get("num_bits", 8), arguments.get("group_size")
+    block = arguments.get("block_structure")
+    strategy = str(arguments.get("strategy") or "").lower()
+    if not strategy:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy == "block" and isinstance(block, list) and block:
+        size = block[0]
+    elif strategy not in ("group", "tensor_group"):
+        size = -1
+    return Numbers(
+        kind=str(arguments.get("type") or "int").lower(),
+        bits=bits if type(bits) is int else 0,
+        strategy=strategy,
+        size=size if type(size) is int else -1,
+        dynamic=bool(arguments.get("dynamic")),
+        symmetric=arguments.get("symmetric", True) is not False,
+        powers=str(arguments.get("scale_dtype")) == "torch.uint8",
+    )
+
+
+def refused(pair: Pair, engine: str) -> str | None:
+    """Why vLLM or SGLang has no kernel, from a verb on; None where it has one."""
+    known = _vllm(pair) if engine == "vllm" else _sglang(pair)
+    return None if known is None else f"have no kernel; {known}"
+
+
+def _vllm(pair: Pair) -> str | None:
+    """What has a kernel instead; None where this has."""
+    weights, inputs, expert = pair.weights, pair.inputs, pair.expert
+    if weights.nvfp4:
+        fits = inputs is None or inputs.nvfp4
+        return None if fits else "NVFP4 weights go with inputs in NVFP4, or as they are"
+    if weights.mxfp:
+        return None
+    if weights.kind == "float":
+        if inputs is None and expert:
+            return f"of experts, {_FLOATS} has"
+        return _fp8(pair)
+    if inputs is None:
+        fits = pair.layout == "pack-quantized" and weights.strategy in _RUNS
+        return None if fits else "pack-quantized, with a scale a row or group, has"
+    if inputs.kind == "float":
+        return None  # some GPUs have one
+    if expert or pair.layout != "pack-quantized":
+        return _whole_numbers(pair, expert)
+    fits = (
+        weights.strategy in _RUNS
+        and inputs.bits in (4, 8)
+        and inputs.strategy in ("token", "group")
+        and inputs.dynamic
+        and inputs.symmetric
+    )
+    known = "symmetric inputs of 4 or 8 bits, dynamic, with a scale a token or group, do"
+    return None if fits else known
+
+
+def _fp8(pair: Pair) -> str | None:
+    """Both engines' rule of 8-bit floats."""
+    weights, inputs = pair.weights, pair.inputs
+    if weights.bits != 8 or weights.strategy not in _BLOCKS or not weights.symmetric:
+        return "FP8 with a scale a tensor, row or block, nvfp4 in groups of 16, mxfp4 and mxfp8 do"
+    if inputs is None or inputs.dynamic or inputs.kind != "float":
+        return None
+    fits = inputs.symmetric and inputs.strategy == "tensor" and weights.strategy != "block"
+    return None if fits else _STATIC
+
+
+def _whole_numbers(pair: Pair, expert: bool = False) -> str | None:
+    """vLLM's rule of whole numbers on both sides that are not packed."""
+    weights, inputs = pair.weights, pair.inputs
+    assert inputs is not None
+    given = (inputs.bits, inputs.strategy, inputs.dynamic)
+    if weights.bits == 4:
+        fits = weights.strategy in _RUNS and given == (8, "token", True)
+        known = "inputs of 8 bits, dynamic, with a scale a token, do, and weights a scale a group"
+    else:
+        wanted = [(8, "token", True)] + ([] if expert else [(8, "tensor", False)])
+        fits = weights.bits == 8 and weights.strategy in _MATRIX and given in wanted
+        known = f"{_INT8}8-bit weights with a scale a row"
+        if expert:
+            known = "of experts, 8 bits with a scale a row and dynamic inputs of one a token do"
+    return None if fits and weights.symmetric else known
+
+
+def _sglang(pair: Pair) -> str | None:
+    """The same for SGLang."""
+    weights, inputs = pair.weights, pair.inputs
+    if pair.layout not in _ROUNDED:
+        inputs = None  # it reads no input_activations of other layouts
+    if inputs is None and weights.strategy in _RUNS and weights.symmetric:
+        if pair.layout == "pack-quantized" and weights.kind == "int" and weights.bits in (4, 8):
+            return None
+        return "without rounded inputs, symmetric int4 and int8 in pack-quantized do"
+    if weights.nvfp4 and inputs is not None and inputs.nvfp4:
+        return None
+    if weights.kind == "float":
+        if weights.strategy == "tensor_group":
+            return "NVFP4 weights go with inputs in NVFP4"
+        if inputs is None and (pair.expert or weights.strategy != "tensor"):
+            return f"{_FLOATS}, weights and inputs, do"
+        return _fp8(pair)
+    if inputs is None:
+        return "without rounded inputs, symmetric int4 and int8 in pack-quantized do"
+    known = _whole_numbers(pair)
+    if pair.expert:
+        return "whole numbers on both sides are not for its experts on GPUs; FP8 is"
+    if known is None and weights.bits == 8:
+        return None
+    return f"{_INT8}8-bit weights with a scale a row"
+
+
+def otherwise(pair: Pair, engine: str) -> str | None:
+    """How vLLM or SGLang rounds inputs of what it loads, where the config says something else."""
+    weights, inputs = pair.weights, pair.inputs
+    if weights.kind == "int":
+        if inputs is None or pair.layout != "pack-quantized":
+            return None
+        if engine == "sglang":
+            return "leaves inputs as they are, though the config has them rounded"
+        return "multiplies them with the humming kernels alone, which are a package of their own"
+    if weights.mxfp and inputs is None and engine == "vllm":
+        kind = f"MXFP{weights.bits}"
+        return f"rounds inputs to {kind} too on GPUs that multiply it (Blackwell)"
+    if weights.bits != 8 or weights.strategy not in _BLOCKS or inputs is None:
+        return None
+    if not inputs.dynamic or inputs.kind != "float":
+        return None
+    wanted = ("group", weights.size) if weights.strategy == "block" else ("token", -1)
+    if (inputs.strategy, inputs.size) == wanted:
+        return None
+    runs = f"in groups of {weights.size}" if weights.strategy == "block" else "token by token"
+    return f"rounds inputs {runs}, though the config says per {inputs.run}"

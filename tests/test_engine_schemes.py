@@ -1,0 +1,111 @@
+"""Which numbers of compressed-tensors vLLM and SGLang multiply, and how they round inputs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from header_artifacts import FLOATS, compressed, group_config, packed, plain, stored
+
+from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engine_schemes import otherwise, pair_of, refused
+
+TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+ONE = TOKEN | {"strategy": "tensor", "dynamic": False}
+FLOAT = TOKEN | {"type": "float"}
+
+
+@pytest.mark.parametrize("case", FLOATS, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+def test_floats(case: Any, tmp_path: Path) -> None:
+    layout, weights, inputs, tensors, *answers = case
+    artifact = stored(tmp_path / "a", tensors, group_config(layout, weights, inputs))
+    for engine, answer in zip(("vllm", "sglang"), answers, strict=True):
+        found = engine_findings(artifact, engine, 1)
+        assert any(f.check == "engine-scheme" for f in found) == answer, (engine, found)
+        for finding in found:
+            assert finding.severity == ("error" if finding.check == "engine-scheme" else "warning")
+        if answer:
+            assert "have no kernel; " in found[0].message
+
+
+def weights_of(bits: int, strategy: str, kind: str = "int") -> dict[str, Any]:
+    size = {"group_size": 128} if strategy == "group" else {}
+    return {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy} | size
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "layout", "vllm", "sglang"),
+    [
+        (weights_of(8, "channel"), TOKEN, "int-quantized", False, True),
+        (weights_of(8, "channel"), ONE, "int-quantized", True, True),
+        (weights_of(4, "group"), TOKEN, "int-quantized", False, True),
+        (weights_of(8, "group"), TOKEN, "pack-quantized", True, False),
+        (weights_of(4, "group"), None, "pack-quantized", False, False),
+        (weights_of(8, "channel", "float"), FLOAT, "float-quantized", False, False),
+        (weights_of(8, "channel", "float"), None, "float-quantized", True, True),
+    ],
+)
+def test_experts_have_kernels_of_their_own(
+    weights: dict[str, Any], inputs: Any, layout: str, vllm: bool, sglang: bool
+) -> None:
+    group = {"weights": weights, "input_activations": inputs}
+    pair = pair_of(group, layout, expert=True)
+    assert pair is not None
+    assert [refused(pair, engine) is not None for engine in ("vllm", "sglang")] == [vllm, sglang]
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "vllm", "sglang"),
+    [
+        # The kernel of blocks rounds inputs in groups as long as a block, whatever is declared.
+        (
+            group_config(*FLOATS[6][:3]), FLOATS[6][3],
+            "rounds inputs in groups of 128, though the config says per token",
+            "rounds inputs in groups of 128, though the config says per token",
+        ),
+        (
+            group_config(*FLOATS[3][:3]), FLOATS[3][3],
+            "rounds inputs token by token, though the config says per group of 128",
+            "rounds inputs token by token, though the config says per group of 128",
+        ),
+        (group_config(*FLOATS[5][:3]), FLOATS[5][3], None, None),
+        (
+            group_config(*FLOATS[14][:3]), FLOATS[14][3],
+            "rounds inputs to MXFP4 too on GPUs that multiply it (Blackwell)", "no kernel",
+        ),
+    ],
+)  # fmt: skip
+def test_inputs_that_are_rounded_otherwise(
+    config: Any, tensors: Any, vllm: str | None, sglang: str | None, tmp_path: Path
+) -> None:
+    artifact = stored(tmp_path / "a", tensors, config)
+    for engine, phrase in (("vllm", vllm), ("sglang", sglang)):
+        found = [f.message for f in engine_findings(artifact, engine, 1)]
+        assert (phrase is None and not found) or (phrase is not None and phrase in found[0])
+
+
+def test_packed_weights_with_rounded_inputs(tmp_path: Path) -> None:
+    """vLLM has a package for them; SGLang reads no inputs of a packed layout."""
+    config = compressed(8)
+    config["config_groups"]["group_0"]["input_activations"] = TOKEN
+    artifact = stored(tmp_path / "a", packed(8), config)
+    (one,) = engine_findings(artifact, "vllm", 1)
+    assert one.severity == "warning" and "humming" in one.message
+    (one,) = engine_findings(artifact, "sglang", 1)
+    assert one.severity == "warning" and "leaves inputs as they are" in one.message
+
+
+def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:
+    config = compressed(8, strategy="channel", group_size=None) | {"format": "int-quantized"}
+    artifact = stored(tmp_path / "a", plain(), config)
+    for engine in ("vllm", "sglang"):
+        (one,) = engine_findings(artifact, engine, 1)
+        assert one.check == "engine-scheme" and "with inputs as they are" in one.message
+
+
+def test_other_widths_have_no_kernel() -> None:
+    pair = pair_of({"weights": weights_of(5, "channel"), "input_activations": TOKEN},
+                   "int-quantized")  # fmt: skip
+    assert pair is not None and otherwise(pair, "vllm") is None
+    for engine in ("vllm", "sglang"):
+        assert "have no kernel" in str(refused(pair, engine))
+    assert pair_of({}, "int-quantized") is None
