@@ -12,19 +12,16 @@ from header_artifacts import awq, compressed, packed, plain, stored
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.errors import UsageError
-from qtool.formats import FORMATS
 from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES
-from qtool.plan.fit import format_options
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.sink import artifact_facts
+from qtool.runs.planned_view import planned_view
 from qtool.verification.engine_rules import (
     ENGINES,
     engine_findings,
     type_findings,
     view_findings,
 )
-from qtool.verification.engine_view import view_of_plan
 from qtool.verification.finding import Finding
 
 QWEN_72B = {"hidden": 8192, "inner": 29568, "kv": 1024, "vocabulary": 256}
@@ -45,11 +42,7 @@ def planned(
     checkpoint = Checkpoint.open(folder)
     loaded = load(recipe, sets)
     assert isinstance(loaded, Recipe)
-    plan, options = make_plan(loaded, checkpoint), format_options(loaded)
-    facts = artifact_facts(plan)
-    assert facts is not None
-    quantization = FORMATS[plan.format].config(facts, options)
-    view = view_of_plan(plan.format, options.layout, plan.tensors, checkpoint.config, quantization)
+    view = planned_view(make_plan(loaded, checkpoint), checkpoint.config)
     return view_findings(view, engine, tp)
 
 

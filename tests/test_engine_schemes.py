@@ -59,18 +59,18 @@ def test_experts_have_kernels_of_their_own(
         # The kernel of blocks rounds inputs in groups as long as a block, whatever is declared.
         (
             group_config(*FLOATS[6][:3]), FLOATS[6][3],
-            "rounds inputs in groups of 128, though the config says per token",
-            "rounds inputs in groups of 128, though the config says per token",
+            "inputs are rounded in groups of 128, though the config says per token",
+            "inputs are rounded in groups of 128, though the config says per token",
         ),
         (
             group_config(*FLOATS[3][:3]), FLOATS[3][3],
-            "rounds inputs token by token, though the config says per group of 128",
-            "rounds inputs token by token, though the config says per group of 128",
+            "inputs are rounded token by token, though the config says per group of 128",
+            "inputs are rounded token by token, though the config says per group of 128",
         ),
         (group_config(*FLOATS[5][:3]), FLOATS[5][3], None, None),
         (
             group_config(*FLOATS[14][:3]), FLOATS[14][3],
-            "rounds inputs to MXFP4 too on GPUs that multiply it (Blackwell)", "no kernel",
+            "inputs are rounded to MXFP4 too where the GPU multiplies it (Blackwell)", "no kernel",
         ),
     ],
 )  # fmt: skip
@@ -91,7 +91,7 @@ def test_packed_weights_with_rounded_inputs(tmp_path: Path) -> None:
     (one,) = engine_findings(artifact, "vllm", 1)
     assert one.severity == "warning" and "humming" in one.message
     (one,) = engine_findings(artifact, "sglang", 1)
-    assert one.severity == "warning" and "leaves inputs as they are" in one.message
+    assert one.severity == "warning" and "inputs are left as they are" in one.message
 
 
 def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:

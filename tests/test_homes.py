@@ -144,3 +144,12 @@ def test_what_serves_it(tmp_path: Path) -> None:
     assert command(folder) == f"vllm serve {folder}"
     lines = next_lines(tmp_path)  # nothing that an engine loads
     assert len(lines) == 1 and lines[0].startswith("next: qtool eval")
+
+
+def test_what_a_format_was_made_for_is_named_first(tmp_path: Path) -> None:
+    """SGLang has a loader for bitsandbytes, but transformers is what it is written for."""
+    out = tmp_path / "out"
+    words = ["quantize", "tiny", "--recipe", "int8-llmint8", "--set", "llm_int8.outliers=false"]
+    made = CliRunner().invoke(app, [*words, "-o", str(out)])
+    assert made.exit_code == 0 and f"next: transformers serve {out}" in made.stdout
+    assert "sglang" not in made.stdout + (out / "README.md").read_text()

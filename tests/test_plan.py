@@ -17,7 +17,9 @@ from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.rows import rows, scheme_of
 from qtool.recipe.recipe import load
+from qtool.runs.planned_view import planned_view
 from qtool.scheme import Dense, Dropped, Scheme
+from qtool.verification.engine_rules import view_findings
 
 
 def plan_of(
@@ -458,3 +460,48 @@ def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "phrases"),
+    [
+        ("w8a8-dynamic", ["weights.bits=5"], ["vLLM and SGLang refuse 5-bit weights per channel"]),
+        (
+            "w8a8-dynamic", ["weights.rows=-1", "activations.scale=tensor"],
+            ["vLLM and SGLang refuse 8-bit weights per tensor with dynamic 8-bit inputs"],
+        ),
+        ("w8a8-dynamic", ["activations.bits=4"], ["vLLM and SGLang refuse"]),
+        ("w8a8-dynamic", ["activations.group_size=64"], ["vLLM and SGLang refuse"]),
+        (
+            "w8a8-dynamic", ["weights.group_size=64"],
+            ["in vLLM the humming kernels alone", "in SGLang inputs are left as they are"],
+        ),
+        ("w8a8-dynamic", [], []),
+        ("w8a8-static", [], []),
+        ("fp8-static", [], []),
+        ("fp8-dynamic", ["activations.scale=tensor"], ["in vLLM and SGLang inputs are"]),
+        ("fp8-block", [], []),
+        ("fp8-block", ["activations.group_size=-1"], ["are rounded in groups of 128, though"]),
+        (
+            "fp8-block", ["activations.group_size=-1", "activations.dynamic=false"],
+            ["vLLM and SGLang refuse 8-bit float weights per block"],
+        ),
+        ("nvfp4", [], ["SGLang refuses 4-bit float weights per group of 16"]),
+        ("mxfp4", [], ["in vLLM inputs are rounded to MXFP4 too", "SGLang refuses"]),
+        ("w4a16-ct", [], []),
+    ],
+)  # fmt: skip
+def test_plan_and_verify_say_the_same_of_kernels(
+    recipe: str, sets: list[str], phrases: list[str], tmp_path: Path
+) -> None:
+    """Without --engine, with it, and of an artifact: one set of rules."""
+    plan = plan_of(tmp_path / "m", header_files.llama(2, 256, 512, 256), recipe, *sets)
+    said = [w for w in plan.warnings if "inputs" in w]
+    assert len(said) == len(phrases) and all(any(p in w for w in said) for p in phrases), said
+    view = planned_view(plan, Checkpoint.open(tmp_path / "m").config)
+    for engine, name in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        found = view_findings(view, engine, 1)
+        refused = any(f.severity == "error" for f in found)
+        assert refused == any("refuse" in w and name in w for w in said), (engine, found)
+        warned = [f for f in found if f.check == "engine-inputs"]
+        assert bool(warned) == any(w.startswith("in ") and name in w for w in said)

@@ -108,7 +108,9 @@ def test_one_scale_for_a_matrix(runs: dict[str, Path], tmp_path: Path) -> None:
     group = config["config_groups"]["group_0"]
     assert group["weights"]["strategy"] == group["input_activations"]["strategy"] == "tensor"
     assert group["input_activations"]["dynamic"] is True
-    assert any("as they come" in warning for warning in run.summary.warnings)
+    assert any(
+        "with dynamic 8-bit inputs per tensor" in warning for warning in run.summary.warnings
+    )
     artifact = Artifact.open(run.out)
     source = load_file(runs["model"] / "model.safetensors")
     for name, entry in artifact.entries.items():

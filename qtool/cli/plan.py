@@ -130,16 +130,11 @@ def _plan(
 
 def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "list[Finding]":
     """What an engine says of the artifact that is planned."""
-    from qtool.formats import FORMATS
-    from qtool.plan.fit import format_options
-    from qtool.runs.sink import artifact_facts
+    from qtool.runs.planned_view import expected, planned_view
     from qtool.verification.engine_rules import view_findings
-    from qtool.verification.engine_view import view_of_plan
 
-    facts, options = artifact_facts(made), format_options(made.recipe)
-    config = {} if facts is None else FORMATS[made.format].config(facts, options)
-    view = view_of_plan(made.format, options.layout, made.tensors, checkpoint.config, config)
-    return view_findings(view, engine, tp)
+    config = checkpoint.config
+    return view_findings(planned_view(made, config, expected(made, config)), engine, tp)
 
 
 def _plan_gguf(

@@ -9,14 +9,15 @@ from qtool.artifact import without_layers
 from qtool.convert.certificate import Certificate
 from qtool.convert.targets import Target
 from qtool.runs import modelcard
+from qtool.verification.engine_view import EngineView
 
 _SHOWN = 10
 
 
 def render(
-    target: Target, certificate: Certificate, record: Mapping[str, Any], symmetric: bool
+    target: Target, certificate: Certificate, record: Mapping[str, Any], view: EngineView
 ) -> str:
-    """The card; it depends on its arguments alone."""
+    """The card; it depends on its arguments alone. view: of what was written."""
     source = certificate.source
     was = f"{source['format']} {source['layout'] or ''}".strip()
     rows = [
@@ -29,7 +30,7 @@ def render(
         _front_matter(target, record),
         f"# {_name(record) or 'Model'}, {target.name}",
         "\n".join(["| | |", "|---|---|", *table]),
-        _loading(target, certificate, symmetric),
+        modelcard.loading(view),
         _rounded(certificate),
         "## Provenance\n\nAlso in `qtool.json`.\n\n```json\n"
         + json.dumps(without_layers(record), indent=2, ensure_ascii=False)
@@ -56,11 +57,6 @@ def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
     if target.format != "hf":
         lines += ["- quantized", f"- {target.format}"]
     return "\n".join([*lines, "---"])
-
-
-def _loading(target: Target, certificate: Certificate, symmetric: bool) -> str:
-    kind = "dense" if target.format == "hf" else target.format
-    return modelcard.loading(kind, certificate.layout, symmetric)
 
 
 def _rounded(certificate: Certificate) -> str:

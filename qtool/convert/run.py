@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from qtool.artifact import Artifact
 from qtool.convert import card, to_checkpoint, to_gguf
 from qtool.convert.certificate import FILE_NAME, Certificate, Converted, provenance, source_record
 from qtool.convert.from_artifact import artifact_model
@@ -16,6 +17,7 @@ from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
 from qtool.runs.progress import Progress
 from qtool.runs.staging import check_out, check_out_file, staged
+from qtool.verification.engine_view import view_of
 
 
 def convert(request: Request, progress: Progress) -> Converted:
@@ -100,8 +102,7 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
             )
         record = provenance(model, certificate)
         to_checkpoint.write_json(folder / FILE_NAME, record)
-        symmetric = all(step.scheme.symmetric for step in plan.steps if step.scheme)
-        text = card.render(target, certificate, record, symmetric)
+        text = card.render(target, certificate, record, view_of(Artifact.open(folder)))
         (folder / "README.md").write_text(text, encoding="utf-8")
     plain = Counter(s.tensor.stored for s in plan.steps if s.tensor.read and s.scheme is None)
     return Converted(

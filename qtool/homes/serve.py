@@ -3,16 +3,10 @@
 import shlex
 from pathlib import Path
 
+from qtool.engine_commands import COMMANDS, order
 from qtool.errors import QtoolError
 from qtool.gguf.inspect import gguf_models
 from qtool.homes.lm_studio import import_line
-
-_COMMANDS = {
-    "vllm": "vllm serve {}",
-    "sglang": "python -m sglang.launch_server --model-path {}",
-    "llama.cpp": "llama-server -m {}",
-    "transformers": "transformers serve {}",
-}
 
 
 def loads(artifact: Path) -> str | None:
@@ -22,10 +16,12 @@ def loads(artifact: Path) -> str | None:
     from qtool.verification.engine_rules import engine_findings
 
     models = gguf_models(artifact)
-    found = open_source(models[0]) if models else Artifact.open(artifact)
-    for engine in ("llama.cpp",) if models else ("vllm", "sglang", "transformers"):
-        findings = engine_findings(found, engine, 1)
-        if not any(finding.severity == "error" for finding in findings):
+    if models:
+        findings = engine_findings(open_source(models[0]), "llama.cpp", 1)
+        return None if any(finding.severity == "error" for finding in findings) else "llama.cpp"
+    found = Artifact.open(artifact)
+    for engine in order(found.found.format):
+        if not any(f.severity == "error" for f in engine_findings(found, engine, 1)):
             return engine
     return None
 
@@ -36,7 +32,7 @@ def command(artifact: Path) -> str | None:
         engine = loads(artifact)
     except QtoolError:
         return None
-    return None if engine is None else _COMMANDS[engine].format(shlex.quote(str(artifact)))
+    return None if engine is None else COMMANDS[engine].format(shlex.quote(str(artifact)))
 
 
 def next_lines(artifact: Path, modelfile: bool = False) -> list[str]:
@@ -67,4 +63,4 @@ def of_pushed(artifact: Path, repository: str) -> list[str]:
     engine = loads(artifact)
     if engine is None:
         return []
-    return [f"next: {_COMMANDS[engine].format(repository)}"]
+    return [f"next: {COMMANDS[engine].format(repository)}"]

@@ -7,10 +7,14 @@ same rules (qtool/verification/engine_rules.py) for one engine and a number of G
 from collections import Counter
 from collections.abc import Sequence
 
+from qtool.formats import FORMATS
+from qtool.formats.facts import Facts
+from qtool.plan.fit import format_options
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.structure import FUSED_EXPERTS, expert_of
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engine_schemes import Pair, otherwise, pair_of, refused
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
 
@@ -29,7 +33,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
         return _cache(recipe)
     found = [
         *_cache(recipe),
-        *_four_bits(recipe),
+        *_fp4_inputs(recipe),
         *_online(recipe),
         *_format(recipe, quantized),
         *_groups(quantized),
@@ -37,7 +41,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     ]
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
-    found += _inputs(recipe)
+    found += _kernels(recipe, quantized)
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
@@ -47,16 +51,14 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     return found
 
 
-def _four_bits(recipe: Recipe) -> list[str]:
-    if recipe.activations is None or recipe.activations.bits != 4:
+def _fp4_inputs(recipe: Recipe) -> list[str]:
+    if recipe.activations is None or recipe.activations.type not in ("nvfp4", "mxfp4"):
         return []
-    if recipe.activations.type in ("nvfp4", "mxfp4"):
-        name = recipe.activations.type.upper()
-        return [
-            f"of NVIDIA's GPUs vLLM rounds inputs to {name} on Blackwell alone; on older ones it "
-            "multiplies the weights by inputs as they are"
-        ]
-    return ["no engine multiplies inputs of 4 bits as this artifact asks; `qtool eval` rounds them"]
+    name = recipe.activations.type.upper()
+    return [
+        f"of NVIDIA's GPUs vLLM rounds inputs to {name} on Blackwell alone; on older ones it "
+        "multiplies the weights by inputs as they are"
+    ]
 
 
 def _online(recipe: Recipe) -> list[str]:
@@ -110,25 +112,42 @@ def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     return found
 
 
-def _inputs(recipe: Recipe) -> list[str]:
-    """INT8 on both sides in ways that engines have no kernel for."""
-    wanted, weights = recipe.activations, recipe.weights
-    if recipe.format != "compressed-tensors" or wanted is None or wanted.type != "int":
+def _kernels(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    """What vLLM and SGLang have no kernel for, or multiply otherwise, by the rules of --engine."""
+    if recipe.format != "compressed-tensors":
         return []
-    found = []
-    if wanted.dynamic and wanted.scale == "tensor":
-        found.append(
-            "vLLM and SGLang have no kernel for one scale of int8 inputs as they come "
-            "(activations.scale: tensor) and refuse the artifact; token, or dynamic: false, is "
-            "served"
-        )
-    if weights is not None and weights.group_size > 0:
-        found.append(
-            "INT8 weights in groups with INT8 inputs: vLLM serves them with its humming kernels "
-            "alone, which are a package of their own, and SGLang refuses them; group_size -1 is "
-            "served everywhere"
-        )
-    return found
+    said: dict[str, list[str]] = {}
+    for engine, name in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        for pair in _pairs(recipe, quantized):
+            if (why := refused(pair, engine)) is not None:
+                of = " of experts" if pair.expert else ""
+                said.setdefault(f"refuse {pair}{of}, which {why}", []).append(name)
+            elif (how := otherwise(pair, engine)) is not None:
+                said.setdefault(how, []).append(name)
+    return [_of_engines(text, who) for text, who in said.items()]
+
+
+def _of_engines(text: str, who: Sequence[str]) -> str:
+    both = " and ".join(who)
+    if not text.startswith("refuse "):
+        return f"in {both} {text}"
+    rest = text.removeprefix("refuse ")
+    return f"{both} {'refuse' if len(who) > 1 else 'refuses'} {rest}; `qtool eval` measures it"
+
+
+def _pairs(recipe: Recipe, quantized: Sequence[Planned]) -> list[Pair]:
+    """What a plan multiplies with what, each once."""
+    format_, options = FORMATS[recipe.format], format_options(recipe)
+    inputs = None if recipe.activations is None else recipe.activations.model_dump()
+    found: dict[Pair, None] = {}
+    kinds = dict.fromkeys((t.scheme, expert_of(t.name) is not None) for t in quantized)
+    for scheme, expert in kinds:
+        if scheme is not None:
+            config = format_.config(Facts({"of": scheme}, activations=inputs), options)
+            pair = pair_of(config["config_groups"]["group_0"], config["format"], expert)
+            if pair is not None:
+                found[pair] = None
+    return [*found]
 
 
 def _bfloat16(quantized: Sequence[Planned]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.artifact import Artifact, without_layers
+from qtool.engine_commands import COMMANDS
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
 from qtool.recipe.recipe import load, shipped
@@ -19,11 +20,8 @@ _GGUF_KEYS = (
     "general.quantized_by", "general.base_model.0.name", "general.base_model.0.repo_url",
     "general.license", "general.architecture",
 )  # fmt: skip
-_COMMANDS = {
-    "vllm": "vllm serve {}",
-    "sglang": "python -m sglang.launch_server --model-path {}",
-    "transformers": 'AutoModelForCausalLM.from_pretrained({!r}, device_map="auto")',
-    "llama.cpp": "llama-server -m {}",
+_COMMANDS = COMMANDS | {
+    "transformers": 'AutoModelForCausalLM.from_pretrained({!r}, device_map="auto")'
 }
 
 

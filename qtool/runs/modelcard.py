@@ -13,9 +13,14 @@ from typing import Any
 from qtool import __version__, hub
 from qtool.artifact import without_layers
 from qtool.checkpoint import Checkpoint
+from qtool.engine_commands import COMMANDS, order
 from qtool.hub import card
 from qtool.plan.plan import Plan
+from qtool.runs.planned_view import planned_view
+from qtool.runs.sink import Turned
 from qtool.runs.summary import LayerReport
+from qtool.verification.engine_rules import ENGINES, view_findings
+from qtool.verification.engine_view import EngineView
 
 WORST_SHOWN = 10
 _METHODS = {
@@ -30,14 +35,18 @@ _METHODS = {
 
 
 def render(
-    plan: Plan, checkpoint: Checkpoint, record: dict[str, Any], layers: Sequence[LayerReport]
+    plan: Plan,
+    checkpoint: Checkpoint,
+    record: dict[str, Any],
+    layers: Sequence[LayerReport],
+    turned: Turned | None = None,
 ) -> str:
-    """The card."""
+    """The card. turned: what engines have to rotate."""
     parts = [
         _front_matter(plan, checkpoint, record),
         _title(plan, record),
         _what(plan, checkpoint, record),
-        loading(plan.format, plan.recipe.awq.layout, _symmetric(plan)),
+        loading(planned_view(plan, checkpoint.config, turned)),
         _errors(layers),
         _notes(plan, record),
         "## Provenance\n\nAlso in `qtool.json`, with the error of each layer.\n\n```json\n"
@@ -108,39 +117,48 @@ def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *table])
 
 
-def _symmetric(plan: Plan) -> bool:
-    return all(tensor.scheme.symmetric for tensor in plan.quantized if tensor.scheme)
-
-
-def loading(format_: str, awq_layout: str, symmetric: bool) -> str:
-    """How engines load an artifact of a format."""
-    if format_ == "dense":
-        return "## Loading\n\nAn ordinary checkpoint in full precision: every engine loads it."
-    if format_ == "qserve":
-        return (
-            "## Loading\n\nTensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; group "
-            "size and bits of the cache, which its command line asks for, are in `config.json` "
-            "under `quantization_config`."
+def loading(view: EngineView) -> str:
+    """How an artifact is loaded by the engines whose rules refuse nothing of it."""
+    lines = ["## Loading", ""]
+    if view.format == "dense":
+        return "\n".join(
+            [*lines, "An ordinary checkpoint in full precision: every engine loads it."]
         )
-    lines = ["## Loading", "", "`DIR` is this folder.", ""]
-    if format_ == "bitsandbytes":
+    if view.format == "qserve":
+        return "\n".join(
+            [
+                *lines,
+                "Tensors as OmniServe's W4A8 kernels read them, on NVIDIA GPUs; group size and "
+                "bits of the cache, which its command line asks for, are in `config.json` under "
+                "`quantization_config`.",
+            ]
+        )
+    if view.format == "awq" and view.layout not in ("gemm", ""):
+        return "\n".join([*lines, f"AWQ layout {view.layout}: the kernels of that name."])
+    refused = {
+        engine: [f for f in view_findings(view, engine, 1) if f.severity == "error"]
+        for engine in order(view.format)
+    }
+    loads = [engine for engine, errors in refused.items() if not errors]
+    if not loads:
+        return "\n".join(
+            [*lines, "No engine that qtool knows loads it as it is; `qtool eval` measures it."]
+        )
+    lines += ["`DIR` is this folder.", ""]
+    if view.format == "bitsandbytes":
         lines += ["With the package bitsandbytes:", ""]
-    engines = (symmetric and format_ != "bitsandbytes") or format_ in ("compressed-tensors", "fp8")
-    if format_ == "awq":
-        engines = awq_layout == "gemm"
-    if engines:
-        lines += ["    vllm serve DIR", ""]
-    lines += [
-        "    from transformers import AutoModelForCausalLM",
-        '    model = AutoModelForCausalLM.from_pretrained("DIR", device_map="auto")',
-    ]
-    if format_ == "awq" and awq_layout != "gemm":
-        lines = [
-            "## Loading",
+    if loads[0] != "transformers":
+        lines += [f"    {COMMANDS[loads[0]].format('DIR')}", ""]
+    if "transformers" in loads:
+        lines += [
+            "    from transformers import AutoModelForCausalLM",
+            '    model = AutoModelForCausalLM.from_pretrained("DIR", device_map="auto")',
             "",
-            f"AWQ layout {awq_layout}: the kernels of that name.",
         ]
-    return "\n".join(lines)
+    for engine in ("vllm", "transformers"):
+        if errors := refused[engine]:
+            lines += [f"Not with {ENGINES[engine]}: {errors[0].message}.", ""]
+    return "\n".join(lines).rstrip()
 
 
 def _errors(layers: Sequence[LayerReport]) -> str:

@@ -123,8 +123,9 @@ def run(request: Request, progress: Progress) -> Summary:
                 )
                 if rotations is not None:
                     record["rotation"] = rotations.record(request.recipe.rotate)
-                card = modelcard.render(plan, checkpoint, record, outcome.layers)
-                sink.close(record, card, _turned(rotations, plan, checkpoint))
+                turned = _turned(rotations, plan, checkpoint)
+                card = modelcard.render(plan, checkpoint, record, outcome.layers, turned)
+                sink.close(record, card, turned)
         give_back()
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)

@@ -82,7 +82,7 @@ def compressed_findings(view: EngineView, engine: str, who: str) -> Iterator[Fin
         if pair is None or refused(layer) is not None:
             return None
         how = engine_schemes.otherwise(pair, engine)
-        return None if how is None else f"{who} {how}"
+        return None if how is None else f"in {who} {how}"
 
     def slow(layer: Layer) -> str | None:
         stored = layer.stored

@@ -67,7 +67,9 @@ class Numbers:
     @property
     def run(self) -> str:
         """What shares a scale."""
-        return f"group of {self.size}" if self.kind == "float" and self.size > 0 else self.strategy
+        if self.kind == "int" or self.size < 0:
+            return self.strategy
+        return f"block of {self.size}" if self.strategy == "block" else f"group of {self.size}"
 
 
 @dataclass(frozen=True)
@@ -210,17 +212,18 @@ def _sglang(pair: Pair) -> str | None:
 
 
 def otherwise(pair: Pair, engine: str) -> str | None:
-    """How vLLM or SGLang rounds inputs of what it loads, where the config says something else."""
+    """What vLLM or SGLang does to inputs of what it loads, where the config says something else."""
     weights, inputs = pair.weights, pair.inputs
     if weights.kind == "int":
         if inputs is None or pair.layout != "pack-quantized":
             return None
         if engine == "sglang":
-            return "leaves inputs as they are, though the config has them rounded"
-        return "multiplies them with the humming kernels alone, which are a package of their own"
+            return "inputs are left as they are, though the config has them rounded"
+        return "the humming kernels alone multiply such inputs, a package of their own"
     if weights.mxfp and inputs is None and engine == "vllm":
-        kind = f"MXFP{weights.bits}"
-        return f"rounds inputs to {kind} too on GPUs that multiply it (Blackwell)"
+        return (
+            f"inputs are rounded to MXFP{weights.bits} too where the GPU multiplies it (Blackwell)"
+        )
     if weights.bits != 8 or weights.strategy not in _BLOCKS or inputs is None:
         return None
     if not inputs.dynamic or inputs.kind != "float":
@@ -229,4 +232,4 @@ def otherwise(pair: Pair, engine: str) -> str | None:
     if (inputs.strategy, inputs.size) == wanted:
         return None
     runs = f"in groups of {weights.size}" if weights.strategy == "block" else "token by token"
-    return f"rounds inputs {runs}, though the config says per {inputs.run}"
+    return f"inputs are rounded {runs}, though the config says per {inputs.run}"

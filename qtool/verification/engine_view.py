@@ -6,6 +6,7 @@ of every engine reads this view.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,16 @@ _ROW_PARALLEL = {
 _INNER = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "fc1", "fc2", "gate_up_proj"}
 # Those that every rank holds whole.
 _REPLICATED = {"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "router", "gate"}
+# Of the first, those that end an MLP.
+_LAST = {"down_proj", "w2", "dense_4h_to_h", "fc2", "c_proj"}
+_ATTENTION = re.compile(r"attn|attention")
 _SHOWN = 3
+
+
+def ends_mlp(module: str) -> bool:
+    """Whether a linear layer ends an MLP, by its name."""
+    before, _, last = module.rpartition(".")
+    return last in _LAST and not _ATTENTION.search(before)
 
 
 @dataclass(frozen=True)
