@@ -90,7 +90,7 @@ def turns(config: Mapping[str, Any]) -> tuple[Turn, ...]:
     """What of a quantization_config an engine has to rotate; UnsupportedError for what is not done
     here, FormatError for what is no such table."""
     table = config.get(KEY)
-    if table is None:
+    if table is None or table == {}:  # as llm-compressor writes none
         return ()
     groups = table.get("config_groups") if isinstance(table, Mapping) else None
     if not isinstance(groups, Mapping):

@@ -22,7 +22,8 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.convert.from_artifact import artifact_model
-from qtool.errors import QtoolError, RecipeError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, RecipeError, UnsupportedError
+from qtool.formats.compressed_tensors_transforms import turns
 from qtool.plan.plan import make_plan
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
@@ -211,3 +212,10 @@ def test_the_recipe_of_four_bits_on_both_sides(tmp_path: Path) -> None:
     plan = make_plan(recipe, Checkpoint.open(hub.resolve("tiny")))
     said = [warning for warning in plan.warnings if "engine has to rotate" in warning]
     assert len(said) == 1 and "rotate.r4" in said[0] and "rotate.r3" not in said[0]
+
+
+def test_an_empty_table_is_none() -> None:
+    """As llm-compressor writes one where nothing is rotated."""
+    assert turns({"transform_config": {}}) == turns({"transform_config": None}) == turns({}) == ()
+    with pytest.raises(FormatError, match="transform_config has no config_groups"):
+        turns({"transform_config": {"R4": {}}})
