@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from qtool.artifact import Artifact
 from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
+from qtool.convert.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.inspect import inspect
 from qtool.plan.cache import attention_of
@@ -151,6 +152,8 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     sets = settings(text, "kv_cache.scale=head")
     out = quantizing.quantize(source, "kv-fp8", tmp_path / "out", *sets).out
     assert not verify_artifact(out, engine="vllm").findings
+    with pytest.raises(UnsupportedError, match="convert or quantize the model that it was made of"):
+        artifact_model(out, None)
     assert ("KV cache", "8-bit float per attn_head, as stored") in inspect(out).summary()
     name = "model.layers.1.self_attn.k_scale"
     for number, (value, said) in enumerate(

@@ -39,7 +39,11 @@ def artifact_model(path: Path, assume: str | None) -> Model:
     checkpoint = artifact.checkpoint
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
-        raise UnsupportedError(f"{path}: its config says {found.format}, and no matrix is packed")
+        raise UnsupportedError(
+            f"{path}: no matrix of it is packed, so that there is nothing to convert; its "
+            f"{found.format} config is about what is done while it runs, such as rounding keys and "
+            "values; convert or quantize the model that it was made of"
+        )
     for entry in entries:
         if isinstance(entry.scheme, str):
             raise UnsupportedError(
