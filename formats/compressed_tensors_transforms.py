@@ -14,7 +14,7 @@ not one of these is named in an error, since weights without their rotation are 
 Source: the schema and factories of compressed-tensors 0.19 (transform/).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from qtool.formats.patterns import any_of
 KEY = "transform_config"
 _ABSORBED = ("weight_input", "weight_output")
 _HEADS = ("q_attn", "k_cache")
+_KEPT = ("model", "transformer", "gpt_neox")  # prefixes that engines have as checkpoints do
+_NESTED = "language_model."
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,13 @@ class Turn:
 
     def means(self, module: str) -> bool:
         """Whether a module is among its targets; UnsupportedError where that is not known."""
-        found = [_means(target, module, self.heads) for target in self.targets]
+        return self._chosen(module, [_means(t, module, self.heads) for t in self.targets])
+
+    def names(self, module: str) -> bool:
+        """The same of a module that is no linear layer: by its name alone."""
+        return self._chosen(module, [not is_class(t) and named(t, module) for t in self.targets])
+
+    def _chosen(self, module: str, found: Sequence[bool | None]) -> bool:
         left = [_means(target, module, self.heads) for target in self.ignore]
         if any_of(found) is None or (any_of(found) and any_of(left) is None):
             raise UnsupportedError(
@@ -62,16 +70,24 @@ def _means(target: str, module: str, heads: bool) -> bool | None:
 def written(
     inputs: Mapping[str, int], heads: Mapping[str, int], everything: Iterable[str]
 ) -> dict[str, Any] | None:
-    """The table, None where nothing is rotated. inputs, heads: sizes by module."""
+    """The table, None where nothing is rotated. inputs, heads: sizes by module.
+
+    UnsupportedError where no targets mean these modules and no others in every engine.
+    """
     names = [*everything]
     groups: dict[str, Any] = {}
     for label, sizes, locations, others in (
         ("R4", inputs, ("input",), names),
-        ("R3", heads, _HEADS, [*heads]),
+        ("R3", heads, _HEADS, sorted(heads)),
     ):
         for number, size in enumerate(sorted({*sizes.values()}, reverse=True)):
             chosen = sorted(module for module in sizes if sizes[module] == size)
-            targets = [f"re:^{p}$" for p in patterns_for(chosen, {*others, *sizes})]
+            targets = targets_of(chosen, others)
+            if targets is None:
+                raise UnsupportedError(
+                    f"{KEY}: no expressions mean {chosen[0]} and not the like of it elsewhere in "
+                    "the model; quantize without rotate.r4"
+                )
             groups[label if number == 0 else f"{label}_{size}"] = {
                 "type": "hadamard",
                 "apply": [
@@ -84,6 +100,30 @@ def written(
                 "precision": "torch.float32",
             }
     return {"config_groups": groups} if groups else None
+
+
+def targets_of(chosen: Sequence[str], everything: Iterable[str]) -> list[str] | None:
+    """Expressions for modules of numbered blocks; None where they would mean others too.
+
+    What is before the blocks' list is left open, since vLLM gives some models another prefix
+    (language_model.model. for model.language_model.) and does not rewrite these targets. Where
+    others are called alike, the prefix tells them apart if it is one that engines keep.
+    """
+    names = {*everything}
+    found = []
+    for pattern in patterns_for(chosen, names):
+        parts = pattern.split(r"\.")
+        number = next((n for n, part in enumerate(parts) if not _plain(part)), 0)
+        found.append(r"re:(?:.*\.)?" + r"\.".join(parts[max(0, number - 1) :]) + "$")
+    if any(named(target, name) for target in found for name in names.difference(chosen)):
+        if any(name.split(".")[0] not in _KEPT or _NESTED in name for name in chosen):
+            return None
+        return [f"re:^{pattern}$" for pattern in patterns_for(chosen, names)]
+    return found
+
+
+def _plain(part: str) -> bool:
+    return part.replace("\\", "").replace("_", "").isalnum() and not part.isdecimal()
 
 
 def turns(config: Mapping[str, Any]) -> tuple[Turn, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from safetensors.numpy import load_file, save_file
 from small_models import checkpoint, difference, logits
 
 from qtool.artifact import Artifact
@@ -144,9 +145,30 @@ def test_seeds_give_other_rotations_and_one_seed_the_same(models: Path) -> None:
     assert not np.array_equal(weight(0), weight(1))
 
 
-def test_a_gain_of_zero_with_a_bias_is_left_out(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
+@pytest.mark.parametrize("which", ["model.norm.weight", "model.layers.1.input_layernorm.weight"])
+def test_what_float16_cannot_hold_is_left_out(which: str, tmp_path: Path) -> None:
+    """The proof runs in float32; what a gain makes of a matrix has to fit the file."""
+    folder = arch_models.build("llama", tmp_path / "m", dtype="float16")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[which][3] = 60000
+    matrix = (
+        "lm_head.weight"
+        if which == "model.norm.weight"
+        else "model.layers.1.self_attn.q_proj.weight"
+    )
+    tensors[matrix][5, 3] = 16
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    source = Checkpoint.open(folder)
+    view = rotated.untied(source)
+    found = rotate.prepare(view, RotateOptions(), quiet)
+    assert found.r1 is None and found.r2
+    (said,) = found.left_out
+    assert "too large for the float16" in said and " would hold " in said
+    for name in view.tensors:
+        view.raw(name)  # or it would raise
 
+
+def test_a_gain_of_zero_with_a_bias_is_left_out(tmp_path: Path) -> None:
     folder = quantizing.build("stablelm", tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.input_layernorm.weight"][5] = 0

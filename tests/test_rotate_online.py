@@ -13,22 +13,25 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 
 from qtool import hub
 from qtool.artifact import Artifact
+from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.online import Online, turned
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.convert.from_artifact import artifact_model
 from qtool.errors import FormatError, QtoolError, RecipeError, UnsupportedError
-from qtool.formats.compressed_tensors_transforms import turns
+from qtool.formats.compressed_tensors_config import named
+from qtool.formats.compressed_tensors_transforms import targets_of, turns
 from qtool.plan.plan import make_plan
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
-from qtool.transforms import rotate, rotated
+from qtool.transforms import rotate, rotated, smooth_attention
 from qtool.verification.engine_rules import engine_findings
 from qtool.verification.run import verify_artifact
 
@@ -114,9 +117,9 @@ def test_the_config_says_what_engines_have_to_rotate(artifact: Path) -> None:
         name: [(entry["location"], entry["targets"]) for entry in group["apply"]]
         for name, group in groups.items()
     }
-    attention = [r"re:^model\.layers\.\d+\.self_attn$"]
+    attention = [r"re:(?:.*\.)?layers\.\d+\.self_attn$"]
     assert places == {
-        "R4": [("input", [r"re:^model\.layers\.\d+\.mlp\.down_proj$"])],
+        "R4": [("input", [r"re:(?:.*\.)?layers\.\d+\.mlp\.down_proj$"])],
         "R3": [("q_attn", attention), ("k_cache", attention)],
     }
     assert {name: (g["type"], g["head_dim"]) for name, g in groups.items()} == {
@@ -147,6 +150,13 @@ def test_the_evaluator_rotates_and_verify_compares(artifact: Path) -> None:
         (lambda g: g["R4"].update(head_dim=4096), "by a Hadamard matrix of 4096"),
         (lambda g: g["R4"]["apply"][0].update(location="output"), "a rotation of output"),
         (lambda g: g["R4"]["apply"][0].update(targets=["re:.*nothing$"]), "names no matrix"),
+        (lambda g: g["R4"]["apply"][0].update(targets=["lm_head"]), "rotates inputs of lm_head"),
+        (lambda g: g["R4"]["apply"][0].update(targets=["Linear"]), "rotates inputs of lm_head"),
+        (
+            lambda g: g.update(again=g["R4"]),
+            "again rotates model.layers.0.mlp.down_proj.weight once more",
+        ),
+        (lambda g: g.update(again=g["R3"]), "again rotates attention of block 0 once more"),
         (lambda g: g["R3"]["apply"].pop(), "not rotated alike"),
         (lambda g: g["R3"].update(apply=None), "no list `apply`"),
     ],
@@ -168,6 +178,95 @@ def test_what_is_in_the_weights_already_asks_for_nothing(artifact: Path, tmp_pat
     with open_weights(artifact) as weights, open_weights(path) as other:
         assert isinstance(weights, ArtifactWeights) and isinstance(other, ArtifactWeights)
         assert weights.online == other.online and len(other.online.inputs) == 4
+
+
+def test_a_class_means_the_linear_layers_of_blocks_and_no_embedding(
+    artifact: Path, tmp_path: Path
+) -> None:
+    def change(groups: dict[str, Any]) -> None:
+        groups["R4"].update(head_dim=64)
+        groups["R4"]["apply"][0].update(targets=["Linear"], ignore=["lm_head"])
+
+    with open_weights(edited(artifact, tmp_path / "other", change)) as weights:
+        assert isinstance(weights, ArtifactWeights)
+        assert len(weights.online.inputs) == 28
+        assert all(".layers." in name for name in weights.online.inputs)
+
+
+def test_targets_mean_the_same_under_the_prefix_of_an_engine() -> None:
+    inner = [f"model.language_model.layers.{n}.mlp.down_proj" for n in range(12)]
+    others = [f"model.language_model.layers.{n}.mlp.up_proj" for n in range(12)]
+    (target,) = targets_of(inner, [*inner, *others]) or []
+    for prefix in ("model.language_model.", "language_model.model.", ""):
+        assert named(target, f"{prefix}layers.7.mlp.down_proj")
+        assert not named(target, f"{prefix}layers.7.mlp.up_proj")
+        assert not named(target, f"{prefix}layers.7.mlp.down_proj.bias")
+    assert not named(target, "model.otherlayers.7.mlp.down_proj")
+    # A tower with the same names: told apart by a prefix that engines keep, or not at all.
+    tower = [f"vision.layers.{n}.mlp.down_proj" for n in range(4)]
+    assert targets_of(inner, [*inner, *tower]) is None
+    plain = [name.replace("language_model.", "") for name in inner]
+    (target,) = targets_of(plain, [*plain, *tower]) or []
+    assert named(target, plain[3]) and not any(named(target, name) for name in tower)
+
+
+def loud_keys(folder: Path, channels: tuple[int, ...]) -> Path:
+    """llama with channels of every head of keys 32 times as large."""
+    arch_models.build("llama", folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "k_proj" in name:
+            for channel in channels:
+                tensor.reshape(-1, 8, tensor.shape[-1])[:, channel] *= 32
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return quantizing.add_tokenizer(folder)
+
+
+CACHE = """# of a test
+method: none
+format: compressed-tensors
+transforms: [rotate, smooth-attention]
+rotate: {r1: false, r2: false, r3: true}
+kv_cache: {bits: 8, type: float, scale: tensor}
+"""
+
+
+def test_scales_of_keys_are_chosen_before_r3_and_those_of_the_cache_measured_after(
+    tmp_path: Path,
+) -> None:
+    model = loud_keys(tmp_path / "m", (1, 5))  # which rotary embedding turns into each other
+    text = quantizing.text_file(tmp_path / "text.txt", 6000)
+    given = [f"calibration.source={text}", "calibration.samples=4", "calibration.length=32"]
+    (tmp_path / "r.yaml").write_text(CACHE)
+    recipe = str(tmp_path / "r.yaml")
+    made = {
+        r3: quantizing.quantize(model, recipe, tmp_path / r3, *given, f"rotate.r3={r3}", *more).out
+        for r3, more in (("true", ()), ("false", ("transforms=[smooth-attention]",)))
+    }
+    before = Checkpoint.open(model)
+    key = "model.layers.1.self_attn.k_proj.weight"
+    after = [Checkpoint.open(folder).float32(key) for folder in made.values()]
+    assert np.allclose(*after, rtol=1e-4, atol=1e-6)
+    divided = (before.float32(key) / after[0])[:, 0].reshape(2, 8)
+    assert (divided[:, [1, 5]] > 2 * divided[:, [0, 2, 3, 4, 6, 7]].max(1, keepdims=True)).all()
+    # The cache holds k H, and so its scale is of that.
+    tokens = calibration_tokens(recipes.load(recipe, given).calibration, model).tokens
+    skeleton = Skeleton.open(Checkpoint.open(made["false"]))
+    stream = skeleton.embed(tokens)
+    largest = {"true": 0.0, "false": 0.0}
+    for index in range(2):
+        block = skeleton.block(index)
+        for number, hidden in enumerate(stream.hidden):
+            with smooth_attention._Watch() as watch:
+                stream.hidden[number] = block.run(hidden, stream.calls[index][number])
+            if index == 1:
+                keys = watch.seen[0][1]
+                for r3, k in (("true", turned(keys.contiguous(), 8)), ("false", keys)):
+                    largest[r3] = max(largest[r3], float(k.abs().max()))
+    assert largest["true"] != pytest.approx(largest["false"], rel=0.01)
+    for r3, folder in made.items():
+        (scale,) = Artifact.open(folder).checkpoint.float32("model.layers.1.self_attn.k_scale")
+        assert scale == pytest.approx(largest[r3] / 448, rel=1 / 128)
 
 
 def test_no_other_format_is_made_of_it(artifact: Path) -> None:

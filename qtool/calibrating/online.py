@@ -43,6 +43,10 @@ class Online:
             mine.clear()
             mine.update(new)
 
+    def without_heads(self) -> Online:
+        """R4 alone."""
+        return Online(dict(self.inputs))
+
     def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
         """Within, the block's calls get rotated inputs; in the thread that enters it."""
         sizes = {

@@ -1,6 +1,7 @@
 """What an engine rotates while it runs an artifact: transform_config, resolved to its tensors."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from qtool.artifact import Artifact, quantization_config
 from qtool.calibrating.online import Online
@@ -9,7 +10,10 @@ from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import number_of
 from qtool.plan.cache import attention_of
-from qtool.structure import find_blocks
+from qtool.structure import find_blocks, outside_reason
+
+T = TypeVar("T", int, str)
+_TIED = "lm_head"  # has no tensor of its own
 
 
 def online_of(artifact: Artifact, tensors: Mapping[str, TensorInfo]) -> Online:
@@ -17,16 +21,38 @@ def online_of(artifact: Artifact, tensors: Mapping[str, TensorInfo]) -> Online:
     found = Online()
     for turn in turns(quantization_config(artifact.checkpoint)):
         if turn.heads:
-            found.heads.update(_heads(artifact, turn, tensors))
+            _add(artifact, turn, found.heads, _heads(artifact, turn, tensors))
         else:
-            found.inputs.update(_inputs(artifact, turn))
+            _add(artifact, turn, found.inputs, _inputs(artifact, turn, tensors))
     return found
 
 
-def _inputs(artifact: Artifact, turn: Turn) -> dict[str, int]:
+def _add(artifact: Artifact, turn: Turn, known: dict[T, int], more: Mapping[T, int]) -> None:
+    """Of two rotations of one input engines do the last one, or both: neither is done here."""
+    twice = sorted(map(str, known.keys() & more.keys()))
+    if twice:
+        what = f"attention of block {twice[0]}" if turn.heads else twice[0]
+        raise UnsupportedError(
+            f"{artifact.checkpoint.path}: {KEY}'s {turn.name} rotates {what} once more; one "
+            "rotation of a matrix is done here"
+        )
+    known.update(more)
+
+
+def _inputs(artifact: Artifact, turn: Turn, tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    start = f"{find_blocks(tensors, artifact.checkpoint.config).prefix}."
     found = {}
+    outside = []
+    if not any(outside_reason(name) == "output head" for name in tensors) and turn.means(_TIED):
+        outside.append(_TIED)
     for name, entry in artifact.entries.items():
-        if len(entry.shape) != 2 or not name.endswith(".weight") or not turn.means(entry.module):
+        if len(entry.shape) != 2 or not name.endswith(".weight"):
+            continue
+        table = outside_reason(name) == "embedding"  # which is no linear layer
+        if not (turn.names(entry.module) if table else turn.means(entry.module)):
+            continue
+        if not name.startswith(start):
+            outside.append(name)
             continue
         width = entry.shape[-1]
         size = width if turn.size is None else turn.size
@@ -37,6 +63,12 @@ def _inputs(artifact: Artifact, turn: Turn) -> dict[str, int]:
                 "divides the width"
             )
         found[name] = size
+    if outside:
+        raise UnsupportedError(
+            f"{artifact.checkpoint.path}: {KEY}'s {turn.name} rotates inputs of {outside[0]}, "
+            "which is outside of the decoder's blocks; that is not done here, and without its "
+            "rotation the model is another one"
+        )
     if not found:
         raise _none(artifact, turn)
     return found

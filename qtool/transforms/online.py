@@ -25,6 +25,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.errors import UnsupportedError
+from qtool.formats.compressed_tensors_transforms import targets_of
 from qtool.plan.cache import attention_of
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms.proof import prove
@@ -84,9 +85,25 @@ def _search(view: Rotated, found: Rotations, options: RotateOptions) -> tuple[On
             online.heads.update(_heads(block, stream, named, reasons))
         replace(found, online=online).apply(view)
         prove(block, stream, found.r1, exact)
+    _check_names(view, online, reasons)
+    replace(found, online=online).apply(view)
     if options.r4 and not online.inputs and not reasons:
         reasons["no matrix was found that ends an MLP, and whose input could be rotated"] = None
     return online, [*reasons]
+
+
+def _check_names(view: Rotated, online: Online, reasons: dict[str, None]) -> None:
+    """Leave out what no config could name."""
+    modules = [name.removesuffix(".weight") for name in view.tensors]
+    for size in {*online.inputs.values()}:
+        chosen = sorted(name for name, its in online.inputs.items() if its == size)
+        if targets_of([name.removesuffix(".weight") for name in chosen], modules) is None:
+            for name in chosen:
+                del online.inputs[name]
+            reasons[
+                f"inputs of {chosen[0]} and its like are not rotated: other modules are called "
+                "alike, and engines may know this part of the model by another prefix"
+            ] = None
 
 
 def _inputs(block: LoadedBlock, found: BlockSites, reasons: dict[str, None]) -> dict[str, int]:
@@ -122,11 +139,14 @@ def _stream_width(found: BlockSites) -> int:
 
 def _attentions(view: Rotated, reasons: dict[str, None]) -> frozenset[str]:
     """Tensors that make keys, whose modules the config can name."""
+    matrices = [n for n, t in view.tensors.items() if len(t.shape) == 2]
     try:
-        matrices = [n for n, t in view.tensors.items() if len(t.shape) == 2]
         return frozenset(attention_of(matrices, view.config, False))
-    except UnsupportedError as why:
-        reasons[f"queries and keys are not rotated: {why}"] = None
+    except UnsupportedError:
+        reasons[
+            "queries and keys are not rotated: the matrix that makes a head's keys is not known by "
+            "its name (as with latent attention), so that transform_config cannot name its module"
+        ] = None
         return frozenset()
 
 

@@ -28,7 +28,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.errors import UnsupportedError
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotation as rotations
-from qtool.transforms.proof import off, prove, turn
+from qtool.transforms.proof import check_rows, off, prove, turn
 from qtool.transforms.residual import (
     BlockRoles,
     NotRotatableError,
@@ -284,6 +284,8 @@ def _prove_outer(
     before, after = original.embed(tokens).hidden[0], skeleton.embed(tokens).hidden[0]
     if not off(after, turn(before, turned), before) <= 1:
         raise NotRotatableError("what enters the blocks is not the rotated embedding")
+    for name in (*outer.embeddings, outer.head):
+        check_rows(exact, name)
     rows = min(_HEAD_ROWS, view.tensors[outer.head].shape[0])
     role = outer.norm
     gain = view.gain(role.norm)

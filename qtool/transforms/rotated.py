@@ -246,6 +246,10 @@ class Rotated(Checkpoint):
         raw = self.original.part(name, first, last)
         return st.to_float32(raw, info.dtype, (last - first, *info.shape[1:]))
 
+    def stored_dtype(self, name: str) -> str:
+        """Of a tensor once it is written, also where this view shows it in float32."""
+        return self.original.tensors[self._origin(name)].dtype
+
     def gain(self, norm: Norm) -> Reals:
         """What a norm of the source multiplies by, [in]."""
         if norm.weight not in self._gains:

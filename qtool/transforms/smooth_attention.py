@@ -15,13 +15,15 @@ a head: then its keys are twice as large. Which channels have to share is propos
 proved as folds are (`qtool.transforms.fold`): random scales must change nothing, and
 must change the output where only keys have them. Norms of queries and keys undo any scale of the
 matrix before, and have weights that all heads share: such blocks are left out, and a note says so.
+Where engines rotate queries and keys (R3) both are looked at unrotated: those are the channels that
+the matrices make, and a rotation spreads what outliers are left.
 
 Source: Lin et al., QServe, 2024, section 4.2.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,7 @@ class _Watch(TorchCalls):
 def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     """Scale the keys of a block, in place. No input of a matrix changes, hence no statistics."""
     block, plan = subject.block, subject.plan
+    block = replace(block, online=block.online.without_heads())
     pair = find_pair(block, subject.found, subject.stream)
     if isinstance(pair, str):
         return Applied(dict(stats), frozenset(), (f"keys not scaled: {pair}",))
