@@ -16,7 +16,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import make_plan
 from qtool.recipe import recipe
 from qtool.transforms import smooth, smooth_attention
-from qtool.transforms.proved import Subject
+from qtool.transforms.fold import restored
+from qtool.transforms.proved import Subject, proved_folds, too_large
 
 NORMS_OF_KEYS = ("qwen3", "gemma3", "qwen3_moe")  # and of queries
 OPTIONS = ["weights.group_size=-1", "indivisible=dense"]
@@ -132,6 +133,47 @@ def test_statistics_of_smoothed_inputs(name: str, which: str, tmp_path: Path) ->
     if which == "norms":  # half and half: channels of the input are as large as those of weights
         top = np.maximum.reduce([block.weights[key].abs().amax(0).numpy() for key in norm.names])
         assert np.allclose(largest, top, rtol=0.01)
+
+
+def test_what_float16_cannot_hold_is_not_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases of a norm and of a projection, a projection's rows, a dense reader; and of keys."""
+    checkpoint = Checkpoint.open(arch_models.build("opt", tmp_path / "m", dtype="float16"))
+    (tmp_path / "r.yaml").write_text("method: none\nformat: dense\ntransforms: [smooth]\n")
+    wanted = recipe.load(str(tmp_path / "r.yaml"), ["smooth.sites=all"])
+    plan = make_plan(wanted, checkpoint)
+    skeleton = Skeleton.open(checkpoint)
+    stream = skeleton.embed(np.random.default_rng(0).integers(3, arch_models.VOCABULARY, (2, 32)))
+    block = skeleton.block(0)
+    with Workers(1) as workers:
+        found = Tracer().sites(block, stream)
+        stats = collect(block, stream, found.sites, {"max_abs"}, workers)
+        seen: dict[bool, int] = {True: 0, False: 0}
+        for _, chosen in proved_folds(block, found, stats, stream):
+            assert chosen is not None and chosen.bias is not None
+            scale = np.full(block.weights[chosen.readers[0]].shape[1], 0.5, np.float32)
+            assert too_large(block, chosen, scale, plan) is None
+            names = [chosen.bias, *([] if chosen.rows is None else [chosen.producer])]
+            for name in names:
+                row = chosen.bias_offset if name == chosen.bias else 0
+                with restored(block, [name]):
+                    block.weights[name][row] = 40000
+                    assert too_large(block, chosen, scale, plan) == name
+                    assert too_large(block, chosen, 1 / scale, plan) is None
+            with restored(block, [chosen.readers[-1]]):
+                block.weights[chosen.readers[-1]][1, 2] = -40000
+                assert too_large(block, chosen, 1 / scale, plan) == chosen.readers[-1]
+            seen[chosen.rows is None] += 1
+        assert seen == {True: 2, False: 2}
+        huge = np.float32(2.0**20)
+        monkeypatch.setattr(smooth_attention, "scales", lambda k, *_: np.full_like(k, huge))
+        chain = Subject(block, found, plan, wanted, stream, workers)
+        before = {name: view.clone() for name, view in block.weights.items()}
+        done = smooth_attention.apply(chain, {})
+        assert "q_proj.weight could not hold the scales in float16" in done.notes[0]
+        assert not done.changed
+        assert all(torch.equal(before[name], view) for name, view in block.weights.items())
 
 
 def lost(block, readers, wanted, x: np.ndarray, scale: np.ndarray) -> float:

@@ -18,7 +18,8 @@ scales of the plain search GPTQ ends worse than with none at all; with these it 
 Readers that stay dense are compensated, not measured. Where there are any, scales are powers of
 two, which a 16-bit matrix takes without losing a bit, but for two cases: float16 numbers that
 become subnormal, and norms that multiply by 1 + weight, since the rounded weight makes another
-ratio than the power of two. Such a matrix is rounded once more to its own dtype.
+ratio than the power of two. Such a matrix is rounded once more to its own dtype, and so is a bias
+that is divided along: for it alone scales stay free, since weights of few bits lose far more.
 
 Experts that saw too few tokens (`qtool.calibrating.stats.is_rare`) have no say in the scales of
 a norm's output, and none of their own.
@@ -55,6 +56,7 @@ from qtool.transforms.proved import (
     listed,
     powers_of_two,
     proved_folds,
+    too_large,
 )
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
@@ -187,6 +189,10 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
 
             best = awq_device.search(subject.device, measured, scales, _FINALISTS)
         if (scales[best] == 1).all():
+            continue
+        lost = too_large(block, chosen, scales[best], plan)
+        if lost is not None:
+            notes.append(f"no AWQ scales: {lost} could not hold them in float16")
             continue
         changed |= apply_fold(block, chosen, sites, scales[best], plan, result)
     return Applied(result, frozenset(changed), tuple(notes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.device import Device
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
 
 Floats = NDArray[np.float32]
+_F16 = 65504.0 * 0.999  # the largest of float16; scales of norms are rounded a little
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -149,6 +151,36 @@ def apply_fold(
     if chosen.bias is not None:
         changed.add(chosen.bias)
     return changed
+
+
+def too_large(block: LoadedBlock, chosen: fold.Fold, scale: Floats, plan: Plan) -> str | None:
+    """A tensor that float16, in which it is written, could not hold with scale [in] folded in."""
+    for name in chosen.readers:
+        if narrow(plan, name) and overflows(block.weights[name].abs().amax(0), scale):
+            return name
+    if chosen.rows is None:  # of the norm itself, channels that do not fit keep their scale
+        parts = [] if chosen.bias is None else [(chosen.bias, block.weights[chosen.bias].abs())]
+        inverse = np.asarray(1 / scale, np.float32)
+    else:
+        weight = block.weights[chosen.producer]
+        inverse = np.ones(len(weight), np.float32)
+        inverse[chosen.rows] = 1 / scale
+        parts = [(chosen.producer, weight.abs().amax(1))]
+        if chosen.bias is not None:
+            bias = block.weights[chosen.bias][chosen.bias_offset :][: len(weight)]
+            parts.append((chosen.bias, bias.abs()))
+    return next((n for n, part in parts if narrow(plan, n) and overflows(part, inverse)), None)
+
+
+def narrow(plan: Plan, name: str) -> bool:
+    """Whether a tensor is written in float16."""
+    planned = plan.by_name[name]
+    return planned.scheme is None and planned.dtype == "F16"
+
+
+def overflows(largest: torch.Tensor, factor: Floats) -> bool:
+    """Whether float16 cannot hold numbers of these sizes times factor."""
+    return bool((largest.numpy() * factor).max() >= _F16)
 
 
 def dense_parts(chosen: fold.Fold, sites: Sequence[Site], plan: Plan) -> list[str]:

@@ -51,6 +51,7 @@ from qtool.transforms.proved import (
     powers_of_two,
     proved_folds,
     takes_part,
+    too_large,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +138,10 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             best = candidates[int(np.argmin(subject.workers.map(work, candidates)))]
         else:
             best = of(float(options.alpha))
-        if not (best == 1).all():
+        lost = too_large(block, chosen, best, plan)
+        if lost is not None:
+            notes.append(f"not smoothed: {lost} could not hold its scales in float16")
+        elif not (best == 1).all():
             changed |= apply_fold(block, chosen, sites, best, plan, result)
             smoothed += [name.removeprefix(block.prefix) for name in names]
     if smoothed:

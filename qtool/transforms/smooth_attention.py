@@ -37,7 +37,15 @@ from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.transforms.fold import restored
 from qtool.transforms.places import head_places
-from qtool.transforms.proved import Applied, Floats, Subject, Workers, powers_of_two
+from qtool.transforms.proved import (
+    Applied,
+    Floats,
+    Subject,
+    Workers,
+    narrow,
+    overflows,
+    powers_of_two,
+)
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
 _TOLERANCE = 1e-3  # of the change that unpaired scales make
@@ -102,6 +110,11 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     dense = {*matrices, *biases}
     if any(plan.by_name[name].dtype in _16_BITS for name in dense):
         scale = powers_of_two(scale)
+    for side, factor in _factors(pair, scale):
+        for name, largest_of in _sizes(block, side):
+            if narrow(plan, name) and overflows(largest_of, factor.numpy()):
+                note = f"keys not scaled: {name} could not hold the scales in float16"
+                return Applied(dict(stats), frozenset(), (note,))
     fold(block, pair, scale)
     return Applied(dict(stats), frozenset(dense if (scale != 1).any() else ()))
 
@@ -118,11 +131,24 @@ def scales(largest: Floats, shared: NDArray[np.int64], alpha: float) -> Floats:
 
 def fold(block: LoadedBlock, pair: Pair, scale: Floats) -> None:
     """Multiply queries by scale [heads of keys, channels], and divide keys by it."""
+    for side, factor in _factors(pair, scale):
+        _multiply(block, side, factor)
+
+
+def _factors(pair: Pair, scale: Floats) -> tuple[tuple[Rows, torch.Tensor], ...]:
+    """What rows of queries, and of keys, are multiplied by."""
     keys = torch.from_numpy(scale.reshape(-1))
     repeats = len(pair.queries.index) // len(pair.keys.index)
     queries = torch.from_numpy(np.repeat(scale, repeats, axis=0).reshape(-1))
-    for side, factor in ((pair.queries, queries), (pair.keys, 1 / keys)):
-        _multiply(block, side, factor)
+    return (pair.queries, queries), (pair.keys, 1 / keys)
+
+
+def _sizes(block: LoadedBlock, side: Rows) -> Iterator[tuple[str, torch.Tensor]]:
+    """The largest of each row, of the matrix and of its bias."""
+    rows = torch.from_numpy(side.index)
+    yield side.name, block.weights[side.name][rows].abs().amax(1)
+    if side.bias is not None:
+        yield side.bias, block.weights[side.bias][rows + side.bias_offset].abs()
 
 
 def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | str:
