@@ -18,7 +18,7 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.recipe.rotate import RotateOptions
 from qtool.runs.planned_view import expected, planned_view
 from qtool.transforms import rotate, rotated
-from qtool.verification.engine_rules import view_findings
+from qtool.verification.engine_rules import loaders, view_findings
 from qtool.verification.engine_view import view_of
 
 R4 = ("transforms=[rotate]", "rotate.r4=true")
@@ -91,5 +91,23 @@ def test_the_card_advises_what_the_rules_allow(
     assert isinstance(loaded, Recipe)
     text = modelcard.loading(planned_view(make_plan(loaded, source), source.config))
     assert ("vllm serve DIR" in text) == vllm and "from_pretrained" in text
-    assert "sglang" not in text or not vllm
+    assert "sglang" not in text
     assert ("Not with vLLM: " in text) == (not vllm)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "wanted"),
+    [
+        ("kv-fp8", (), ["vllm", "transformers", "sglang"]),
+        ("kv-fp8", ("kv_cache.type=int",), ["transformers", "sglang"]),
+        ("w8a8-dynamic", (), ["vllm", "sglang", "transformers"]),
+        ("int8-llmint8", (), ["transformers", "sglang"]),
+    ],
+)
+def test_who_leaves_the_cache_as_it_is_comes_last(
+    recipe: str, sets: tuple[str, ...], wanted: list[str], tmp_path: Path
+) -> None:
+    header_files.write(tmp_path, header_files.llama(), {"num_attention_heads": 2})
+    source, loaded = Checkpoint.open(tmp_path), load(recipe, sets)
+    assert isinstance(loaded, Recipe)
+    assert loaders(planned_view(make_plan(loaded, source), source.config)) == wanted

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from qtool.engine_commands import COMMANDS, order
+from qtool.engine_commands import COMMANDS
 from qtool.errors import QtoolError
 from qtool.gguf.inspect import gguf_models
 from qtool.homes.lm_studio import import_line
@@ -13,17 +13,14 @@ def loads(artifact: Path) -> str | None:
     """The first engine whose rules refuse nothing of an artifact; None where there is none."""
     from qtool.artifact import Artifact
     from qtool.gguf.open import open_source
-    from qtool.verification.engine_rules import engine_findings
+    from qtool.verification.engine_rules import engine_findings, loaders
+    from qtool.verification.engine_view import view_of
 
     models = gguf_models(artifact)
     if models:
         findings = engine_findings(open_source(models[0]), "llama.cpp", 1)
         return None if any(finding.severity == "error" for finding in findings) else "llama.cpp"
-    found = Artifact.open(artifact)
-    for engine in order(found.found.format):
-        if not any(f.severity == "error" for f in engine_findings(found, engine, 1)):
-            return engine
-    return None
+    return next(iter(loaders(view_of(Artifact.open(artifact)))), None)
 
 
 def command(artifact: Path) -> str | None:

@@ -79,8 +79,8 @@ def _cache(recipe: Recipe) -> list[str]:
     if kept is None or kept.dynamic or kept.type == "float":
         return []
     return [
-        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}; transformers with "
-        "compressed-tensors, and `qtool eval`, round them so"
+        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}, SGLang reads no such "
+        "scales; transformers with compressed-tensors, and `qtool eval`, round them so"
     ]
 
 

@@ -13,13 +13,13 @@ from typing import Any
 from qtool import __version__, hub
 from qtool.artifact import without_layers
 from qtool.checkpoint import Checkpoint
-from qtool.engine_commands import COMMANDS, order
+from qtool.engine_commands import COMMANDS
 from qtool.hub import card
 from qtool.plan.plan import Plan
 from qtool.runs.planned_view import planned_view
 from qtool.runs.sink import Turned
 from qtool.runs.summary import LayerReport
-from qtool.verification.engine_rules import ENGINES, view_findings
+from qtool.verification.engine_rules import ENGINES, loaders, view_findings
 from qtool.verification.engine_view import EngineView
 
 WORST_SHOWN = 10
@@ -135,11 +135,7 @@ def loading(view: EngineView) -> str:
         )
     if view.format == "awq" and view.layout not in ("gemm", ""):
         return "\n".join([*lines, f"AWQ layout {view.layout}: the kernels of that name."])
-    refused = {
-        engine: [f for f in view_findings(view, engine, 1) if f.severity == "error"]
-        for engine in order(view.format)
-    }
-    loads = [engine for engine, errors in refused.items() if not errors]
+    loads = loaders(view)
     if not loads:
         return "\n".join(
             [*lines, "No engine that qtool knows loads it as it is; `qtool eval` measures it."]
@@ -156,8 +152,9 @@ def loading(view: EngineView) -> str:
             "",
         ]
     for engine in ("vllm", "transformers"):
-        if errors := refused[engine]:
-            lines += [f"Not with {ENGINES[engine]}: {errors[0].message}.", ""]
+        found = view_findings(view, engine, 1)
+        if found and found[0].severity == "error":
+            lines += [f"Not with {ENGINES[engine]}: {found[0].message}.", ""]
     return "\n".join(lines).rstrip()
 
 

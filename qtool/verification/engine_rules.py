@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from qtool.artifact import Artifact
+from qtool.engine_commands import order
 from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
@@ -42,6 +43,7 @@ _KV_SCALES = (
     r"\.[kv]_scale$", r"\.kv_scale$", r"\.[qkv]_proj\.[qkv]_scale$", r"\.[qkv]_proj\.output_scale$",
     r"\.[kv]_cache\.scale$", r"\.q\.scale$", r"\.q_scale$", r"\.prob(_output)?_scale$",
 )  # fmt: skip
+CACHE = "engine-kv-cache"
 _OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
 
 
@@ -85,6 +87,14 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
+def loaders(view: EngineView) -> list[str]:
+    """Engines of checkpoints that refuse nothing of an artifact, the best first: those that the
+    format was made for, and last those that leave its KV cache as it is."""
+    found = {engine: view_findings(view, engine, 1) for engine in order(view.format)}
+    loads = [engine for engine in found if all(f.severity != "error" for f in found[engine])]
+    return sorted(loads, key=lambda engine: any(f.check == CACHE for f in found[engine]))
+
+
 def check_engine(engine: str, tp: int) -> None:
     """UsageError where there is no such engine, or no such number of GPUs."""
     if engine not in ENGINES:
@@ -108,8 +118,7 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from _head(view, who)
     yield from _kv_cache(view, who)
     yield from turn_findings(view, engine, who, tp)
-    if engine == "vllm":
-        yield from _kinds_of_cache(view, who)
+    yield from _kinds_of_cache(view, engine, who)
 
 
 def _fused(view: EngineView, who: str) -> Iterator[Finding]:
@@ -151,15 +160,23 @@ def _head(view: EngineView, who: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _kinds_of_cache(view: EngineView, who: str) -> Iterator[Finding]:
-    """compressed-tensors' scheme of the cache: float8, symmetric, one scale a layer or head."""
+def _kinds_of_cache(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    """compressed-tensors' scheme of the cache: vLLM has float8 with one scale a layer or head;
+    SGLang's config hands the scheme to nobody, and its attention has no place for the scales."""
     scheme = view.quantization.get("kv_cache_scheme")
     if view.format != "compressed-tensors" or not isinstance(scheme, Mapping):
+        return
+    if engine == "sglang":
+        yield Finding(
+            "warning", CACHE, "",
+            f"{who} reads neither kv_cache_scheme nor its scales of compressed-tensors: keys and "
+            "values are kept as --kv-cache-dtype says, without scales",
+        )  # fmt: skip
         return
     kind = f"{scheme.get('num_bits')}-bit {scheme.get('type')}"
     if kind != "8-bit float" or scheme.get("strategy") not in ("tensor", "attn_head"):
         yield Finding(
-            "error", "engine-kv-cache", "",
+            "error", CACHE, "",
             f"{who} keeps keys and values in 8-bit float with stored scales only, and will refuse "
             f"kv_cache_scheme's {kind} per {scheme.get('strategy')}; make the artifact with "
             "kv_cache: {bits: 8, type: float}, or without",
@@ -176,7 +193,7 @@ def _kv_cache(view: EngineView, who: str) -> Iterator[Finding]:
     strange = [n for n in scales if not any(re.search(known, n) for known in _KV_SCALES)]
     if strange:
         yield Finding(
-            "warning", "engine-kv-cache", strange[0],
+            "warning", CACHE, strange[0],
             f"{who} knows no scale called {some(strange)}, so that it is not loaded; k_scale and "
             "v_scale beside k_proj and v_proj are what it looks for",
         )  # fmt: skip
@@ -200,6 +217,6 @@ def _kv_cache(view: EngineView, who: str) -> Iterator[Finding]:
         ]
         if bad:
             yield Finding(
-                "warning", "engine-kv-cache", bad[0],
+                "warning", CACHE, bad[0],
                 f"{who}: {some(bad)} {text}; calibrate the KV cache anew",
             )  # fmt: skip
