@@ -1,8 +1,9 @@
 """Compiles every CUDA kernel with nvcc for every architecture: `make cuda-kernels`.
 
-Warnings are errors. ptxas tells the registers and spills of each kernel; a spill fails. Where
-cuda-core is installed, one kernel of each header is compiled with NVRTC as well. Needs Python's
-standard library alone, and nvcc; no GPU.
+Warnings are errors. ptxas tells the registers and spills of each kernel; a spill fails. Arrays that
+a kernel indexes as it runs lie in local memory by design and are no spills: the largest are told.
+Where cuda-core is installed, one kernel of each header is compiled with NVRTC as well. Needs
+Python's standard library alone, and nvcc; no GPU.
 """
 
 import importlib.util
@@ -13,22 +14,33 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-Xptxas", "-v"]
 _KERNEL = re.compile(
     r"Compiling entry function '(\w+)' for '(sm_\w+)'"
-    r".*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
     r".*?Used (\d+) registers",
     re.DOTALL,
 )
 
 
-def kernels(said: str) -> Iterator[tuple[str, str, int, int]]:
-    """(kernel, architecture, bytes spilled, registers) of what ptxas says."""
-    for name, arch, stores, loads, registers in _KERNEL.findall(said):
-        yield name, arch, int(stores) + int(loads), int(registers)
+class Kernel(NamedTuple):
+    """What ptxas says of a kernel for an architecture; bytes are of each thread."""
+
+    name: str
+    arch: str
+    local: int
+    spilled: int
+    registers: int
+
+
+def kernels(said: str) -> Iterator[Kernel]:
+    """All that ptxas speaks of."""
+    for name, arch, frame, stores, loads, registers in _KERNEL.findall(said):
+        yield Kernel(name, arch, int(frame), int(stores) + int(loads), int(registers))
 
 
 def command(source: Path, archs: list[str], out: str) -> list[str]:
@@ -38,8 +50,8 @@ def command(source: Path, archs: list[str], out: str) -> list[str]:
     return ["nvcc", *FLAGS, *code, *threads, include, "-c", str(source), "-o", out]
 
 
-def nvcc(archs: list[str]) -> list[tuple[str, str, int, int]]:
-    found: list[tuple[str, str, int, int]] = []
+def nvcc(archs: list[str]) -> list[Kernel]:
+    found: list[Kernel] = []
     with tempfile.TemporaryDirectory() as folder:
         for source in sorted((ROOT / "kernels" / "cuda").glob("*.cu")):
             line = command(source, archs, f"{folder}/out.o")
@@ -72,18 +84,23 @@ def main() -> None:
     archs = sys.argv[1:] or ARCHS
     found = nvcc(archs)
     for arch in archs:
-        own = [kernel for kernel in found if kernel[1] == f"sm_{arch}"]
+        own = [kernel for kernel in found if kernel.arch == f"sm_{arch}"]
         if not own:
             sys.exit(f"sm_{arch}: ptxas said nothing about its kernels")
-        most = max(own, key=lambda kernel: kernel[3])
-        middle = sorted(kernel[3] for kernel in own)[len(own) // 2]
-        print(f"sm_{arch}: {len(own)} kernels, {middle} registers, at most {most[3]} ({most[0]})")
-    counts = {sum(kernel[1] == f"sm_{arch}" for kernel in found) for arch in archs}
+        most = max(own, key=lambda kernel: kernel.registers)
+        middle = sorted(kernel.registers for kernel in own)[len(own) // 2]
+        print(
+            f"sm_{arch}: {len(own)} kernels, {middle} registers, at most {most.registers} "
+            f"({most.name})"
+        )
+        wide = max(own, key=lambda kernel: kernel.local)
+        print(f"    local arrays: {wide.local} bytes at most ({wide.name})")
+    counts = {sum(kernel.arch == f"sm_{arch}" for kernel in found) for arch in archs}
     if len(counts) != 1:
         sys.exit(f"numbers of kernels differ between architectures: {sorted(counts)}")
-    spilled = [kernel for kernel in found if kernel[2]]
-    for name, arch, size, _ in spilled:
-        print(f"{name} for {arch} spills {size} bytes")
+    spilled = [kernel for kernel in found if kernel.spilled]
+    for kernel in spilled:
+        print(f"{kernel.name} for {kernel.arch} spills {kernel.spilled} bytes")
     nvrtc()
     if spilled:
         sys.exit(f"{len(spilled)} kernels spill registers")
