@@ -144,7 +144,7 @@ ALWAYS uint8_t e8m0_of(float a)
         next = exponent - 126;
         distance = (int64_t)(1 << 23) - (bits & 0x7fffff);
         int size = next < 0 ? -next : next, f = size ? 31 - leading_zeros((uint32_t)size) : 0;
-        reach = 44 >> (6 - f);
+        reach = f < 7 ? 44 >> (6 - f) : 88;
         if (next > 0 && !(size & (size - 1)))
             reach /= 2;
     } else {

@@ -63,6 +63,19 @@ def test_bytes_are_those_of_the_package_gguf(name: str, kind: str) -> None:
     np.testing.assert_array_equal(native_gguf.encode(weight, BY_NAME[name]), theirs)
 
 
+def test_scales_of_the_largest_numbers() -> None:
+    """Just below 2^128, the logarithm of some rounds up to 128 (in float32, as ggml takes it)."""
+    bits = 0x7F7FFFFF - np.array([0, 42, 43, 44, 60, 87, 88, 200], np.uint32)
+    weight = bits.view(np.float32).repeat(32).reshape(8, 32)
+    with np.errstate(all="ignore"):
+        theirs = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.MXFP4)
+    assert len(set(theirs[:, 0].tolist())) == 2
+    for isa in native.available():
+        native.select(isa)
+        ours = native_gguf.encode(weight, BY_NAME["MXFP4"])
+        np.testing.assert_array_equal(ours[:, 0], theirs[:, 0], isa)
+
+
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_rows_and_threads_are_independent(name: str) -> None:
     block = BY_NAME[name]
