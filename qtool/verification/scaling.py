@@ -32,6 +32,7 @@ _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
+_STRANGE = 0.7  # of what is stored: free scales that leave more are fitted to another matrix
 _ENOUGH = 3e-3  # relative: nearer than rounding to 8 bits, nothing is told
 
 
@@ -196,8 +197,11 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
         (columns, rows, None),
     ]
     far = [norm(_scaled(weight, c, r) - stored) for c, r, _ in choices]
-    enough = max(min(far) / _WORTH, _ENOUGH * norm(stored))
-    chosen = next(number for number, left in enumerate(far) if left <= enough)
+    size = norm(stored)
+    likely = [left for left, (c, r, n) in zip(far, choices, strict=True)
+              if n is not None or (c is None and r is None) or left < _STRANGE * size]  # fmt: skip
+    enough = max(min(likely) / _WORTH, _ENOUGH * size)
+    chosen = next(n for n, left in enumerate(far) if left in likely and left <= enough)
     chosen_columns, chosen_rows, chosen_norm = choices[chosen]
     target = _scaled(weight, chosen_columns, chosen_rows)
     evenly = far[0] if chosen_norm is not None else norm(weight - stored)
