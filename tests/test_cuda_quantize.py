@@ -13,10 +13,12 @@ from test_gptq import problem, static_grid, sweep_reference
 
 from qtool import grid, native
 from qtool.calibrating.device import Device
+from qtool.calibrating.workers import Workers
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.scheme import Scheme
+from qtool.transforms import awq, awq_device
 
 __all__ = ["device", "emulator"]
 
@@ -179,6 +181,33 @@ def test_gptq_against_its_definition(
         return float(((lost @ gram) * lost).sum())
 
     assert error(found.dequantize()) == pytest.approx(error(values), rel=0.005)
+
+
+@pytest.mark.parametrize("with_gram", [True, False])
+def test_search_of_scales(device: Device, with_gram: bool) -> None:
+    """AWQ's errors are the CPU's but for the order of sums, and so the same scales are chosen."""
+    random = np.random.default_rng(5)
+    measured = []
+    for scheme, rows in ((Scheme(4, 32, False), 24), (Scheme(3, -1, True), 17)):
+        weight, gram = problem(rows, rows, 96)
+        gram = gram.astype(np.float32)
+        cost = np.diagonal(gram).astype(np.float32)
+        measured.append(awq.Measured(weight, scheme, cost, gram if with_gram else None, 0.5))
+    scales = [np.ones(96, np.float32)]
+    scales += [np.exp(random.normal(0, 0.3, 96)).astype(np.float32) for _ in range(7)]
+    for one in measured:
+        there = awq_device.Reader(device, one)
+        for scale in scales:
+            on_device = device.put(scale)
+            found = float(there.diagonal_error(on_device))
+            assert found == pytest.approx(awq.diagonal_error(one, scale), rel=1e-5)
+            if one.gram is not None:
+                found = float(there.output_error(on_device, device.put(one.gram)))
+                assert found == pytest.approx(awq.output_error(one, scale), rel=1e-4)
+    with Workers(1) as workers:
+        wanted = awq.search(measured, scales, workers)
+        assert awq_device.search(device, measured, scales, 4) == wanted
+        assert awq_device.search(device, measured, scales[::-1], 4) == 7 - wanted
 
 
 def test_factor_on_the_device(device: Device) -> None:
