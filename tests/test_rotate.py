@@ -24,6 +24,7 @@ from qtool.runs import embedded
 from qtool.runs.provenance import environment
 from qtool.transforms import hadamard, rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated
+from qtool.verification.run import verify_artifact
 
 # Width of the stream and of a head that is rotated, by architecture.
 HEADS = {"llama": 8, "qwen3": 32, "gemma3": 16, "phi3": 16, "opt": 16, "gpt_neox": 16,
@@ -282,6 +283,19 @@ def test_gguf_of_a_rotated_checkpoint_is_that_of_the_dense_run(
     assert found["blk.0.ffn_up.weight"] != tensors(source.path, "q8_0")["blk.0.ffn_up.weight"]
     with pytest.raises(RecipeError, match="learned rotations go with formats other than gguf"):
         recipes.load("q8_0", ["transforms=[rotate]", "rotate.kind=learned"])
+
+    def said(against: Path) -> list[tuple[str, str]]:
+        verdict = verify_artifact(tmp_path / f"{source.path.name}-q8.gguf", against=against)
+        compared = ("rotation", "against", "layer-error", "provenance")
+        return [(one.severity, one.message) for one in verdict.findings if one.check in compared]
+
+    ((level, message),) = said(source.path)
+    assert (
+        level == "note" and message == "compared with the source rotated as its recipe says it was"
+    )
+    assert "error" in [level for level, _ in said(folder)]  # it is rotated already
+    ((level, message),) = said(tmp_path / f"{source.path.name}-q8_0.gguf")
+    assert level == "note" and "no checkpoint of safetensors" in message
 
 
 def test_verify_rotates_the_source_as_the_artifact_was(models: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from qtool.runs.provenance import environment
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
 CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
+RECIPE_KEY = "qtool.recipe"
 ENVIRONMENT_KEY = "qtool.environment"  # of a rotated file: what its bytes depend on
 NO_CHECKSUM = "0" * 16
 _LONGEST_TEXT = 127  # bytes of a string that llama-quantize adds
@@ -203,7 +204,7 @@ def _metadata(
             added["quantize.imatrix.chunks_count"] = u32(importance.chunks)
     added["qtool.version"] = string(__version__)
     keys = {"name": recipe.name, **portable(recipe)}
-    added["qtool.recipe"] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
+    added[RECIPE_KEY] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
     if importance is not None and importance.calibration is not None:
         added["qtool.calibration"] = string(importance.calibration)
     if recipe.rotates:

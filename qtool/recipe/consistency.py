@@ -38,7 +38,7 @@ def check(recipe: "Recipe") -> None:
         raise conflict(
             "format",
             f"method {'/'.join(recipe.method)} does not go with format {recipe.format}; "
-            "`method: none` is written as `format: dense`, and nothing else is",
+            "`method: none` is written as `format: dense`, or with kv_cache as compressed-tensors",
         )
     if recipe.weights is None and recipe.reads_weights:
         raise conflict("weights", "missing; it says bits, group_size and symmetric")

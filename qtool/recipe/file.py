@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 import qtool
 from qtool.errors import RecipeError
 from qtool.recipe import yaml_source
 from qtool.recipe.yaml_source import Document
 
+_SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
 # llama-quantize's short names of the middle sizes.
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -155,7 +156,7 @@ def _apply(source: Document, item: str) -> None:
     if len(steps) > yaml_source.MAX_DEPTH:
         most = yaml_source.MAX_DEPTH
         raise RecipeError(f"--set {item[:80]}: nested more than {most} levels deep")
-    origin = f"--set {item}"
+    origin = f"{_SET} {item}"
     given = yaml_source.parse(text, origin, lines=False)
     path: yaml_source.Path = ()
     for position, step in enumerate(steps):
@@ -187,7 +188,7 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
     # And which keys there are hangs on the format.
     format_ = [problem for problem in problems if problem["type"] == "literal_error"]
     problem = ([p for p in format_ if p["loc"] == ("format",)] or unknown or problems)[0]
-    path = tuple(problem["loc"])
+    path = _place(problem, source)
     context = problem.get("ctx", {})
     if problem["type"] == "conflict":
         path = (str(context["path"]),)
@@ -204,7 +205,10 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
     else:
-        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        # Of a value that may be of several kinds, each has something to say.
+        said = [p["msg"] for p in problems if _place(p, source) == path]
+        message = " or ".join(word[:1].lower() + word[1:] for word in said)
+        message = message.replace(" or input should be ", " or ")
         message = message.replace("a valid array", "a list").replace("an object", "a mapping")
         value = source.at(path)
         names = _closed(problem["type"], context)
@@ -220,7 +224,20 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)
     where = source.locate(path)
+    sets = [*dict.fromkeys(place for place in source.where.values() if place.startswith(_SET))]
+    several = problem["type"] == "conflict" or isinstance(source.at(path), dict)
+    if several and sets and not where.startswith(_SET):
+        message += f" (the recipe with {', '.join(sets[:3])})"
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
+
+
+def _place(problem: ErrorDetails, source: Document) -> tuple[int | str, ...]:
+    """Of the value that is wrong; pydantic goes on to the kind that it might have been."""
+    path = tuple(problem["loc"])
+    if problem["type"] not in ("missing", "extra_forbidden"):
+        while len(path) > 1 and not isinstance(source.at(path[:-1]), dict | list):
+            path = path[:-1]
+    return path
 
 
 def _closed(kind: str, context: Mapping[str, Any]) -> list[str]:

@@ -1,12 +1,13 @@
 """The same for GGUF files: the header against its architecture, then every block once."""
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from qtool.errors import QtoolError
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import CHECKSUM_KEY
+from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.runs.progress import Progress
@@ -38,11 +39,16 @@ def verify_gguf(
             findings.append(Finding("error", "readable", "", str(problem)))
             findings.append(Finding("note", "readable", "", "nothing else was checked"))
             return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
-        source = None if against is None else stack.enter_context(closing(open_source(against)))
+        source = None
+        if against is not None:
+            source, said = _source(file, against)
+            findings += said
+            if source is not None:
+                stack.enter_context(closing(source))
         other = gguf_header.other_than_a_model(file)
         if other is not None:
-            said = f"the file is {other}, no language model: only its numbers were checked"
-            findings.append(Finding("note", "keys", "", said))
+            words = f"the file is {other}, no language model: only its numbers were checked"
+            findings.append(Finding("note", "keys", "", words))
             checks.append("keys")
         for name, check in HEADER if other is None else ():
             checks.append(name)
@@ -81,6 +87,27 @@ def verify_gguf(
         tuple(checks),
         dense / total if total else 0.0,
     )
+
+
+def _source(file: GgufSource, against: Path) -> tuple[GgufSource | None, list[Finding]]:
+    """What the file is to be compared with, rotated where it is; None where nothing is."""
+    recipe = _recipe(file)
+    transforms = recipe.get("transforms")
+    if not isinstance(transforms, list) or "rotate" not in transforms:
+        return open_source(against), []
+    from qtool.verification.rotated import as_rotated_gguf
+
+    return as_rotated_gguf(recipe.get("rotate"), against)
+
+
+def _recipe(file: GgufSource) -> Mapping[str, object]:
+    """What the file says it was made by; nothing where that is not understood."""
+    said = file.metadata.get(RECIPE_KEY)
+    try:
+        found = {} if said is None else json.loads(str(said.value))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _provenance(file: GgufSource, sums: gguf_values.Sums) -> Iterator[Finding]:

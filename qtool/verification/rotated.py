@@ -1,17 +1,24 @@
 """The source of a rotated artifact, rotated in the same way, so that weights can be compared.
 
-What was done is told by qtool.json: kind, seed and which rotations. Learned ones are not kept, so
-that weights made with them cannot be compared with any others.
+What was done is told by qtool.json, or a GGUF file's own recipe: kind, seed and which rotations.
+Learned ones are not kept, so that weights made with them cannot be compared with any others.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError
+from qtool.gguf.open import is_gguf
+from qtool.gguf.source import GgufSource
 from qtool.verification.finding import Finding
+
+if TYPE_CHECKING:
+    from qtool.transforms.rotate import Rotations
+    from qtool.transforms.rotated import Rotated
 
 CHECK = "rotation"
 _KINDS = ("r1", "r2", "r3", "r4")
@@ -30,22 +37,55 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     if not isinstance(source, Checkpoint):
         return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
     from qtool.recipe.rotate import RotateOptions
-    from qtool.transforms import rotate
-    from qtool.transforms.rotated import untied
 
     asked = {which: bool(record.get(which)) for which in _KINDS}
     options = RotateOptions(kind=kind, seed=seed, **asked)
     try:
-        view = untied(source, stream=options.r1)
-        found = rotate.prepare(view, options, lambda _: None)
+        view, found = _turned(source, options)
     except QtoolError as problem:
-        return None, [Finding("error", CHECK, "", f"the source cannot be rotated: {problem}")]
+        return None, [_failed(problem)]
     said: dict[str, Any] = found.record(options)
     if any(said[which] != record.get(which) for which in _KINDS):
         return None, [_note("as the model given cannot be: they are not")]
-    return view, [
-        Finding("note", CHECK, "", "compared with the source rotated as qtool.json says it was")
-    ]
+    return view, [_done("qtool.json")]
+
+
+def as_rotated_gguf(table: object, source: Path) -> tuple[GgufSource | None, list[Finding]]:
+    """The same of a GGUF file whose recipe rotates, with that recipe's `rotate:` table."""
+    from pydantic import ValidationError
+
+    from qtool.gguf.from_hf import hf_source
+    from qtool.recipe.rotate import RotateOptions
+
+    try:
+        options = RotateOptions.model_validate(table)
+    except ValidationError:
+        return None, [_note("in a way that its recipe does not say: its weights are not")]
+    if options.kind == "learned":
+        return None, [_note("by what was learned, and is not kept: its weights are not")]
+    if is_gguf(source):
+        return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
+    try:
+        view, _ = _turned(Checkpoint.open(source), options)
+        return hf_source(view), [_done("its recipe")]
+    except QtoolError as problem:
+        return None, [_failed(problem)]
+
+
+def _turned(source: Checkpoint, options: Any) -> "tuple[Rotated, Rotations]":
+    from qtool.transforms import rotate
+    from qtool.transforms.rotated import untied
+
+    view = untied(source, stream=options.r1)
+    return view, rotate.prepare(view, options, lambda _: None)
+
+
+def _done(where: str) -> Finding:
+    return Finding("note", CHECK, "", f"compared with the source rotated as {where} says it was")
+
+
+def _failed(problem: QtoolError) -> Finding:
+    return Finding("error", CHECK, "", f"the source cannot be rotated: {problem}")
 
 
 def _note(why: str) -> Finding:
