@@ -505,3 +505,16 @@ def test_plan_and_verify_say_the_same_of_kernels(
         assert refused == any("refuse" in w and name in w for w in said), (engine, found)
         warned = [f for f in found if f.check == "engine-inputs"]
         assert bool(warned) == any(w.startswith("in ") and name in w for w in said)
+
+
+def test_few_tokens_for_a_search_are_warned_of(tmp_path: Path) -> None:
+    def said(recipe: str, *sets: str) -> bool:
+        shapes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
+        plan = plan_of(tmp_path / f"{recipe}{len(sets)}", shapes, recipe, *sets)
+        return any("tokens of calibration are few" in warning for warning in plan.warnings)
+
+    few = ("calibration.samples=8", "calibration.length=128")
+    assert said("w8a8-smoothquant-static", *few)
+    assert not said("w8a8-smoothquant-static")
+    assert not said("w8a8-smoothquant-static", *few, "smooth.alpha=0.5")
+    assert not said("w8a8-smoothquant", *few)

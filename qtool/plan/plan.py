@@ -32,6 +32,7 @@ __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 MAX_SHARD_BYTES = 5_000_000_000
 _COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
 _TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
+_FEW_TOKENS = 4096  # of calibration; with 1024 a search did worse than 0.5, with 8192 as well
 _MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
 
 
@@ -166,7 +167,7 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [*_idle(recipe), *_missing_files(checkpoint), *notes]
+    warnings = [*_idle(recipe), *_few_tokens(recipe), *_missing_files(checkpoint), *notes]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(
@@ -253,6 +254,18 @@ def _idle(recipe: Recipe) -> list[str]:
         f"{key} has no effect with {where}"
         + ("; rtn.clip has" if key == "awq.clip" and recipe.rounding == "rtn" else "")
         for key in recipe.idle_options
+    ]
+
+
+def _few_tokens(recipe: Recipe) -> list[str]:
+    """A search that fits exponents to stored scales wants to see how far inputs reach."""
+    tokens = recipe.calibration.samples * recipe.calibration.length
+    inputs = recipe.activations
+    if not recipe.searches_scales or inputs is None or inputs.dynamic or tokens >= _FEW_TOKENS:
+        return []
+    return [
+        f"{tokens} tokens of calibration are few for smooth.alpha: search with stored scales of "
+        "inputs, which then fits to chance; give more samples, or smooth.alpha: 0.5"
     ]
 
 

@@ -69,8 +69,8 @@ def checked(layers: Sequence[LayerReport]) -> str | None:
     what = "1 layer is" if len(odd) == 1 else f"{len(odd)} layers are"
     return (
         f"{what} rounded more coarsely than the bit width explains: {', '.join(named)}{more}; "
-        "outliers among the weights do so, or a damaged source: compare with `qtool eval`, and "
-        "give such layers more bits or smaller groups, or leave them dense, with an override"
+        "outliers among the weights do so, such as smoothing moves there, or a damaged source: "
+        "compare with `qtool eval`, and give such layers more bits or smaller groups, or leave them dense, with an override"
     )
 
 
