@@ -70,7 +70,8 @@ def checked(layers: Sequence[LayerReport]) -> str | None:
     return (
         f"{what} rounded more coarsely than the bit width explains: {', '.join(named)}{more}; "
         "outliers among the weights do so, such as smoothing moves there, or a damaged source: "
-        "compare with `qtool eval`, and give such layers more bits or smaller groups, or leave them dense, with an override"
+        "compare with `qtool eval`, and give such layers more bits or smaller groups, or leave "
+        "them dense, with an override"
     )
 
 
