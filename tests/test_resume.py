@@ -509,3 +509,26 @@ def test_a_file_of_an_earlier_run_is_not_delivered(
     quantize(model, "w4g128-rtn", out, text)
     quantize(model, "w4g128-rtn", tmp_path / "whole", text)
     assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("where", ["qtool.runs.lock._plain", "qtool.runs.workspace.Watched"])
+def test_an_interrupt_before_there_is_anything_leaves_no_folder(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the folder's making and the first thing in it, too."""
+    left = []
+
+    def interrupted(*_: object, **__: object) -> bool:
+        if not left:
+            left.append(sorted(path.name for path in tmp_path.rglob("*")))
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(where, interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        workspace(tmp_path / "x.gguf", is_folder=False, nbytes=1, fresh=False),
+    ):
+        pass
+    assert left == [[".x.gguf.partial", "lock"]]
+    assert not any(tmp_path.iterdir())

@@ -95,11 +95,18 @@ def workspace(
     folder = partial(target)
     check_free(out, is_folder=is_folder)
     with made_parents(target, out):
-        with explained(out):
-            lock = acquire(folder, out)
         kept = ended = False
         journal = None
-        look = Watched(out, folder, lock, nbytes, sources or {})
+        lock: int | None = None
+        try:
+            with explained(out):
+                lock = acquire(folder, out)
+            look = Watched(out, folder, lock, nbytes, sources or {})
+        except BaseException:  # a signal, say, before there was anything to keep
+            if lock is not None:
+                os.close(lock)
+            _give_up(folder, out)
+            raise
         try:
             check_free(out, is_folder=is_folder)  # a run that had the lock before may have made it
             journal = Journal(folder / "journal", look)
@@ -146,6 +153,15 @@ def workspace(
                 remove(folder)
             os.close(lock)
             _sweep_sources(target, out)
+
+
+def _give_up(folder: Path, out: Path) -> None:
+    """Remove a hidden folder of ours in which nothing was done yet."""
+    with suppress(QtoolError, OSError):  # it is in use, or not ours
+        lock = acquire(folder, out)
+        if [path.name for path in folder.iterdir()] == ["lock"]:
+            remove(folder)
+        os.close(lock)
 
 
 @contextmanager
