@@ -241,7 +241,6 @@ def test_a_name_that_llama_cpp_cannot_load_is_refused() -> None:
         ("smollm2", "q8_0", ("calibration.samples=3",), "calibration has no effect without impo"),
         ("smollm2", "q8_0", ("leave_output=true",), "leave_output has no effect: the head is th"),
         ("smollm2", "q8_0", ("output_type=q6_k", "embedding_type=q8_0"), "output_type has no ef"),
-        ("smollm2", "q8_0", ("overrides=[{match: nowhere, type: q5_0}]",), "override nowhere ha"),
         ("smollm2", "q8_0", ("overrides=[{match: _norm, type: q5_0}]",), "what it matches is ne"),
         ("smollm2", "q8_0", ("overrides=[{match: a, type: f16}, {match: attn_v, type: q5_0}]",),
          "override attn_v has no effect: it matches no tensor that an earlier one leaves"),

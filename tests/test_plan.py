@@ -221,14 +221,14 @@ def test_parts_of_a_fused_layer_follow_each_other(tmp_path: Path) -> None:
 def test_overrides(tmp_path: Path) -> None:
     sets = [
         "overrides=[{match: '*.down_proj', weights: {bits: 8}}, {match: '*.1.*', dense: true}, "
-        "{match: lm_head, dense: true}, {match: nowhere, dense: true}]"
+        "{match: lm_head, dense: true}, {match: '*norm', weights: {bits: 8}}]"
     ]
     plan = plan_of(tmp_path, header_files.llama(), "w4g128-gptq", *sets)
     assert plan.by_name["model.layers.0.mlp.down_proj.weight"].action == Scheme(8, 128, True)
     assert plan.by_name["model.layers.0.mlp.up_proj.weight"].action == Scheme(4, 128, True)
     assert {name.split(".")[2] for name in quantized(plan)} == {"0"}
     assert plan.by_name["model.layers.1.mlp.up_proj.weight"].reason == "override '*.1.*'"
-    assert [w for w in plan.warnings if "nowhere" in w and "matches no" in w]
+    assert [w for w in plan.warnings if "'*norm' matches no quantized tensor" in w]
     assert not [w for w in plan.warnings if "lm_head" in w]
     with pytest.raises(FormatError, match="one width"):
         plan_of(

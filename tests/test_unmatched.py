@@ -1,10 +1,12 @@
-"""An override that matches nothing is told by a plan, and stops a run before any work."""
+"""An override that matches nothing stops a plan and a run with one sentence, before any work."""
 
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from qtool import api
+from qtool.cli.main import app
 from qtool.errors import RecipeError
 from qtool.plan.unmatched import near
 
@@ -27,6 +29,9 @@ def test_a_run_is_refused(recipe: str, entry: str, pattern: str, name: str, tmp_
     said = str(caught.value)
     assert f"recipe {recipe}: overrides.1: match " in said and pattern in said and name in said
     assert not any(tmp_path.iterdir())
+    words = ["plan", "tiny", "--recipe", recipe, "--set", f"overrides=[{first}, {entry}]"]
+    planned = CliRunner().invoke(app, words).exception
+    assert isinstance(planned, RecipeError) and str(planned) == said
 
 
 def test_what_matches_is_made(tmp_path: Path) -> None:

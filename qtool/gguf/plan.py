@@ -27,6 +27,7 @@ from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
+from qtool.plan import unmatched
 from qtool.recipe.portable import portable
 from qtool.runs.provenance import environment
 
@@ -69,8 +70,10 @@ def make_gguf_plan(
     importance: None in a recipe with `importance: true` means that it is measured later.
     requantize: tensors of a quantized type may be encoded anew. origin: what the artifact records
     as its source; no path of the host. threads, max_ram: as make_plan has them.
-    SourceError, UnsupportedError: what llama-quantize refuses too, told before any work.
+    SourceError, UnsupportedError: what llama-quantize refuses too, told before any work;
+    RecipeError for an override that matches no tensor.
     """
+    unmatched.refuse_gguf(recipe, [tensor.name for tensor in source.tensors])
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)

@@ -83,10 +83,9 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
     for item in options.overrides:
         # An override that keeps a tensor makes it not eligible.
         if not any(options.override_of(name) is item for name in all_names):
-            taken = any(item.hits(name) for name in all_names)
             found.append(
-                f"override {item.match} has no effect: it matches no tensor"
-                + (" that an earlier one leaves" if taken else "")
+                f"override {item.match} has no effect: it matches no tensor that an earlier one "
+                "leaves"
             )
         elif item.type is not None and not any(item.hits(name) for name in names):
             found.append(f"override {item.match} has no effect: what it matches is never quantized")

@@ -34,7 +34,6 @@ from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS
 from qtool.hub import plain_name, public_name
 from qtool.native.sums import checksum
-from qtool.plan import unmatched
 from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
@@ -118,7 +117,6 @@ def _run(
         max_ram=request.max_ram,
     )
     plan = make(importance)
-    unmatched.refuse_gguf(request.recipe, [tensor.name for tensor in plan.tensors])
     memory = plan.memory
     request = replace(request, threads=memory.setting.threads)
     if request.max_ram is not None:

@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import budget, engines, estimate
+from qtool.plan import budget, engines, estimate, unmatched
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -158,7 +158,7 @@ def make_plan(
     run that opens the class knows any. threads: by default every core. max_ram: bytes that a run
     may take; UnsupportedError where it cannot do with them.
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
-    recipe's format cannot hold what the recipe asks for.
+    recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
     """
     notes: list[str] = []
     if recipe.rotates:
@@ -180,6 +180,7 @@ def make_plan(
     actions: dict[str, Action] = {
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
+    unmatched.refuse(recipe, actions)
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}

@@ -1,4 +1,4 @@
-"""Overrides that match nothing: a plan warns of them, a run does not begin with them.
+"""Overrides that match nothing: they are refused, by a plan as by a run.
 
 What was asked for would silently not be done, and a misspelled pattern is the usual reason.
 """
@@ -39,7 +39,7 @@ def _unmatched(recipe: str, number: int, pattern: str, names: Iterable[str]) -> 
     nearest = f"the nearest names are {', '.join(found)}" if found else "no name is like it"
     return RecipeError(
         f"recipe {recipe}: overrides.{number}: match {pattern!r} matches no tensor of the model; "
-        f"{nearest}; correct it or remove the override (`qtool plan --all` shows every name)"
+        f"{nearest}; correct it, or remove the override: `qtool plan --all` then shows every name"
     )
 
 

@@ -19,7 +19,6 @@ from qtool import methods
 from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
-from qtool.plan import unmatched
 from qtool.plan.engines import ROUNDED_SCALES
 from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
@@ -59,7 +58,6 @@ def run(request: Request, progress: Progress) -> Summary:
         max_ram=request.max_ram,
     )
     plan = make()
-    unmatched.refuse(request.recipe, plan.by_name)
     skeleton = None
     if request.recipe.calibrates:
         from qtool.calibrating.blockwise import open_skeleton, quantize_blocks
