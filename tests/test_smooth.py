@@ -20,6 +20,14 @@ from qtool.transforms.fold import restored
 from qtool.transforms.proved import Subject, proved_folds, too_large
 
 NORMS_OF_KEYS = ("qwen3", "gemma3", "qwen3_moe")  # and of queries
+KEYS_SCALED = {
+    "llama": "4 pairs of channels in each of 2 heads, in self_attn.k_proj.weight and "
+    "self_attn.q_proj.weight (3 times)",
+    "opt": "16 single channels in each of 4 heads, in self_attn.k_proj.weight and "
+    "self_attn.q_proj.weight (2 times)",
+    "gpt_neox": "2 pairs of channels and 12 single channels in each of 4 heads, in "
+    "attention.query_key_value.weight (2 times)",
+}
 OPTIONS = ["weights.group_size=-1", "indivisible=dense"]
 
 
@@ -64,6 +72,10 @@ def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
     left_out = [note for note in made.summary.notes if "keys not scaled" in note]
     assert bool(left_out) == (name in NORMS_OF_KEYS)
     assert any(note.startswith("smoothed: the inputs of ") for note in made.summary.notes)
+    scaled = [note for note in made.summary.notes if "keys scaled: " in note]
+    assert bool(scaled) != bool(left_out)
+    if name in KEYS_SCALED:
+        assert scaled == [f"keys scaled: {KEYS_SCALED[name]}"]
     queries = [key for key in changed if "q_proj" in key or "qkv" in key or "query_key" in key]
     assert queries
 

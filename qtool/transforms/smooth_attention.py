@@ -115,8 +115,20 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             if narrow(plan, name) and overflows(largest_of, factor.numpy()):
                 note = f"keys not scaled: {name} could not hold the scales in float16"
                 return Applied(dict(stats), frozenset(), (note,))
+    if (scale == 1).all():
+        return Applied(dict(stats), frozenset(), ("keys not scaled: every scale is 1",))
     fold(block, pair, scale)
-    return Applied(dict(stats), frozenset(dense if (scale != 1).any() else ()))
+    return Applied(dict(stats), frozenset(dense), (_note(pair, block.prefix),))
+
+
+def _note(pair: Pair, prefix: str) -> str:
+    """What was scaled: heads, channels that share a scale, and where the scales went."""
+    pairs = pair.head_dim - int(pair.shared.max()) - 1
+    single = pair.head_dim - 2 * pairs
+    counts = ((pairs, "pairs of channels"), (single, "single channels"))
+    scaled = " and ".join(f"{count} {what}" for count, what in counts if count)
+    names = dict.fromkeys(side.name.removeprefix(prefix) for side in (pair.keys, pair.queries))
+    return f"keys scaled: {scaled} in each of {pair.heads} heads, in {' and '.join(names)}"
 
 
 def scales(largest: Floats, shared: NDArray[np.int64], alpha: float) -> Floats:
