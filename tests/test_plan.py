@@ -486,6 +486,9 @@ def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
             "fp8-block", ["activations.group_size=-1", "activations.dynamic=false"],
             ["vLLM and SGLang refuse 8-bit float weights per block"],
         ),
+        ("fp8-block", ["weights.group_size=64"], ["vLLM and SGLang refuse 8-bit float weights per "
+         "block of 128x64 with"]),
+        ("fp8-block", ["weights.group_size=64", "weights.rows=64"], ["per block of 64x64 with"]),
         ("nvfp4", [], ["SGLang refuses 4-bit float weights per group of 16"]),
         ("mxfp4", [], ["in vLLM inputs are rounded to MXFP4 too", "SGLang refuses"]),
         ("w4a16-ct", [], []),
@@ -505,6 +508,23 @@ def test_plan_and_verify_say_the_same_of_kernels(
         assert refused == any("refuse" in w and name in w for w in said), (engine, found)
         warned = [f for f in found if f.check == "engine-inputs"]
         assert bool(warned) == any(w.startswith("in ") and name in w for w in said)
+
+
+def test_blocks_and_groups_that_kernels_have_one_size_of(tmp_path: Path) -> None:
+    shapes = header_files.llama(2, 256, 512, 256)
+    sets = ("weights.group_size=64", "weights.rows=64")
+    for size, more in ((64, sets), (128, ())):
+        plan = plan_of(tmp_path / f"fp8-{size}", shapes, "fp8-block-hf", *more)
+        assert any("per block of 64x64, which have no" in w for w in plan.warnings) == (size == 64)
+        view = planned_view(plan, Checkpoint.open(tmp_path / f"fp8-{size}").config)
+        for engine in ("vllm", "sglang"):
+            refused = [f for f in view_findings(view, engine, 1) if f.severity == "error"]
+            assert bool(refused) == (size == 64), refused
+            assert all("FP8 in blocks of 128x128 does" in f.message for f in refused)
+    for size in (-1, 64, 128):
+        plan = plan_of(tmp_path / "q", shapes, "w4a8kv4-qserve", f"weights.group_size={size}")
+        said = [w for w in plan.warnings if "OmniServe's kernels have groups of 128" in w]
+        assert bool(said) == (size == 64)
 
 
 def test_few_tokens_for_a_search_are_warned_of(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.structure import FUSED_EXPERTS, expert_of
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
-from qtool.verification.engine_schemes import Pair, otherwise, pair_of, refused
+from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
 
+# Of OmniServe's kernels (w4a8_per_group, w4a8_per_chn).
+QSERVE_GROUPS = {128, -1}
 # For those who choose, in `plan` and on the model card. A run does not repeat it: what it says at
 # its end is how to serve the artifact, which works either way.
 ROUNDED_SCALES = (
@@ -109,11 +111,26 @@ def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
                 "act_order without static_groups leaves groups out of order (desc_act): slower "
                 "everywhere and wrong in some engines under tensor parallelism"
             )
+    if recipe.format == "qserve":
+        sizes = {scheme.group_size for scheme in schemes} - QSERVE_GROUPS
+        found += [
+            "OmniServe's kernels have groups of 128, or one scale a row (group_size -1), and would "
+            f"read scales of groups of {size} in the wrong places; `qtool eval` measures it"
+            for size in sorted(sizes)
+        ]
     return found
 
 
 def _kernels(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     """What vLLM and SGLang have no kernel for, or multiply otherwise, by the rules of --engine."""
+    if recipe.format == "fp8":
+        blocks = {(s.rows, s.group_size) for t in quantized if (s := t.scheme) and s.rows > 1}
+        return [
+            f"vLLM and SGLang refuse 8-bit float weights per block of {rows}x{columns}, which have "
+            f"no kernel; {known}"
+            for rows, columns in sorted(blocks)
+            if (known := other_block(rows, columns)) is not None
+        ]
     if recipe.format != "compressed-tensors":
         return []
     said: dict[str, list[str]] = {}

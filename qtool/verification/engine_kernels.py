@@ -5,6 +5,7 @@
                     (vLLM pads what does not fit; of experts only the inner width)
     else            AWQ has a slow kernel of its own; SGLang one of float16 for GPTQ, which
                     takes zeros as v1 stores them; for GPTQ vLLM has none
+    fp8             blocks of 128x128, as in compressed-tensors
     compressed-     engine_compressed, engine_schemes
     tensors
 
@@ -15,7 +16,8 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
 from collections.abc import Iterator
 
 from qtool.verification.engine_compressed import compressed_findings, packing
-from qtool.verification.engine_split import GROUP_SIZES, ranks_of
+from qtool.verification.engine_schemes import other_block
+from qtool.verification.engine_split import GROUP_SIZES, block_size, ranks_of
 from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
 from qtool.verification.finding import Finding, Severity
 
@@ -31,8 +33,21 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
         yield from _gptq(view, engine, who, tp)
     elif view.format == "compressed-tensors":
         yield from compressed_findings(view, engine, who)
+    elif view.format == "fp8":
+        yield from _fp8(view, who)
     yield from _tiles(view, engine, who, tp)
     yield from _experts(view, engine, who, tp)
+
+
+def _fp8(view: EngineView, who: str) -> Iterator[Finding]:
+    def refused(layer: Layer) -> str | None:
+        block = block_size(view, layer)
+        known = None if block is None else other_block(*block)
+        return None if known is None or block is None else (
+            f"8-bit float weights per block of {block[0]}x{block[1]} have no kernel; {known}"
+        )  # fmt: skip
+
+    yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
 
 
 def _for_marlin(view: EngineView, layer: Layer) -> bool:

@@ -1,7 +1,7 @@
 """Which weights and inputs of compressed-tensors vLLM and SGLang multiply, and what they round.
 
-    vLLM    float-quantized  8 bits a tensor, row or block: inputs as they are; dynamic; or static
-                             with one scale for all, not with blocks
+    vLLM    float-quantized  8 bits a tensor, row or block of 128x128: inputs as they are; dynamic;
+                             or static with one scale for all, not with blocks
             mxfp8-quantized  groups of 32, e8m0 scales      mxfp4-pack-quantized  groups of 32
             nvfp4-pack-quantized    groups of 16: inputs as they are, or stored alike
             int-quantized    8 bits a tensor or row: inputs of 8 bits, static with one scale for
@@ -13,10 +13,13 @@
             int-quantized    8 bits on both sides, as vLLM; not in experts
             pack-quantized   a row or group, 4 and 8 bits, symmetric; inputs are left as they are
 
-No others: not SmoothQuant's dynamic scale for all tokens (O2), nor FP8 in groups of a row.
+No others: not SmoothQuant's dynamic scale for all tokens (O2), nor FP8 in groups of a row. Of FP8
+in other blocks, only Triton's kernels know, which both take where they have no faster one: vLLM on
+AMD alone, SGLang also before Hopper.
 
-Sources: vLLM 0.32 (compressed_tensors/compressed_tensors.py, compressed_tensors_moe, schemes),
-SGLang of September 2026 (quantization/compressed_tensors/compressed_tensors.py, schemes).
+Sources: vLLM 0.32 (compressed_tensors/compressed_tensors.py, compressed_tensors_moe, schemes,
+kernels/linear/scaled_mm), SGLang of September 2026 (quantization/compressed_tensors/
+compressed_tensors.py, schemes; quantization/fp8_utils.py).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 _MATRIX = ("tensor", "channel")
 _RUNS = ("channel", "group")
 _BLOCKS = ("tensor", "channel", "block")
+BLOCK = (128, 128)  # rows and columns
 _ROUNDED = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
 _FLOATS = "FP8 a tensor, row or block of both"
 _STATIC = "static inputs have one scale for all, and go with weights a tensor or row"
@@ -45,6 +49,7 @@ class Numbers:
     dynamic: bool
     symmetric: bool
     powers: bool  # scales are powers of two (e8m0)
+    columns: int = -1  # of a block
 
     @property
     def nvfp4(self) -> bool:
@@ -69,7 +74,9 @@ class Numbers:
         """What shares a scale."""
         if self.kind == "int" or self.size < 0:
             return self.strategy
-        return f"block of {self.size}" if self.strategy == "block" else f"group of {self.size}"
+        if self.strategy == "block":
+            return f"block of {self.size}x{self.columns}"
+        return f"group of {self.size}"
 
 
 @dataclass(frozen=True)
@@ -100,13 +107,13 @@ def pair_of(group: Mapping[str, Any], layout: str, expert: bool = False) -> Pair
 def _numbers(arguments: object) -> Numbers | None:
     if not isinstance(arguments, Mapping):
         return None
-    bits, size = arguments.get("num_bits", 8), arguments.get("group_size")
+    bits, size, columns = arguments.get("num_bits", 8), arguments.get("group_size"), -1
     block = arguments.get("block_structure")
     strategy = str(arguments.get("strategy") or "").lower()
     if not strategy:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    if strategy == "block" and isinstance(block, list) and block:
-        size = block[0]
+    if strategy == "block" and isinstance(block, list) and len(block) == 2:
+        size, columns = block
     elif strategy not in ("group", "tensor_group"):
         size = -1
     return Numbers(
@@ -117,6 +124,7 @@ def _numbers(arguments: object) -> Numbers | None:
         dynamic=bool(arguments.get("dynamic")),
         symmetric=arguments.get("symmetric", True) is not False,
         powers=str(arguments.get("scale_dtype")) == "torch.uint8",
+        columns=columns if type(columns) is int else -1,
     )
 
 
@@ -156,9 +164,16 @@ def _vllm(pair: Pair) -> str | None:
     return None if fits else known
 
 
+def other_block(rows: int, columns: int) -> str | None:
+    """What has a kernel instead of FP8 in such blocks; None where they have."""
+    return None if (rows, columns) == BLOCK else f"FP8 in blocks of {BLOCK[0]}x{BLOCK[1]} does"
+
+
 def _fp8(pair: Pair) -> str | None:
     """Both engines' rule of 8-bit floats."""
     weights, inputs = pair.weights, pair.inputs
+    if weights.columns > 0 and (known := other_block(weights.size, weights.columns)):
+        return known
     if weights.bits != 8 or weights.strategy not in _BLOCKS or not weights.symmetric:
         return "FP8 with a scale a tensor, row or block, nvfp4 in groups of 16, mxfp4 and mxfp8 do"
     if inputs is None or inputs.dynamic or inputs.kind != "float":

@@ -124,7 +124,7 @@ def _words(view: EngineView, layer: Layer, tp: int) -> str | None:
     )
 
 
-def _block_size(view: EngineView, layer: Layer) -> tuple[int, int] | None:
+def block_size(view: EngineView, layer: Layer) -> tuple[int, int] | None:
     """[out, in] of a block of a layer's FP8 weights."""
     size = view.quantization.get("weight_block_size")
     if view.format == "compressed-tensors":
@@ -137,7 +137,7 @@ def _block_size(view: EngineView, layer: Layer) -> tuple[int, int] | None:
 def _blocks(view: EngineView, layer: Layer, tp: int) -> str | None:
     """A rank's share ends with a whole block, and so does every part of a fused layer but the
     last."""
-    block = _block_size(view, layer)
+    block = block_size(view, layer)
     if block is None:
         return None
     ranks = ranks_of(view, layer, tp)
