@@ -7,7 +7,7 @@ control characters escaped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ class Inspection:
             ("bits per weight", f"{self.bits_per_weight:.3f}"),
             ("left unquantized", f"{100 * self.unquantized_share:.1f} % of the weights"),
         ]
+        if (wide := _wide(self.entries)) is not None:
+            lines.append(("codes", wide))
         lines += [
             (label, value)
             for label, value in _flat("", without_layers(self.artifact.provenance or {}))
@@ -110,6 +112,23 @@ class Inspection:
                 rate,
                 f"{nbytes:,}",
             )
+
+
+def _wide(entries: Sequence[Entry]) -> str | None:
+    """Codes of whole numbers that are stored in more bits than they have."""
+    found = [
+        (entry, entry.scheme.bits)
+        for entry in entries
+        if isinstance(entry.scheme, Scheme)
+        and not entry.scheme.is_float
+        and entry.scheme.bits < 8
+        and entry.nbytes >= entry.parameters
+    ]
+    if not found:
+        return None
+    bits = "/".join(map(str, sorted({bits for _, bits in found})))
+    stored = sum(entry.nbytes for entry, _ in found) / sum(entry.parameters for entry, _ in found)
+    return f"of {bits} bits in 8 each, {8 * stored:.3f} bits per weight with their scales"
 
 
 def inspect(path: Path | str) -> Inspection:

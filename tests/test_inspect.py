@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from artifact_files import assert_same, random_quant, write_folder
+from header_artifacts import group_config, plain, stored
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -271,3 +272,14 @@ def test_json_is_not_nested_without_end(awq_folder: Path) -> None:
         if not fine:
             assert isinstance(found.exception, FormatError)
             assert "qtool.json: the JSON is nested more than 100 deep" in str(found.exception)
+
+
+def test_codes_in_more_bits_than_they_have(tmp_path: Path) -> None:
+    """Three matrices of 131,072 numbers, a byte each, and 1,280 scales of two bytes."""
+    rate = 8 + 16 * 1280 / (3 * 131072)
+    said = f"codes: of 4 bits in 8 each, {rate:.3f} bits per weight with their scales"
+    for bits, told in ((4, True), (8, False)):
+        arguments = {"num_bits": bits, "type": "int", "strategy": "channel"}
+        stored(tmp_path, plain(), group_config("int-quantized", arguments, None))
+        assert (said in run(tmp_path).splitlines()) == told
+        assert told or "codes" not in dict(inspect(tmp_path).summary())

@@ -124,6 +124,8 @@ def test_what_is_refused() -> None:
     for sets, said in (
         (["method=gptq"], "bitsandbytes divides each row"),
         (["rtn.clip=true"], "bitsandbytes divides each row"),
+        (["weights.bits=4"], "LLM.int8() has 8 bits, not 4; for fewer take the recipe w4g128-awq"),
+        (["weights.bits=3"], "LLM.int8() has 8 bits, not 3; for fewer take the recipe w3g128-gptq"),
         (["llm_int8.threshold=-1"], "llm_int8.threshold: input should be greater"),
     ):
         with pytest.raises(RecipeError) as caught:

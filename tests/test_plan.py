@@ -367,6 +367,43 @@ def test_options_that_do_nothing_are_said(
     assert said == idle.split()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sets", "said"),
+    [
+        ("w4g128-awq", ["rotate.r4=true"],
+         "rotate.r4 has no effect without the transform rotate: add `transforms: [rotate]`"),
+        ("w8a8-smoothquant", ["rotate.seed=1"], "add `transforms: [rotate, smooth]`"),
+        ("w4g128-awq", ["transforms=[smooth]", "smooth_attention.alpha=0.3"],
+         "smooth_attention.alpha has no effect without the transform smooth-attention: add "
+         "`transforms: [smooth, smooth-attention]`"),
+        ("w8a8-dynamic", ["smooth.alpha=0.3"], "smooth.alpha has no effect without the transform"),
+        ("w8a8-smoothquant", ["smooth.alpha=0.4", "smooth.grid=3"],
+         "smooth.grid has no effect without smooth.alpha: search"),
+        ("w4-gptq-rotated", ["rotate.steps=3"],
+         "rotate.steps has no effect without rotate.kind: learned"),
+    ],
+)  # fmt: skip
+def test_options_of_transforms_that_do_nothing_name_what_is_missing(
+    recipe: str, sets: list[str], said: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, header_files.llama(2, 256, 512, 256), recipe, *sets)
+    (found,) = (w for w in plan.warnings if "has no effect" in w)
+    assert said in found
+
+
+def test_codes_that_take_more_bits_than_they_have_are_said(tmp_path: Path) -> None:
+    shapes = {"model.layers.0.mlp.up_proj.weight": (64, 128)}
+    for sets, told in ((["weights.bits=4"], True), ([], False)):
+        plan = plan_of(tmp_path, shapes, "w8a8-dynamic", *sets)
+        said = [w for w in plan.warnings if "codes take 8 bits each" in w]
+        assert bool(said) == told, plan.warnings
+    # A byte a code, and a scale of two bytes a row of 128.
+    plan = plan_of(tmp_path, shapes, "w8a8-dynamic", "weights.bits=4")
+    (said,) = (w for w in plan.warnings if "codes take" in w)
+    assert said.startswith("note: 4-bit codes take 8 bits each in int-quantized")
+    assert said.endswith(": 8.125 bits per weight with their scales")
+
+
 def test_missing_files_are_said(tmp_path: Path) -> None:
     header_files.write(tmp_path, header_files.llama())
     recipe = load("w4g128-awq")

@@ -7,6 +7,7 @@ from typing import Protocol
 from qtool.gguf.kinds import ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.plan.notes import without
 
 _SHOWN = 3  # names in a sentence
 # Their encoders have no error to weigh.
@@ -77,7 +78,10 @@ def _some(names: Sequence[str]) -> str:
 
 def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
     """Keys of the recipe that change nothing."""
-    found = []
+    found = [] if recipe.rotates else [
+        f"rotate.{key} has no effect {without('rotate')}"
+        for key in sorted(recipe.rotate.model_fields_set)
+    ]  # fmt: skip
     options, names = recipe.options, {tensor.name for tensor in tensors if tensor.eligible}
     all_names = [tensor.name for tensor in tensors]
     for item in options.overrides:

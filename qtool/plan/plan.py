@@ -7,7 +7,7 @@ refuse. A plan does not change while a run goes on.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import budget, engines, estimate, unmatched
+from qtool.plan import budget, engines, estimate, notes, unmatched
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -31,9 +31,6 @@ __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
 _COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
-_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
-_FEW_TOKENS = 4096  # of calibration; with 1024 a search did worse than 0.5, with 8192 as well
-_MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Plan:
     @property
     def unquantized_share(self) -> float:
         """Share of the model's numbers that are stored dense; as `qtool inspect` counts it."""
-        return _dense_share(self.tensors)
+        return notes.dense_share(self.tensors)
 
     @cached_property
     def by_name(self) -> Mapping[str, Planned]:
@@ -160,14 +157,16 @@ def make_plan(
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
     """
-    notes: list[str] = []
+    said: list[str] = []
     if recipe.rotates:
-        checkpoint, notes = _rotated(recipe, checkpoint)
+        checkpoint, said = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [*_idle(recipe), *_few_tokens(recipe), *_missing_files(checkpoint), *notes]
+    warnings = [
+        *notes.idle(recipe), *notes.few_tokens(recipe), *notes.missing_files(checkpoint), *said,
+    ]  # fmt: skip
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(
@@ -221,7 +220,7 @@ def make_plan(
     )
     seconds = estimate.seconds(recipe, planned, shapes, active, memory.setting)
     warnings += engines.warnings(recipe, planned)
-    warnings += _much_dense(planned)
+    warnings += [*notes.much_dense(planned), *notes.wide_codes(planned)]
     of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
     return Plan(
         recipe, planned, blocks, layout, tuple(warnings), memory, seconds,
@@ -236,75 +235,16 @@ def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[s
     view = checkpoint
     if not isinstance(view, Rotated):
         view = untied(checkpoint, stream=recipe.rotate.r1)
-    notes = []
+    said = []
     if view.head is not None:
         head, embedding = view.head
-        notes.append(
+        said.append(
             f"note: rotating unties the head from {embedding}, as it reads the last norm's gain: "
             f"{head} takes {view.tensors[head].nbytes:,} bytes more"
         )
     if view.refused is not None:
-        notes.append(f"note: rotate: the residual stream is not rotated: {view.refused}")
-    return view, notes
-
-
-def _idle(recipe: Recipe) -> list[str]:
-    """Options of the recipe that do nothing."""
-    where = f"method {'/'.join(recipe.method)} and format {recipe.format}"
-    return [
-        f"{key} has no effect with {where}"
-        + ("; rtn.clip has" if key == "awq.clip" and recipe.rounding == "rtn" else "")
-        for key in recipe.idle_options
-    ]
-
-
-def _few_tokens(recipe: Recipe) -> list[str]:
-    """A search that fits exponents to stored scales wants to see how far inputs reach."""
-    tokens = recipe.calibration.samples * recipe.calibration.length
-    inputs = recipe.activations
-    if not recipe.searches_scales or inputs is None or inputs.dynamic or tokens >= _FEW_TOKENS:
-        return []
-    return [
-        f"{tokens} tokens of calibration are few for smooth.alpha: search with stored scales of "
-        "inputs, which then fits to chance; give more samples, or smooth.alpha: 0.5"
-    ]
-
-
-def _missing_files(checkpoint: Checkpoint) -> list[str]:
-    """What engines will look for beside the tensors in vain; no path, as the card repeats it."""
-    found = []
-    if not (checkpoint.folder / "config.json").is_file():
-        found.append(
-            "the model has no config.json, so engines cannot load what is made of it; put the "
-            "model's own beside its tensors"
-        )
-    if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
-        found.append("note: the model has no tokenizer, so the artifact has none either")
-    return found
-
-
-def _dense_share(tensors: Iterable[Planned]) -> float:
-    """Of the numbers in `tensors`, those stored dense; dropped copies do not count."""
-    kept = [tensor for tensor in tensors if not isinstance(tensor.action, Dropped)]
-    numbers = sum(tensor.parameters for tensor in kept)
-    dense = sum(tensor.parameters for tensor in kept if tensor.scheme is None)
-    return dense / numbers if numbers else 0.0
-
-
-def _much_dense(tensors: Sequence[Planned]) -> list[str]:
-    """A sentence where much of what methods are there for stays dense, with the main reason."""
-    inner = [t for t in tensors if t.reason not in ("embedding", "output head")]
-    share = _dense_share(inner)
-    if share <= _MUCH_DENSE or all(tensor.scheme is None for tensor in tensors):
-        return []
-    why: Counter[str] = Counter()
-    for tensor in inner:
-        if isinstance(tensor.action, Dense):
-            why[tensor.action.reason] += tensor.parameters
-    return [
-        f"{share:.0%} of the weights stay dense, embeddings and head not counted; most of them: "
-        f"{why.most_common(1)[0][0]}"
-    ]
+        said.append(f"note: rotate: the residual stream is not rotated: {view.refused}")
+    return view, said
 
 
 def _untie(

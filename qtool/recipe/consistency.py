@@ -85,6 +85,13 @@ def _check_cache(recipe: "Recipe") -> None:
 
 def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
     """Types of numbers go with some formats and methods."""
+    if recipe.format == "bitsandbytes" and weights.bits != 8:
+        other = {2: "w2g64-gptq", 3: "w3g128-gptq"}.get(weights.bits, "w4g128-awq or w4g128-gptq")
+        raise conflict(
+            "weights.bits",
+            f"LLM.int8() has 8 bits, not {weights.bits}; for fewer take the recipe {other}, which "
+            "transformers loads too",
+        )
     if recipe.format == "bitsandbytes" and (recipe.method != ("rtn",) or recipe.rtn.clip):
         raise conflict(
             "method",

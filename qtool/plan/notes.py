@@ -1,0 +1,111 @@
+"""What a plan says of a recipe and a source besides engines' views (qtool/plan/engines.py)."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from qtool.checkpoint import Checkpoint
+from qtool.plan.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Dropped
+
+_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
+_FEW_TOKENS = 4096  # of calibration; with 1024 a search did worse than 0.5, with 8192 as well
+# Tables of a recipe that a transform of the same name reads, and keys that go with a value.
+_OF_TRANSFORMS = ("rotate", "smooth", "smooth_attention")
+_OF_VALUES = {
+    "rotate.steps": "rotate.kind: learned",
+    "rotate.rate": "rotate.kind: learned",
+    "smooth.grid": "smooth.alpha: search",
+}
+_MUCH_DENSE = 0.2  # of the weights other than embeddings and head: worth a warning
+
+
+def idle(recipe: Recipe) -> list[str]:
+    """Options of the recipe that do nothing, with what they go with."""
+    where = f"method {'/'.join(recipe.method)} and format {recipe.format}"
+    found = []
+    for key in recipe.idle_options:
+        table = key.partition(".")[0]
+        transform = table.replace("_", "-")
+        if table in _OF_TRANSFORMS and transform not in recipe.transforms:
+            found.append(f"{key} has no effect {without(transform, recipe.transforms)}")
+        elif key in _OF_VALUES:
+            found.append(f"{key} has no effect without {_OF_VALUES[key]}")
+        else:
+            clips = key == "awq.clip" and recipe.rounding == "rtn"
+            found.append(f"{key} has no effect with {where}" + ("; rtn.clip has" if clips else ""))
+    return found
+
+
+def without(transform: str, others: Sequence[str] = ()) -> str:
+    """Which line of a recipe lacks, for keys that are read by a transform; rotate comes first."""
+    names = [transform, *others] if transform == "rotate" else [*others, transform]
+    return f"without the transform {transform}: add `transforms: [{', '.join(names)}]`"
+
+
+def few_tokens(recipe: Recipe) -> list[str]:
+    """A search that fits exponents to stored scales wants to see how far inputs reach."""
+    tokens = recipe.calibration.samples * recipe.calibration.length
+    inputs = recipe.activations
+    if not recipe.searches_scales or inputs is None or inputs.dynamic or tokens >= _FEW_TOKENS:
+        return []
+    return [
+        f"{tokens} tokens of calibration are few for smooth.alpha: search with stored scales of "
+        "inputs, which then fits to chance; give more samples, or smooth.alpha: 0.5"
+    ]
+
+
+def missing_files(checkpoint: Checkpoint) -> list[str]:
+    """What engines will look for beside the tensors in vain; no path, as the card repeats it."""
+    found = []
+    if not (checkpoint.folder / "config.json").is_file():
+        found.append(
+            "the model has no config.json, so engines cannot load what is made of it; put the "
+            "model's own beside its tensors"
+        )
+    if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
+        found.append("note: the model has no tokenizer, so the artifact has none either")
+    return found
+
+
+def dense_share(tensors: Iterable[Planned]) -> float:
+    """Of the numbers in `tensors`, those stored dense; dropped copies do not count."""
+    kept = [tensor for tensor in tensors if not isinstance(tensor.action, Dropped)]
+    numbers = sum(tensor.parameters for tensor in kept)
+    dense = sum(tensor.parameters for tensor in kept if tensor.scheme is None)
+    return dense / numbers if numbers else 0.0
+
+
+def much_dense(tensors: Sequence[Planned]) -> list[str]:
+    """A sentence where much of what methods are there for stays dense, with the main reason."""
+    inner = [t for t in tensors if t.reason not in ("embedding", "output head")]
+    share = dense_share(inner)
+    if share <= _MUCH_DENSE or all(tensor.scheme is None for tensor in tensors):
+        return []
+    why: Counter[str] = Counter()
+    for tensor in inner:
+        if isinstance(tensor.action, Dense):
+            why[tensor.action.reason] += tensor.parameters
+    return [
+        f"{share:.0%} of the weights stay dense, embeddings and head not counted; most of them: "
+        f"{why.most_common(1)[0][0]}"
+    ]
+
+
+def wide_codes(tensors: Sequence[Planned]) -> list[str]:
+    """Codes that take more bits than they have."""
+    wide = [
+        tensor
+        for tensor in tensors
+        if tensor.scheme is not None
+        and tensor.scheme.bits < 8
+        and any((spec.dtype, spec.shape) == ("I8", tensor.shape) for spec in tensor.outputs)
+    ]
+    if not wide:
+        return []
+    bits = sorted({tensor.scheme.bits for tensor in wide if tensor.scheme is not None})
+    rate = 8 * sum(tensor.nbytes for tensor in wide) / sum(tensor.parameters for tensor in wide)
+    return [
+        f"note: {'/'.join(map(str, bits))}-bit codes take 8 bits each in int-quantized, which "
+        f"packs none: {rate:.3f} bits per weight with their scales"
+    ]
