@@ -18,7 +18,7 @@ from qtool.hub import tiny_folder
 from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe.recipe import load
-from qtool.transforms import smooth
+from qtool.transforms import smooth_search
 from qtool.verification.run import verify_artifact
 
 FEW = ("calibration.samples=4", "calibration.length=64")
@@ -196,7 +196,7 @@ def test_a_search_rounds_inputs_as_engines_do() -> None:
         ("nvfp4-w4a4", nvfp4(inputs(), 2688 / 7)),
         ("mxfp4-w4a4", mxfp4(inputs())),
     ):
-        rounding = smooth.input_rounding(load(name), 7.0)
+        rounding = smooth_search.input_rounding(load(name), 7.0)
         assert rounding is not None
         np.testing.assert_array_equal(rounding.apply(x).numpy(), expected)
 

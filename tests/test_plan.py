@@ -562,16 +562,3 @@ def test_blocks_and_groups_that_kernels_have_one_size_of(tmp_path: Path) -> None
         plan = plan_of(tmp_path / "q", shapes, "w4a8kv4-qserve", f"weights.group_size={size}")
         said = [w for w in plan.warnings if "OmniServe's kernels have groups of 128" in w]
         assert bool(said) == (size == 64)
-
-
-def test_few_tokens_for_a_search_are_warned_of(tmp_path: Path) -> None:
-    def said(recipe: str, *sets: str) -> bool:
-        shapes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
-        plan = plan_of(tmp_path / f"{recipe}{len(sets)}", shapes, recipe, *sets)
-        return any("tokens of calibration are few" in warning for warning in plan.warnings)
-
-    few = ("calibration.samples=8", "calibration.length=128")
-    assert said("w8a8-smoothquant-static", *few)
-    assert not said("w8a8-smoothquant-static")
-    assert not said("w8a8-smoothquant-static", *few, "smooth.alpha=0.5")
-    assert not said("w8a8-smoothquant", *few)

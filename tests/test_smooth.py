@@ -188,48 +188,6 @@ def test_what_float16_cannot_hold_is_not_folded(
         assert all(torch.equal(before[name], view) for name, view in block.weights.items())
 
 
-def lost(block, readers, wanted, x: np.ndarray, scale: np.ndarray) -> float:
-    """Squared error of the outputs with weights and inputs rounded as W8A8 has it, in float64."""
-    total = 0.0
-    for name in readers:
-        weight = block.weights[name].numpy().astype(np.float64)
-        scaled, inputs = weight * scale, x / scale
-        by_row = np.abs(scaled).max(1, keepdims=True) / 127
-        by_token = np.abs(inputs).max(1, keepdims=True) / 127
-        rounded = np.rint(inputs / by_token) * by_token
-        total += float(np.square(rounded @ (np.rint(scaled / by_row) * by_row).T
-                                 - x @ weight.T).sum())  # fmt: skip
-    return total
-
-
-def test_the_search_looks_at_both_roundings(tmp_path: Path) -> None:
-    """Against the error that inputs and weights together make on tokens it saw."""
-    wanted, plan, block, found, stream = opened("llama", tmp_path, "smooth.alpha=search")
-    with Workers(1) as workers:
-        stats = collect(block, stream, found.sites, smooth.needs(wanted), workers)
-        group = next(iter(found.fold_groups().values()))
-        names = [name for site in group for name in site.names]
-        inputs = smooth.sampled_inputs(block, stream, found.sites)
-        largest = smooth._max_abs(group, stats)
-        top = smooth._max_weight(block, names)
-        # Every row of the matrices, so that nothing is left to chance.
-        measured = [
-            smooth.Measured(block.weights[name].numpy(), plan.target(name), 1.0,
-                            stats[group[0].id].gram, stats[group[0].id].count, inputs[group[0].id])
-            for name in names
-        ]  # fmt: skip
-        x = inputs[group[0].id].astype(np.float64)
-        alphas = [0.0, 0.3, 0.5, 0.7, 1.0]
-        scales = [np.ones_like(largest), *(smooth.scales(largest, top, a) for a in alphas)]
-        given = [smooth.cost(measured, wanted, largest, scale) for scale in scales]
-        exact = [lost(block, names, wanted, x, scale) * 256 / len(x) for scale in scales]
-        result = smooth.apply(Subject(block, found, plan, wanted, stream, workers), stats)
-    assert np.allclose(given, exact, rtol=0.2)
-    assert given[0] > 5 * min(given)
-    assert np.argmin(given) == np.argmin(exact)
-    assert result.changed == set(found.fold_groups())
-
-
 def test_pairs_of_rotary_embedding() -> None:
     shared = [list(one) for one in smooth_attention.sharings(8)]
     assert shared[:3] == [list(range(8)), [0, 1, 2, 3] * 2, [0, 0, 1, 1, 2, 2, 3, 3]]

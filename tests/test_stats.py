@@ -70,6 +70,12 @@ def test_sums_are_those_of_the_inputs(name: str, tmp_path: Path) -> None:
         assert mine.square is not None
         assert np.allclose(mine.square, x.square().sum(0).numpy(), rtol=1e-6, atol=0)
         assert np.array_equal(mine.max_abs, x.abs().amax(0).to(torch.float32).numpy())
+        # Micro-batches of two samples, the last of one: samples 0, 2 and 4 are the first half.
+        if site.per_token == 1:
+            first, second = x[: 6 * 40].reshape(3, 2, 40, -1).abs().amax((0, 2))
+            second = torch.maximum(second, x[6 * 40 :].abs().amax(0))
+            assert mine.halves is not None
+            assert np.array_equal(mine.halves, torch.stack([first, second]).float().numpy())
     routed = sum(stats[s.id].count for s in found.sites if s.expert is not None and s.producer)
     if name in ("mixtral", "qwen3_moe"):
         assert routed == 2 * stream.tokens
@@ -232,7 +238,7 @@ def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
     total, turns = _Sum(300, NEEDS), _Turns()
     x = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))
     for number in range(2):
-        _add(total, x[number * 25 : number * 25 + 25], "s", number, turns, True)
+        _add(total, x[number * 25 : number * 25 + 25], 13, "s", number, turns, True)
     stats = total.result()
     exact = (x.double().T @ x.double()).numpy()
     assert stats.gram is not None

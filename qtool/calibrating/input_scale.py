@@ -15,7 +15,7 @@ from qtool.calibrating import cache, ranges
 from qtool.calibrating.stats import SiteStats
 from qtool.errors import SourceError
 from qtool.recipe.recipe import Recipe
-from qtool.transforms import smooth
+from qtool.transforms import smooth_search
 
 
 def stored_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | None:
@@ -39,7 +39,7 @@ def stored_scale(recipe: Recipe, seen: SiteStats | None, name: str) -> float | N
     elif seen.histogram is not None:
 
         def rounded(at: float, x: torch.Tensor) -> torch.Tensor:
-            rounding = smooth.input_rounding(recipe, at)
+            rounding = smooth_search.input_rounding(recipe, at)
             return x if rounding is None else rounding.apply(x)
 
         limit = ranges.least_squares(seen.histogram, limit, rounded)

@@ -3,6 +3,8 @@
     gram = sum over tokens of x x'      [in, in], the Hessian of a linear's squared error (half)
     square = sum over tokens of x * x   [in], the diagonal of it, where no more is needed
     mean_abs, max_abs                   [in]
+    halves                              [2, in], max |x| of either half of the samples, which comes
+                                        with max_abs: what one half says of the other; not in files
     histogram                           of |x|, all channels together, see ranges.py; not in files
 
 Each is additive over micro-batches (max_abs under max). A micro-batch's share is computed in
@@ -46,6 +48,7 @@ class SiteStats:
     max_abs: NDArray[np.float32] | None = None  # [in]
     square: NDArray[np.float32] | None = None  # [in]
     histogram: NDArray[np.int64] | None = None  # [ranges.BINS]
+    halves: NDArray[np.float32] | None = None  # [2, in]
 
 
 def is_rare(site: Site, stats: SiteStats) -> bool:
@@ -112,7 +115,7 @@ class _Sum:
         double = partial(torch.zeros, width, dtype=torch.float64, device=place)
         self.square: torch.Tensor | None = double() if "square" in needs else None
         self.abs: torch.Tensor | None = double() if "mean_abs" in needs else None
-        self.max = torch.zeros(width, device=place) if "max_abs" in needs else None
+        self.max = torch.zeros(2, width, device=place) if "max_abs" in needs else None
         self.histogram: torch.Tensor | None = None
         if "histogram" in needs:
             self.histogram = torch.zeros(ranges.BINS, dtype=torch.int64, device=place)
@@ -122,7 +125,8 @@ class _Sum:
         if self.count == 0:
             return SiteStats(0)
         mean = _array(self.abs / self.count) if self.abs is not None else None
-        largest = _array(self.max) if self.max is not None else None
+        halves = _array(self.max) if self.max is not None else None
+        largest = halves.max(0) if halves is not None else None
         square = _array(self.square) if self.square is not None else None
         gram = None
         if self.gram is not None:
@@ -136,12 +140,23 @@ class _Sum:
                 corner.copy_(corner.triu() + corner.triu(1).T)
             gram = _array(full)
         histogram = self.histogram.cpu().numpy() if self.histogram is not None else None
-        return SiteStats(self.count, gram, mean, largest, square, histogram)
+        return SiteStats(self.count, gram, mean, largest, square, histogram, halves)
 
 
 def _array(values: torch.Tensor) -> NDArray[np.float32]:
     """Numbers as float32 of the host."""
     return np.asarray(values.to(torch.float32).cpu().numpy())
+
+
+def first_half(rows: int, samples: int, number: int, micro_batches: int) -> int:
+    """How many rows of micro-batch `number` are of the first half of the samples.
+
+    Whole samples go to either half, as the first positions of a sample are not like the others:
+    half of each micro-batch, or every other one where one sample is all that it holds.
+    """
+    if samples > 1 or micro_batches == 1:
+        return -(-rows // 2)
+    return 0 if number % 2 else rows
 
 
 def strips(width: int) -> list[tuple[int, int]]:
@@ -179,6 +194,10 @@ def collect(
         # How many rows an expert reads, in how many calls, is known only when the pass is over.
         kept: dict[str, list[torch.Tensor]] = {}
 
+        def add(site: str, rows: torch.Tensor, last: bool) -> None:
+            first = first_half(len(rows), samples, number, len(stream.hidden))
+            _add(sums[site], rows, first, site, number, turns, last)
+
         def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
             site = by_matrix.get(matrix)
             if site is None:
@@ -194,7 +213,7 @@ def collect(
                     "each token that it read on a small input; calibrated methods cannot measure "
                     "it, RTN can quantize it (it needs no forward pass)"
                 )
-            _add(sums[site.id], rows, site.id, number, turns, left[site.id] == 0)
+            add(site.id, rows, left[site.id] == 0)
             if not advance and not routed and not any(left.values()):
                 raise _AllSeenError
 
@@ -209,11 +228,10 @@ def collect(
                 for site in routed:
                     rows = kept.pop(site.id, [])
                     empty = torch.empty(0, site.in_features, device=stream.place)
-                    _add(sums[site.id], torch.cat([empty, *rows]), site.id, number, turns, True)
+                    add(site.id, torch.cat([empty, *rows]), True)
                 for site in sites:
                     if left.get(site.id):  # it read fewer rows: the next one must not wait for more
-                        none = torch.empty(0, site.in_features)
-                        _add(sums[site.id], none, site.id, number, turns, True)
+                        add(site.id, torch.empty(0, site.in_features), True)
             done = True
         finally:
             if not done:
@@ -225,10 +243,11 @@ def collect(
 
 
 def _add(
-    total: _Sum, rows: torch.Tensor, site: str, number: int, turns: _Turns, last: bool
+    total: _Sum, rows: torch.Tensor, first: int, site: str, number: int, turns: _Turns, last: bool
 ) -> None:
     """Add one call's rows [tokens, in] when the micro-batches before this one have been added.
 
+    `first`: of them that are of the first half of the samples.
     `last`: this is the micro-batch's last call of the site, so that the next one may go on.
     """
     if total.gram is not None:
@@ -247,7 +266,11 @@ def _add(
     if len(rows) and (total.abs is not None or total.max is not None):
         absolute = rows.abs()
         mean = absolute.sum(0) if total.abs is not None else None
-        largest = absolute.amax(0) if total.max is not None else None
+        if total.max is not None:
+            largest = torch.zeros_like(total.max)
+            for half, part in zip(largest, (absolute[:first], absolute[first:]), strict=True):
+                if len(part):
+                    half.copy_(part.amax(0))
         del absolute
     turns.wait(site, number)
     total.count += len(rows)

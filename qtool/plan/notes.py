@@ -9,7 +9,6 @@ from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped
 
 _TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
-_FEW_TOKENS = 4096  # of calibration; with 1024 a search did worse than 0.5, with 8192 as well
 # Tables of a recipe that a transform of the same name reads, and keys that go with a value.
 _OF_TRANSFORMS = ("rotate", "smooth", "smooth_attention")
 _OF_VALUES = {
@@ -41,18 +40,6 @@ def without(transform: str, others: Sequence[str] = ()) -> str:
     """Which line of a recipe lacks, for keys that are read by a transform; rotate comes first."""
     names = [transform, *others] if transform == "rotate" else [*others, transform]
     return f"without the transform {transform}: add `transforms: [{', '.join(names)}]`"
-
-
-def few_tokens(recipe: Recipe) -> list[str]:
-    """A search that fits exponents to stored scales wants to see how far inputs reach."""
-    tokens = recipe.calibration.samples * recipe.calibration.length
-    inputs = recipe.activations
-    if not recipe.searches_scales or inputs is None or inputs.dynamic or tokens >= _FEW_TOKENS:
-        return []
-    return [
-        f"{tokens} tokens of calibration are few for smooth.alpha: search with stored scales of "
-        "inputs, which then fits to chance; give more samples, or smooth.alpha: 0.5"
-    ]
 
 
 def missing_files(checkpoint: Checkpoint) -> list[str]:

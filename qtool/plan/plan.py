@@ -164,9 +164,7 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [
-        *notes.idle(recipe), *notes.few_tokens(recipe), *notes.missing_files(checkpoint), *said,
-    ]  # fmt: skip
+    warnings = [*notes.idle(recipe), *notes.missing_files(checkpoint), *said]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(

@@ -74,6 +74,7 @@ def map_stats(stats: SiteStats, scale: Floats) -> SiteStats:
         mean_abs=None if stats.mean_abs is None else stats.mean_abs / scale,
         max_abs=None if stats.max_abs is None else stats.max_abs / scale,
         square=None if stats.square is None else stats.square / scale / scale,
+        halves=None if stats.halves is None else stats.halves / scale,
         histogram=None,  # of all channels together: to be measured again
     )
 
