@@ -105,7 +105,7 @@ def plan(
         found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
         typer.echo(json.dumps(made.json() | asked | found))
     else:
-        _print_any(made, all_)
+        _print_any(made, all_, engine is not None)
         for finding in findings:
             typer.echo(printable(f"{finding.severity}: {finding.message}"))
         if engine is not None and not findings:
@@ -166,13 +166,15 @@ def _plan_gguf(
     )
 
 
-def _print_any(made: "Plan | GgufPlan", every: bool) -> None:
+def _print_any(made: "Plan | GgufPlan", every: bool, engine: bool) -> None:
     from qtool.plan.plan import Plan
 
-    _print(made, every) if isinstance(made, Plan) else _print_gguf(made, every)
+    _print(made, every, engine) if isinstance(made, Plan) else _print_gguf(made, every)
 
 
-def _print(made: "Plan", every: bool) -> None:
+def _print(made: "Plan", every: bool, engine: bool) -> None:
+    """engine: whether one is named, which says for itself what it refuses."""
+    from qtool.plan.engines import told_of_one
     from qtool.plan.rows import rows, scheme_of
 
     _table(rows(made.tensors, scheme_of, every), "scheme")
@@ -184,7 +186,8 @@ def _print(made: "Plan", every: bool) -> None:
         f"{made.bits_per_weight:.3f} bits per weight, "
         f"{made.unquantized_share:.1%} of the weights left unquantized"
     )
-    _end(made.memory, made.seconds, made.warnings)
+    twice = told_of_one(made.recipe, made.tensors) if engine else []
+    _end(made.memory, made.seconds, [text for text in made.warnings if text not in twice])
 
 
 def _print_gguf(made: "GgufPlan", every: bool) -> None:

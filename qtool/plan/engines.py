@@ -36,14 +36,13 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     found = [
         *_cache(recipe),
         *_fp4_inputs(recipe),
-        *_online(recipe),
         *_format(recipe, quantized),
         *_groups(quantized),
         *_fused(recipe, tensors),
     ]
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
-    found += _kernels(recipe, quantized)
+    found += told_of_one(recipe, tensors)
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(
@@ -63,17 +62,24 @@ def _fp4_inputs(recipe: Recipe) -> list[str]:
     ]
 
 
-def _online(recipe: Recipe) -> list[str]:
+def told_of_one(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """Those of the sentences that --engine says for its engine: rotations, and kernels."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    kernels = _kernels(recipe, quantized)
     if "rotate" not in recipe.transform_chain or not recipe.rotate.online:
-        return []
-    parts = []
-    if recipe.rotate.r4:
-        parts.append(
-            "inputs of the MLP's last matrix (rotate.r4), which vLLM alone does, on one NVIDIA GPU"
-        )
-    if recipe.rotate.r3:
-        parts.append("queries and keys (rotate.r3), which no engine does")
-    return [f"the engine has to rotate {'; '.join(parts)}; `qtool eval` does"]
+        return kernels
+    heads = "no engine rotates queries and keys (rotate.r3)"
+    if not recipe.rotate.r4:
+        return [f"{heads}; `qtool eval` does", *kernels]
+    alone = "alone rotates inputs of the MLP's last matrix as it runs (rotate.r4)"
+    heads = f"{heads}; " if recipe.rotate.r3 else ""
+    for pair in _pairs(recipe, quantized):
+        if (why := refused(pair, "vllm")) is not None:
+            return [
+                f"no engine runs it: vLLM, which {alone}, refuses {pair}, which {why}; {heads}"
+                "`qtool eval` measures it"
+            ]
+    return [f"vLLM {alone}, on one NVIDIA GPU; {heads}`qtool eval` does it too", *kernels]
 
 
 def _cache(recipe: Recipe) -> list[str]:

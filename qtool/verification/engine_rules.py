@@ -26,6 +26,7 @@ from qtool.verification.engine_local import exllama_findings, gguf_findings, tra
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_targets import named_in_targets
+from qtool.verification.engine_turns import CHECK as ROTATION
 from qtool.verification.engine_turns import turn_findings
 from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
 from qtool.verification.finding import Finding
@@ -83,6 +84,9 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
         found = list(gguf_findings(None, {}, engine, who))
     else:
         found = list(_served(view, engine, who, tp))
+    if any(finding.severity == "error" for finding in found):
+        # Which GPUs would rotate inputs says nothing of what is not loaded.
+        found = [f for f in found if (f.severity, f.check) != ("note", ROTATION)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
