@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import gguf
@@ -101,7 +103,7 @@ def test_lm_studios_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(SourceError, match="lms ls"):
             hub.resolve(f"lmstudio:{name}")
     model = folder / "small-F16.gguf"
-    assert next_lines(model)[-1] == f"next: lms import {model}"
+    assert next_lines(model, "tiny")[-1] == f"next: lms import {model}"
 
 
 def test_modelfiles(tmp_path: Path) -> None:
@@ -142,8 +144,26 @@ def test_names_that_llama_cpp_finds(tmp_path: Path) -> None:
 def test_what_serves_it(tmp_path: Path) -> None:
     folder = hub.tiny_folder()
     assert command(folder) == f"vllm serve {folder}"
-    lines = next_lines(tmp_path)  # nothing that an engine loads
-    assert len(lines) == 1 and lines[0].startswith("next: qtool eval")
+    # Nothing that an engine loads.
+    assert next_lines(tmp_path, "tiny") == [
+        f"next: qtool eval {tmp_path} --against tiny --text FILE"
+    ]
+
+
+def test_the_command_that_comes_next_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the true names: of a model in a folder with a space, and of an output that is called
+    like an option."""
+    shutil.copytree(hub.tiny_folder(), tmp_path / "my model")
+    (tmp_path / "a text.txt").write_text("How does it go on? " * 400, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ["quantize", "my model", "--recipe", "w8-rtn", "-o", "./-out"]
+    made = CliRunner().invoke(app, words)
+    (line,) = (one for one in made.stdout.splitlines() if one.startswith("next: qtool eval"))
+    pasted = shlex.split(line.removeprefix("next: qtool ").replace("FILE", "'a text.txt'"))
+    measured = CliRunner().invoke(app, [*pasted, "--windows", "1", "--length", "64", "--no-cache"])
+    assert measured.exit_code == 0 and "KL" in measured.stdout, (line, measured.output)
 
 
 def test_what_a_format_was_made_for_is_named_first(tmp_path: Path) -> None:

@@ -101,5 +101,5 @@ def quantize(
         typer.echo(json.dumps(summary.json()))
         return
     progress.say_stages()
-    for line in [*summary.lines(), *next_lines(Path(summary.artifact), modelfile)]:
+    for line in [*summary.lines(), *next_lines(Path(summary.artifact), model, modelfile)]:
         typer.echo(printable(line))

@@ -23,17 +23,22 @@ def loads(artifact: Path) -> str | None:
     return next(iter(loaders(view_of(Artifact.open(artifact)))), None)
 
 
+def _word(name: str) -> str:
+    """A name as a shell and a program take it: no options, no separate words."""
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+
+
 def command(artifact: Path) -> str | None:
     """What serves an artifact that lies here; None where no engine is known to load it."""
     try:
         engine = loads(artifact)
     except QtoolError:
         return None
-    return None if engine is None else COMMANDS[engine].format(shlex.quote(str(artifact)))
+    return None if engine is None else COMMANDS[engine].format(_word(str(artifact)))
 
 
-def next_lines(artifact: Path, modelfile: bool = False) -> list[str]:
-    """At most two lines for the end of a run."""
+def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]:
+    """At most two lines for the end of a run. model: what it was made of, as typed."""
     lines = []
     if (said := command(artifact)) is not None:
         lines.append(f"next: {said}")
@@ -44,7 +49,8 @@ def next_lines(artifact: Path, modelfile: bool = False) -> list[str]:
     elif gguf_models(artifact) and (line := import_line(artifact)) is not None:
         lines.append(f"next: {line}")
     else:
-        lines.append(f"next: qtool eval {shlex.quote(str(artifact))} --against MODEL --text FILE")
+        compared = f"{_word(str(artifact))} --against {_word(model)}"
+        lines.append(f"next: qtool eval {compared} --text FILE")
     return lines[:2]
 
 
