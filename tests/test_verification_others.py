@@ -421,3 +421,32 @@ def test_what_llama_cpp_refuses(
     if expected is not None:
         assert (found[0].severity, found[0].check) == expected[:2]
         assert expected[2] in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"qtool.recipe": string("{")}, "has no qtool.version"),
+        ({"qtool.recipe": string("{"), "qtool.version": string("0.1.0")}, "qtool.recipe"),
+        ({"qtool.recipe": string("[]"), "qtool.version": string("0.1.0")}, "qtool.recipe"),
+        ({"qtool.recipe": string("{}"), "qtool.version": string("0.1.0")}, "no recipe that has a"),
+        ({}, None),
+    ],
+)
+def test_a_damaged_record_of_a_gguf_is_told(
+    record: dict[str, Value], said: str | None, tmp_path: Path
+) -> None:
+    """What `reproduce` would say of it, before weights are compared with a source as it is."""
+    kind = next(one for one in FLOATS if one.name == "F32")
+    tensors = {"output_norm.weight": (np.ones(8, np.float32), kind)}
+    source = gguf_files.write(tmp_path / "source.gguf", gguf_files.llama(1), tensors)
+    path = gguf_files.write(tmp_path / "x.gguf", gguf_files.llama(1) | record, tensors)
+    found = [
+        f for f in verify_artifact(path, against=source, threads=1).findings
+        if (f.check, f.name) == ("provenance", "qtool.recipe")
+    ]  # fmt: skip
+    assert len(found) == (said is not None)
+    for finding in found:
+        assert said is not None and said in finding.message and finding.severity == "warning"
+        assert str(path) in finding.message
+        assert finding.message.endswith("it is compared with the source as that is")

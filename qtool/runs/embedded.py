@@ -108,8 +108,9 @@ def _of_gguf(path: Path) -> Embedded:
             for key, value in file.metadata.items()
             if key.startswith(("qtool.", "quantize.imatrix."))
         }
-    if "qtool.recipe" not in keys or "qtool.version" not in keys:
-        raise UnsupportedError(f"{path}: has no qtool.recipe, so nothing says how it was made")
+    for key in ("qtool.recipe", "qtool.version"):
+        if key not in keys:
+            raise UnsupportedError(f"{path}: has no {key}, so nothing says how it was made")
     recipe = parse_json(str(keys["qtool.recipe"]).encode(), f"{path}: qtool.recipe")
     said = {
         key: parse_json(str(keys[key]).encode(), f"{path}: {key}")

@@ -1,7 +1,6 @@
 """The same for GGUF files: the header against its architecture, then every block once."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from qtool.gguf.open import open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
+from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import gguf_header, gguf_values
 from qtool.verification.finding import Finding, LayerError, Verdict
@@ -41,7 +41,7 @@ def verify_gguf(
             return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
         source = None
         if against is not None:
-            source, said = _source(file, against)
+            source, said = _source(path, file, against)
             findings += said
             if source is not None:
                 stack.enter_context(closing(source))
@@ -89,25 +89,21 @@ def verify_gguf(
     )
 
 
-def _source(file: GgufSource, against: Path) -> tuple[GgufSource | None, list[Finding]]:
+def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | None, list[Finding]]:
     """What the file is to be compared with, rotated where it is; None where nothing is."""
-    recipe = _recipe(file)
+    if RECIPE_KEY not in file.metadata:
+        return open_source(against), []
+    try:
+        recipe = embedded.read(path).recipe
+    except QtoolError as problem:
+        said = f"{problem}; it is compared with the source as that is"
+        return open_source(against), [Finding("warning", "provenance", RECIPE_KEY, said)]
     transforms = recipe.get("transforms")
     if not isinstance(transforms, list) or "rotate" not in transforms:
         return open_source(against), []
     from qtool.verification.rotated import as_rotated_gguf
 
     return as_rotated_gguf(recipe.get("rotate"), against)
-
-
-def _recipe(file: GgufSource) -> Mapping[str, object]:
-    """What the file says it was made by; nothing where that is not understood."""
-    said = file.metadata.get(RECIPE_KEY)
-    try:
-        found = {} if said is None else json.loads(str(said.value))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, Mapping) else {}
 
 
 def _provenance(file: GgufSource, sums: gguf_values.Sums) -> Iterator[Finding]:
