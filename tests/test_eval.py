@@ -544,8 +544,13 @@ def test_compare(root: Path, call: Call, tmp_path: Path) -> None:
     assert len(drawn.findall("{http://www.w3.org/2000/svg}circle")) == 3
     again = call("compare", root / "awq", *common, "--plot", plot)
     assert again.status == 1 and "exists" in again.err
+    assert "measuring" not in said.err + again.err
     said = call("compare", *(root / n for n in names), *common)
     assert said.status == 0 and "same top" in said.out
+    steps = [line for line in said.err.splitlines() if not line.startswith("  ")]
+    assert steps[0].startswith("running the reference: ")
+    assert steps[-3:] == [f"measuring {k} of 3: {root / n}" for k, n in enumerate(names, 1)]
+    assert said.err.count("  window 2/2") == 3
 
 
 def test_ends_of_lines(root: Path, call: Call, tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def compare(
         _check_plot(plot)
     progress = Progress(quiet=json_)
     found = evaluate(
-        [resolve(artifact) for artifact in artifacts],
-        resolve(against),
+        [resolve(artifact, progress) for artifact in artifacts],
+        resolve(against, progress),
         chosen,
         threads or default_threads(),
         progress,

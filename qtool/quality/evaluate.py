@@ -89,7 +89,8 @@ def evaluate(
     *,
     cache: bool = True,
 ) -> list[Evaluation]:
-    """Evaluate each artifact over the same windows; the reference is run once."""
+    """Evaluate each artifact over the same windows; the reference is run once. Of several it is
+    said which is measured."""
     import torch
 
     check_protocol(protocol)
@@ -103,13 +104,17 @@ def evaluate(
                 activations(its, protocol.name)  # a scale that lacks is told before hours of work
         reference = None
         if against is not None:
+            if len(artifacts) > 1:
+                progress.say(f"running the reference: {against}")
             with progress.stage("reference"):
                 exact = activations(weights, protocol.name)
                 reference = forward(weights, exact, tokens, threads, progress, keep=cache)
                 if reference.cached is not None:
                     progress.say(f"reference: {reference.cached}")
         found = []
-        for path in artifacts:
+        for number, path in enumerate(artifacts, 1):
+            if len(artifacts) > 1:
+                progress.say(f"measuring {number} of {len(artifacts)}: {path}")
             with open_weights(path) as its:
                 with progress.stage("forward"):
                     rounded = activations(its, protocol.name)
