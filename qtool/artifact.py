@@ -30,7 +30,7 @@ else:
 
 
 PROVENANCE = "qtool.json"
-LAYERS = "layers"  # its name, scheme and relative_error of each quantized matrix
+LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized matrix
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 # Where a quantization_config may lie beside config.json, and the key it has there.
 _CONFIG_FILES = (

@@ -79,7 +79,7 @@ def test_a_layer_with_outliers_is_told_of(recipe: str, tmp_path: Path) -> None:
 
 
 def layer(name: str, coarse: float | None, error: float = 0.1) -> LayerReport:
-    return LayerReport(name, "w4 g128 asym", error, coarse)
+    return LayerReport(name, "w4 g128 asym", error, "weights", coarse)
 
 
 def test_what_is_usual_in_a_model_is_not_odd() -> None:

@@ -20,7 +20,7 @@ from qtool.runs.summary import LayerReport
 from qtool.scheme import Scheme
 
 LAYERS = [
-    LayerReport(f"model.layers.{i}.mlp.{part}.weight", "w4 g128 asym", 0.01 * (i + 1))
+    LayerReport(f"model.layers.{i}.mlp.{part}.weight", "w4 g128 asym", 0.01 * (i + 1), "outputs")
     for i in range(12)
     for part in ("up_proj", "down_proj")
 ]
@@ -58,7 +58,7 @@ def test_card_says_what_was_done(tmp_path: Path) -> None:
     assert "AWQ scale search, then rounding to nearest with clipped ranges" in card
     assert "14 matrices w4 g128 asym" in card and "14 quantized, 7 dense, 0 dropped" in card
     assert "vllm serve DIR" in card and "from_pretrained" in card
-    assert "| `model.layers.*.mlp.up_proj.weight` | 12 | 0.0700 | 0.1200 |" in card
+    assert "| `model.layers.*.mlp.up_proj.weight` | outputs | 12 | 0.0700 | 0.1200 |" in card
     assert card.count("| w4 g128 asym |") == modelcard.WORST_SHOWN
     assert "- v to o of block 3 left out" in card
     # The errors of all layers are in qtool.json; the card shows the worst.

@@ -272,7 +272,7 @@ def test_json_has_the_keys_of_the_contract(models: Models, tmp_path: Path, call:
     assert found["seconds"]["total"] >= max(found["seconds"].values())
     assert found["tensors"] == {"quantized": 21, "dense": 9, "dropped": 0}
     assert len(found["layers"]) == 21
-    keys = {"name", "scheme", "relative_error", "coarseness"}
+    keys = {"name", "scheme", "relative_error", "of", "coarseness"}
     assert all(layer.keys() == keys for layer in found["layers"])
     assert (found["artifact"], found["format"], found["recipe"]) == (
         str(out), "gptq", "w4g128-gptq",

@@ -193,7 +193,7 @@ def test_errors_that_the_artifact_records(root: Path, call: Call, tmp_path: Path
     """Without the source the heat map is of what quantize found and wrote into qtool.json."""
     html, found = reported(call, tmp_path / "r.html", root / "awq")
     layers = found["artifacts"][0]["layers"]
-    assert len(layers) == 28 and "As the artifact records them" in html
+    assert len(layers) == 28 and "records them: of each layer&#x27;s weights.<" in html
     _, compared = reported(call, tmp_path / "c.html", root / "awq", "--against", "tiny")
     exact = {one["name"]: one["relative_error"] for one in compared["artifacts"][0]["layers"]}
     for one in layers:

@@ -1,5 +1,7 @@
 """What a run says at its end."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -7,7 +9,7 @@ from typer.testing import CliRunner
 from qtool import api
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
-from qtool.runs.summary import by_kind
+from qtool.runs.summary import LayerReport, by_kind
 
 
 def test_notes_of_many_layers_are_one_line() -> None:
@@ -33,6 +35,28 @@ def test_scales_and_the_text_are_told(tmp_path: Path) -> None:
     assert not any("documentation" in note for note in made.notes)
     made = api.quantize("tiny", "w8-rtn", tmp_path / "c")
     assert not any("documentation" in note or "scales of keys" in note for note in made.notes)
+
+
+def test_what_errors_are_of(tmp_path: Path) -> None:
+    """Of outputs where a method asked for sums of inputs, of weights else; of each where both."""
+    few = {"samples": 1, "length": 64}
+    for number, (chosen, sets, of) in enumerate((
+        ("w8-rtn", (), "weights"),
+        ("w8a8-smoothquant", ("smooth.alpha=0.5",), "weights"),
+        ("w8a8-smoothquant", ("smooth.grid=1",), "outputs"),
+    )):  # fmt: skip
+        out = tmp_path / str(number)
+        made = api.quantize("tiny", chosen, out, changes=sets, **few)
+        lines = [line for line in made.lines() if line.startswith("relative error")]
+        assert len(lines) == 1 and lines[0].startswith(f"relative error of {of}: median 0.0")
+        assert {layer.of for layer in made.layers} == {of}
+        assert {row["of"] for row in json.loads((out / "qtool.json").read_text())["layers"]} == {of}
+        assert f".weight` | {of} | 4 | 0.0" in (out / "README.md").read_text()
+    layers = [LayerReport("a", "w4", 0.2, "outputs"), LayerReport("b", "w4", 0.3, "weights"),
+              LayerReport("c", "w4", 0.1, "outputs")]  # fmt: skip
+    said = "\n".join(replace(made, layers=layers).lines())
+    assert "relative error of outputs, 2 of the layers: median 0.2000, worst 0.2000 (a)\n" in said
+    assert "relative error of weights, 1 of the layers: median 0.3000, worst 0.3000 (b)\n" in said
 
 
 def scales(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import Sink
-from qtool.runs.summary import LayerReport
+from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.scheme import GroupQuant, Scheme
 
 Floats = NDArray[np.float32]
@@ -130,8 +130,9 @@ def quantize_site(
         coarse.append(layer_errors.coarseness(weight, dequantized, scheme))
         if planned.name in block.weights:
             block.weights[planned.name].copy_(torch.from_numpy(dequantized))
+    of = WEIGHTS if seen is None or seen.gram is None else OUTPUTS
     reports = [
-        LayerReport(planned.name, str(planned.action), error, one)
+        LayerReport(planned.name, str(planned.action), error, of, one)
         for planned, error, one in zip(
             job.readers, _output_errors(parts, seen, device), coarse, strict=True
         )

@@ -38,7 +38,7 @@ from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
-from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
+from qtool.runs.summary import WEIGHTS, LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Stating, Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
@@ -326,7 +326,7 @@ def _reports(plan: GgufPlan, pieces: Pieces, done: Done) -> list[LayerReport]:
             size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
             error = math.sqrt(lost / size) if size else 0.0
             coarse = _coarseness(tensor, lost)
-            found.append(LayerReport(tensor.name, tensor.type.name, error, coarse))
+            found.append(LayerReport(tensor.name, tensor.type.name, error, WEIGHTS, coarse))
     return found
 
 

@@ -24,15 +24,18 @@ from qtool.report.names import COMPONENTS, decoder_prefix, place
 from qtool.report.opened import Opened, Stored, open_artifact, stored_of
 from qtool.report.sample import NO_SAMPLE
 from qtool.runs.progress import Progress
+from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
 
 UNKNOWN = "unknown"  # the format of what cannot be opened
 _COMPARED = "Of each layer's weights against the source, |W - Q| / |W|."
-_RECORDED = (
-    "As the artifact records them: of each layer's output on the calibration data, or of its "
-    "weights where none was used."
-)
+_RECORDED = {
+    OUTPUTS: "As the artifact records them: of each layer's output on the calibration data.",
+    WEIGHTS: "As the artifact records them: of each layer's weights.",
+    "": "As the artifact records them: of each layer's output on the calibration data, or of its "
+    "weights where no sums of its inputs were needed.",
+}
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,9 @@ def _weight_bytes(path: Path) -> int:
 
 def _layers(verdict: Verdict, opened: Opened, compared: bool) -> tuple[tuple[LayerError, ...], str]:
     """Those whose error is a number, and a sentence on where they come from."""
-    layers, said = verdict.layers or opened.recorded, _COMPARED if verdict.layers else _RECORDED
+    layers = verdict.layers or opened.recorded
+    of = next(iter(opened.recorded_of)) if len(opened.recorded_of) == 1 else ""
+    said = _COMPARED if verdict.layers else _RECORDED.get(of, _RECORDED[""])
     if not layers and compared:
         return (), "No layer could be compared with the source."
     if not layers:

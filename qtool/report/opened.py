@@ -44,6 +44,7 @@ class Opened:
     source: Any  # its name, where the artifact records it
     recorded: tuple[LayerError, ...]
     loading: tuple[Loading, ...]
+    recorded_of: frozenset[str] = frozenset()  # what the record says that its errors are of
 
 
 def stored_of(path: Path) -> tuple[tuple[Stored, ...], int]:
@@ -108,6 +109,7 @@ def open_artifact(typed: str, path: Path) -> Opened:
         source_record.get("name") if isinstance(source_record, dict) else None,
         _recorded(record),
         origin.loading(artifact, typed),
+        frozenset(str(row.get("of")) for row in _rows(record) if isinstance(row, dict)),
     )
 
 
@@ -117,11 +119,15 @@ def _kinds(stored: Iterable[Stored]) -> dict[str, str]:
     return {one.name: place(one.name, prefix).kind for one in stored}
 
 
+def _rows(record: Mapping[str, Any]) -> list[Any]:
+    listed = record.get("layers")
+    return listed if isinstance(listed, list) else []
+
+
 def _recorded(record: Mapping[str, Any]) -> tuple[LayerError, ...]:
     """The errors of layers that a record lists as objects, where it does."""
-    listed = record.get("layers")
     found = []
-    for row in listed if isinstance(listed, list) else ():
+    for row in _rows(record):
         if not isinstance(row, dict):
             return ()
         name, scheme, error = (row.get(key) for key in ("name", "scheme", "relative_error"))

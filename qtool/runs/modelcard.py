@@ -162,24 +162,25 @@ def _errors(layers: Sequence[LayerReport]) -> str:
     """Relative errors by kind of layer, and the worst layers."""
     if not layers:
         return ""
-    kinds: dict[str, list[LayerReport]] = defaultdict(list)
+    kinds: dict[tuple[str, str], list[LayerReport]] = defaultdict(list)
     for layer in layers:
-        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", layer.name)].append(layer)
+        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", layer.name), layer.of].append(layer)
     lines = [
         "## Relative error",
         "",
-        "Of each layer's output on the calibration data, or of its weights where none was used.",
+        "What rounding a layer's weights does to its outputs on the calibration data, or, where no",
+        "sums of its inputs were needed, to the weights.",
         "",
-        "| layers | count | median | largest |",
-        "|---|---|---|---|",
+        "| layers | of | count | median | largest |",
+        "|---|---|---|---|---|",
     ]
-    for kind, members in kinds.items():
+    for (kind, of), members in kinds.items():
         errors = sorted(member.relative_error for member in members)
         middle = errors[len(errors) // 2]
-        lines.append(f"| `{kind}` | {len(errors)} | {middle:.4f} | {errors[-1]:.4f} |")
+        lines.append(f"| `{kind}` | {of} | {len(errors)} | {middle:.4f} | {errors[-1]:.4f} |")
     worst = sorted(layers, key=lambda layer: (-layer.relative_error, layer.name))[:WORST_SHOWN]
-    lines += ["", "| largest | scheme | error |", "|---|---|---|"]
-    lines += [f"| `{w.name}` | {w.scheme} | {w.relative_error:.4f} |" for w in worst]
+    lines += ["", "| largest | scheme | of | error |", "|---|---|---|---|"]
+    lines += [f"| `{w.name}` | {w.scheme} | {w.of} | {w.relative_error:.4f} |" for w in worst]
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, Turned, check_values
-from qtool.runs.summary import LayerReport, Summary, of_cache, of_text, peak_rss_bytes
+from qtool.runs.summary import WEIGHTS, LayerReport, Summary, of_cache, of_text, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
@@ -224,7 +224,8 @@ def _quantize_each(
         sink.quantized(planned, quant)
         found = quant.dequantize()
         coarse = layer_errors.coarseness(weight, found, planned.action)
-        return LayerReport(planned.name, str(planned.action), _norms(weight, found), coarse)
+        error = _norms(weight, found)
+        return LayerReport(planned.name, str(planned.action), error, WEIGHTS, coarse)
 
     units = [*range(plan.blocks.count), None]
     with progress.stage("quantize"):

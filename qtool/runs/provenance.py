@@ -65,6 +65,7 @@ def record(
                 "name": layer.name,
                 "scheme": layer.scheme,
                 "relative_error": float(f"{layer.relative_error:.4g}"),
+                "of": layer.of,
             }
             for layer in outcome.layers
             if isfinite(layer.relative_error)

@@ -21,7 +21,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
+from qtool.runs.summary import OUTPUTS, WEIGHTS, ExpertReport, LayerReport, OutlierReport
 from qtool.runs.workspace import Workspace
 
 OUTSIDE = "outside of blocks"
@@ -87,6 +87,7 @@ def outcome_of(entry: Mapping[str, Any]) -> Outcome | None:
         all(isinstance(note, str) for note in notes)
         and all(isinstance(one.name, str) and isinstance(one.scheme, str) for one in layers)
         and all(isinstance(one.relative_error, int | float) for one in layers)
+        and all(one.of in (OUTPUTS, WEIGHTS) for one in layers)
         and all(isinstance(one.name, str) and isinstance(one.tokens, list) for one in experts)
         and all(type(count) is int for one in experts for count in one.tokens)
         and all(isinstance(one.name, str) and isinstance(one.columns, list) for one in outliers)

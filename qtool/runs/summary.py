@@ -3,24 +3,27 @@
 import re
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 _SHOWN = 3  # names in a line
+OUTPUTS, WEIGHTS = "outputs", "weights"  # what a relative error is of
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """relative_error: sqrt(tr(E H E') / tr(W H W')) where the inputs' Gram matrix H is known,
-    else the Frobenius norm of E = W - Q over that of W. coarseness: see qtool.runs.layer_errors."""
+    """relative_error: of outputs, sqrt(tr(E H E') / tr(W H W')), where the inputs' Gram matrix H is
+    known, of weights else, the Frobenius norm of E = W - Q over that of W. coarseness: see
+    qtool.runs.layer_errors."""
 
     name: str
     scheme: str
     relative_error: float
+    of: str  # OUTPUTS or WEIGHTS
     coarseness: float | None = None
 
 
@@ -68,7 +71,6 @@ class Summary:
 
     def lines(self) -> list[str]:
         """The same for a person."""
-        errors = sorted(self.layers, key=lambda layer: layer.relative_error)
         lines = [
             f"{self.artifact}: {self.format}, {self.size_bytes / 1e6:.1f} MB, "
             f"{self.bits_per_weight:.3f} bits per weight",
@@ -76,19 +78,27 @@ class Summary:
             f"{self.tensors['dropped']} dropped; {self.unquantized_share:.1%} of the weights left "
             "unquantized",
         ]
-        if errors:
-            middle = errors[len(errors) // 2]
-            worst = errors[-1]
-            lines.append(
-                f"relative error: median {middle.relative_error:.4f}, "
-                f"worst {worst.relative_error:.4f} ({worst.name})"
-            )
+        lines += _errors(self.layers)
         lines += not_written((item["name"], item["reason"]) for item in self.dropped)
         lines += [f"note: {note}" for note in by_kind(self.notes)]
         lines.append(
             f"{self.seconds['total']:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
         )
         return lines
+
+
+def _errors(layers: Sequence[LayerReport]) -> list[str]:
+    """The median and the worst of outputs, and of the layers of which only weights are known."""
+    lines = []
+    for of in (OUTPUTS, WEIGHTS):
+        errors = sorted((one.relative_error, one.name) for one in layers if one.of == of)
+        if errors:
+            number = "" if len(errors) == len(layers) else f", {len(errors)} of the layers"
+            (middle, _), (largest, name) = errors[len(errors) // 2], errors[-1]
+            lines.append(
+                f"relative error of {of}{number}: median {middle:.4f}, worst {largest:.4f} ({name})"
+            )
+    return lines
 
 
 def of_cache(scales: int, layers: int) -> list[str]:

@@ -103,7 +103,7 @@ class Journal:
         journal = Real(folder / "made")
         for name, value in self._facts().items():
             journal.agree(name, value, "differs")
-        layers = [LayerReport("0.a", "4 bits", 0.1)]
+        layers = [LayerReport("0.a", "4 bits", 0.1, "weights")]
         experts = [ExpertReport("0.e", [1, 2])]
         for block in (None, 0, 1):
             sums_ = {spec.name: self.right[spec.name] for spec in self.by_block[block]}
