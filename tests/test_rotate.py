@@ -368,3 +368,42 @@ def test_a_run_goes_on_with_the_rotations_that_it_learned(
     monkeypatch.setattr(learned, "learn", fail)
     run = quantizing.quantize(source, "w4-gptq-rotated-learned", tmp_path / "out", *sets)
     assert quantizing.files(run.out) == quantizing.files(whole.out)
+
+
+@pytest.mark.parametrize("fault", ["not orthogonal", "too large"])
+def test_what_was_learned_is_proved_too(
+    fault: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrices that learning began with stay where the network would be another one, or where
+    a number that they spread over a row, and the learned ones do not, is too large for float16."""
+    from dataclasses import replace
+
+    from qtool.transforms import learned
+
+    source = checkpoint(models, "llama").path
+    if fault == "too large":
+        source = quantizing.add_tokenizer(
+            arch_models.build("llama", tmp_path / "m", dtype="float16")
+        )
+        state = load_file(source / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight"
+        state["model.layers.1.post_attention_layernorm.weight"][5] = 50000
+        state[name][:, 5] = 0
+        state[name][3, 5] = 2
+        save_file(state, source / "model.safetensors", {"format": "pt"})
+
+    def learn(view: Rotated, found: rotate.Rotations, *_: object) -> rotate.Rotations:
+        assert found.r1 is not None
+        matrix = np.eye(found.r1.size) if fault == "too large" else 1.01 * found.r1.dense()
+        return replace(found, r1=rotation.learned(matrix), learned="learning did this")
+
+    monkeypatch.setattr(learned, "learn", learn)
+    wanted = (*settings(models), "rotate.r2=false")
+    run = quantizing.quantize(source, "w4-gptq-rotated-learned", tmp_path / "out", *wanted)
+    plain = quantizing.quantize(source, "w4-gptq-rotated", tmp_path / "plain", *wanted)
+    notes = "\n".join(run.summary.notes)
+    assert "rotate: what was learned is left out: " in notes and "did this" not in notes
+    assert ("too large for the float16" if fault == "too large" else "gives other outputs") in notes
+    made = [load_file(one.out / "model.safetensors") for one in (run, plain)]
+    assert made[0].keys() == made[1].keys()
+    assert all(np.array_equal(made[0][key], made[1][key]) for key in made[0])

@@ -16,6 +16,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.workspace import Workspace
 from qtool.transforms import rotate, rotation
+from qtool.transforms.residual import NotRotatableError
 from qtool.transforms.rotate import Rotations
 from qtool.transforms.rotated import Rotated
 
@@ -51,8 +52,21 @@ def rotate_source(
                 view, found, schemes, tokens[:samples], options.steps, options.rate, progress
             )
         _keep(space, kept)
-    kept.apply(view)
-    return kept
+    with progress.stage("transform"):
+        return _proved(view, kept, found, progress)
+
+
+def _proved(view: Rotated, learned: Rotations, start: Rotations, progress: Progress) -> Rotations:
+    """What was learned, if the network is still itself; else what learning began with."""
+    try:
+        rotate.prove_whole(view, learned)
+    except NotRotatableError as why:
+        reason = f"what was learned is left out: {why}"
+        progress.say(f"note: rotate: {reason}")
+        start = replace(start, left_out=(*start.left_out, reason))
+        start.apply(view)
+        return start
+    return learned
 
 
 def _keep(space: Workspace, found: Rotations) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from qtool.calibrating.online import Online
 from qtool.calibrating.sites import BlockSites, Tracer
@@ -185,9 +186,7 @@ def _rotate(
     """Rotate and prove block by block; NotRotatableError where the proof fails."""
     view.changes.clear()
     search = _Search(view, view.as_float32(), options)
-    rows = np.random.default_rng(0)
-    vocabulary = int(original.model.get_input_embeddings().num_embeddings)
-    tokens = rows.integers(0, vocabulary, PROBE, dtype=np.int64)
+    tokens = _probe(original)
     stream = original.embed(tokens)
     width = stream.hidden[0].shape[-1]
     outer, turned = None, None
@@ -231,6 +230,25 @@ def _rotate(
         change_all(view, [outer.changes(turned)])
         _prove_outer(view, search.exact, outer, turned, original, skeleton, tokens, stream)
     return result
+
+
+def prove_whole(view: Rotated, found: Rotations) -> None:
+    """NotRotatableError where the network is another one with other matrices in place of those
+    that were proved, or does not fit its dtype. The view shows them."""
+    found.apply(view)
+    exact = view.as_float32()
+    original, skeleton = Skeleton.open(view.original), Skeleton.open(exact)
+    tokens = _probe(original)
+    stream = original.embed(tokens)
+    for index in range(original.count):
+        prove(original.block(index), stream, found.r1, skeleton)
+    if found.outer is not None and found.r1 is not None:
+        _prove_outer(view, exact, found.outer, found.r1, original, skeleton, tokens, stream)
+
+
+def _probe(original: Skeleton) -> NDArray[np.int64]:
+    vocabulary = int(original.model.get_input_embeddings().num_embeddings)
+    return np.random.default_rng(0).integers(0, vocabulary, PROBE, dtype=np.int64)
 
 
 def _start(options: RotateOptions) -> str:
