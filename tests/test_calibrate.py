@@ -217,7 +217,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
         return apply(subject, stats)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(blockwise._TRANSFORMS, "awq", watch)
+        patch.setitem(blockwise.TRANSFORMS, "awq", watch)
         assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
     hidden = seen[0]
     stream = skeleton.embed(measure.probe(skeleton.checkpoint).tokens)

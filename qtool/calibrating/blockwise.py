@@ -49,7 +49,7 @@ from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.proved import Subject, takes_part
 
 # Those that are done block by block; a rotation is a view of the source.
-_TRANSFORMS = {
+TRANSFORMS = {
     "smooth": smooth.apply,
     "smooth-attention": smooth_attention.apply,
     "awq": awq.apply,
@@ -176,7 +176,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             with progress.stage("transform"):
                 subject = Subject(block, found, plan, run.recipe, stream, run.workers, run.device)
                 for name in run.recipe.transform_chain:
-                    transform = _TRANSFORMS.get(name)
+                    transform = TRANSFORMS.get(name)
                     if transform is None:
                         continue
                     applied = transform(subject, stats)

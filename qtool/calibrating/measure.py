@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import TOPICS, Calibration, calibration_tokens
@@ -35,6 +35,9 @@ from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+
+if TYPE_CHECKING:
+    from qtool.gguf.scaling import Scaling
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 SQUARE = frozenset({"square"})
@@ -160,11 +163,13 @@ def measure_importance(
     progress: Progress,
     space: Workspace | None = None,
     states_on_disk: bool = False,
+    scaling: "Scaling | None" = None,
 ) -> Importance:
     """The importance matrix of the unquantized model, by the names that `source` has for it.
 
     space: where what is measured of a block is kept, from which a run that died goes on; and, with
-    states_on_disk, hidden states instead of in memory.
+    states_on_disk, hidden states instead of in memory. scaling: finds scales of each block, which
+    is measured with them.
     """
     with progress.stage("calibrate"), Workers(threads) as workers:
         calibration = calibration_tokens(settings, model.folder)
@@ -174,20 +179,24 @@ def measure_importance(
         blocks: list[list[Squares]] = []
         if space is not None:
             space.agree({"calibration text": calibration.record()})
-            blocks = kept_importance.take_up(space, count)
+            blocks = kept_importance.take_up(space, count, scaling)
         if len(blocks) < count:
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             if space is not None:
                 kept_importance.take_up_hidden(space, blocks, stream, workers)
+            if scaling is not None:
+                del scaling.kept[len(blocks) :]
             resume.say(progress, len(blocks), count)
             tracer = Tracer(stacked=True)
             for index in progress.blocks(count, first=len(blocks)):
-                measured = _measure_block(skeleton, stream, tracer, index, SQUARE, workers)
+                measured = _measure_block(skeleton, stream, tracer, index, SQUARE, workers, scaling)
                 block = [Squares.of(site, stats) for site, stats in measured]
                 if space is not None:
                     last = index + 1 == count
-                    kept_importance.keep(space, index, block, stream, workers, last=last)
+                    kept_importance.keep(
+                        space, index, block, stream, workers, last=last, scaling=scaling
+                    )
                 blocks.append(block)
     gathered = Gathered()
     for block in blocks:
@@ -219,10 +228,14 @@ def _measure_block(
     index: int,
     needs: frozenset[str],
     workers: Workers,
+    scaling: "Scaling | None" = None,
 ) -> Iterator[tuple[Site, SiteStats]]:
-    """Every site of one block; the stream is then before the next one."""
+    """Every site of one block, scaled where `scaling` is given; the stream is then before the next
+    one."""
     give_back()
     block = skeleton.block(index)
+    if scaling is not None:
+        scaling.scale(block, stream, workers)
     found = tracer.sites(block, stream)
     more = index + 1 < skeleton.count
     stats = collect(block, stream, found.sites, needs, workers, advance=more)

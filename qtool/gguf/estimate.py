@@ -4,7 +4,8 @@
     seconds = weights / rate of the type's encoder, weights read, checked and compared, over the
               cores; and bytes read, written and read back over the rate of the storage
 
-Measuring importance adds a forward pass with one decoder block in memory at a time. The constants
+Measuring importance adds a forward pass with one decoder block in memory at a time; transforms
+that scale channels add another, and where they search, the Gram matrices of a block. The constants
 are the only measured numbers: cores of an AMD Zen 4 with AVX-512.
 """
 
@@ -45,10 +46,17 @@ _PIECE_BYTES = 3_000_000  # of one thread
 _HEADER_COPIES = 2  # in memory
 
 
+# What reads the same input as a tensor of another name does.
+_SAME_INPUT = {"attn_k": "attn_q", "attn_v": "attn_q", "ffn_gate": "ffn_up"}
+
+
 def shapes_of(
-    tensors: Sequence[PlannedTensor], calibration: Calibration, active: float = 1.0
+    tensors: Sequence[PlannedTensor],
+    calibration: Calibration,
+    active: float = 1.0,
+    grams: bool = False,
 ) -> Shapes:
-    """What the memory of measuring importance depends on."""
+    """What the memory of measuring importance depends on. grams: whether scales are searched."""
     inside: dict[int, list[PlannedTensor]] = defaultdict(list)
     for tensor in tensors:
         inside[layer_of(tensor.name)].append(tensor)
@@ -59,9 +67,10 @@ def shapes_of(
         experts = [t for t in group if len(t.shape) == 3]
         # Gate and up read one input, down another: the widest and the narrowest of each.
         routed = {t.shape[-1]: Input(t.shape[-1], 0, active * t.shape[0]) for t in experts}
+        inputs = _searched(shared, experts, active) if grams else tuple(routed.values())
         numbers = [tensor.parameters for tensor in group]
         widest = max((max(t.shape) for t in shared), default=0)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(routed.values())))
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs))
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
@@ -72,10 +81,29 @@ def shapes_of(
         largest=0,
         quantized=0,
         blocks=tuple(blocks),
-        grams=False,
-        chained=False,
+        grams=grams,
+        chained=grams,  # scales are shared by all that read a norm
         solves=False,
     )
+
+
+def _searched(
+    shared: Sequence[PlannedTensor], experts: Sequence[PlannedTensor], active: float
+) -> tuple[Input, ...]:
+    """Every input of a block that a search for scales looks at, the widest first."""
+    found: dict[str, Input] = {}
+    for tensor in shared:
+        kind = tensor.name.split(".")[-2]
+        kind = _SAME_INPUT.get(kind, kind)
+        largest = max(tensor.parameters, found[kind].largest if kind in found else 0)
+        found[kind] = Input(tensor.shape[-1], largest)
+    apart = [t for t in experts if not t.name.endswith("ffn_gate_exps.weight")]
+    each = [
+        Input(t.shape[-1], t.parameters // t.shape[0], active)
+        for t in apart
+        for _ in range(t.shape[0])
+    ]
+    return tuple(sorted([*found.values(), *each], key=lambda one: -one.width))
 
 
 def peak_of(
@@ -99,11 +127,14 @@ def run_cost(
     active: float = 1.0,
     threads: int | None = None,
     max_ram: int | None = None,
+    passes: int = 1,
+    grams: bool = False,
 ) -> tuple[Memory, float]:
-    """Memory, with the setting that keeps it, and seconds. calibration: where importance is
-    measured; active: share of the experts that a token visits; max_ram: bytes that a run may take,
-    UnsupportedError where it cannot do with them."""
-    shapes = None if calibration is None else shapes_of(tensors, calibration, active)
+    """Memory, with the setting that keeps it, and seconds. calibration: where a forward pass is
+    made; active: share of the experts that a token visits; max_ram: bytes that a run may take,
+    UnsupportedError where it cannot do with them; passes: how often tokens pass each block; grams:
+    whether scales are searched."""
+    shapes = None if calibration is None else shapes_of(tensors, calibration, active, grams)
     memory = choose(
         shapes,
         threads or usable_cores(),
@@ -125,7 +156,9 @@ def run_cost(
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0
-            flops += 2.0 * shapes.tokens * share * tensor.parameters
+            flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
+            if grams:  # X'X, of which half is computed
+                flops += shapes.tokens * share * tensor.shape[-1] ** 2
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -1,11 +1,12 @@
 """What an importance matrix is made of, kept block by block, so that a run that dies goes on.
 
 `importance-N` in the workspace holds the sums of squares of block N, float32, one site after
-another; the journal has the sites and the checksum, and those of the hidden states that follow.
+another; the journal has the sites and the checksum, those of the hidden states that follow, and
+the scales that a transform found.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from qtool.gguf.importance import Squares
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
 
+if TYPE_CHECKING:
+    from qtool.gguf.scaling import Scaling
+
 
 def keep(
     space: Workspace,
@@ -26,6 +30,7 @@ def keep(
     workers: Workers,
     *,
     last: bool,
+    scaling: "Scaling | None" = None,
 ) -> None:
     """Block `index` is measured; the stream is before the next one."""
     sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
@@ -36,10 +41,11 @@ def keep(
         sites=[[s.id, s.names, s.expert, s.count, s.square.size] for s in block],
         sums=checksum(sums.view(np.uint8)),
         hidden=[] if last else keep_hidden(space.folder, index + 1, stream, workers),
+        **({} if scaling is None else {"scaled": scaling.kept[index]}),
     )
 
 
-def take_up(space: Workspace, count: int) -> list[list[Squares]]:
+def take_up(space: Workspace, count: int, scaling: "Scaling | None" = None) -> list[list[Squares]]:
     """The leading blocks that are measured; what is damaged is forgotten with all after it."""
     found: list[list[Squares]] = []
     while len(found) < count and (entry := space.journal.done.get(_unit(len(found)))) is not None:
@@ -48,6 +54,7 @@ def take_up(space: Workspace, count: int) -> list[list[Squares]]:
         widths = [site[4] for site in sites or ()]
         sums = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
         right = sums.size == sum(widths) and checksum(sums.view(np.uint8)) == entry.get("sums")
+        right = right and (scaling is None or scaling.restore(entry.get("scaled")))
         if sites is None or not right:
             space.journal.forget_from(_unit(len(found)))
             break

@@ -35,21 +35,24 @@ def open_source(path: Path) -> GgufSource:
 
 
 def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotated | None":
-    """Where the recipe rotates, the checkpoint as its rotated self, before anything is rotated;
-    hf_source() of it is what is going to be written."""
-    if not recipe.rotates:
+    """Where the recipe has transforms, the checkpoint as they change it, before anything is
+    changed; hf_source() of it is what is going to be written."""
+    if not recipe.transforms:
         return None
+    chain = ", ".join(recipe.transforms)
     if gguf_models(path):
         raise UnsupportedError(
-            f"{path}: recipe {recipe.name} rotates, which is done to Hugging Face checkpoints; "
-            "turn the file into one first: qtool convert FILE --to hf"
+            f"{path}: recipe {recipe.name} has transforms ({chain}), which are done to Hugging "
+            "Face checkpoints; turn the file into one first: qtool convert FILE --to hf"
         )
     if imatrix is not None:
         raise UnsupportedError(
             f"--imatrix {imatrix}: importance of the model as it was, and recipe {recipe.name} "
-            "rotates it; let it be measured on the rotated one: --set importance=true"
+            f"has transforms ({chain}) that change what matrices read; let it be measured after "
+            "them: --set importance=true"
         )
     from qtool.checkpoint import Checkpoint
     from qtool.transforms.rotated import untied
 
-    return untied(Checkpoint.open(path), stream=recipe.rotate.r1)
+    view = untied(Checkpoint.open(path), stream=recipe.rotates and recipe.rotate.r1)
+    return view.with_exact_vectors() if recipe.scaling else view

@@ -8,6 +8,7 @@ not change while a run goes on.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,14 +31,24 @@ from qtool.gguf_types import FLOATS
 from qtool.plan import unmatched
 from qtool.recipe.portable import portable
 from qtool.runs.provenance import environment
+from qtool.transforms.scaled import Record, to_json
 
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
 CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
 RECIPE_KEY = "qtool.recipe"
+SCALES_KEY = "qtool.scales"  # that transforms put into the source, as JSON
 ENVIRONMENT_KEY = "qtool.environment"  # of a rotated file: what its bytes depend on
 NO_CHECKSUM = "0" * 16
 _LONGEST_TEXT = 127  # bytes of a string that llama-quantize adds
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales that transforms found, and what they were measured over, as JSON."""
+
+    found: Record
+    calibration: str | None
 
 
 class Importance(Protocol):
@@ -60,6 +71,7 @@ def make_gguf_plan(
     source: GgufSource,
     importance: Importance | None = None,
     *,
+    scaled: Scales | None = None,
     requantize: bool = False,
     origin: str | None = None,
     threads: int | None = None,
@@ -67,7 +79,8 @@ def make_gguf_plan(
 ) -> GgufPlan:
     """Plan `recipe` for a source, from its headers.
 
-    importance: None in a recipe with `importance: true` means that it is measured later.
+    importance: None in a recipe with `importance: true` means that it is measured later. scaled:
+    what transforms found, once they have.
     requantize: tensors of a quantized type may be encoded anew. origin: what the artifact records
     as its source; no path of the host. threads, max_ram: as make_plan has them.
     SourceError, UnsupportedError: what llama-quantize refuses too, told before any work;
@@ -90,15 +103,16 @@ def make_gguf_plan(
         for name, choice in choices.items()
     )
     lossy = _requantized(source, planned, requantize)
-    calibration = recipe.calibration if recipe.importance and importance is None else None
+    calibration = recipe.calibration if recipe.calibrates and importance is None else None
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     memory, seconds = estimate.run_cost(
-        planned, header, calibration, facts.active_share, threads, max_ram
-    )
+        planned, header, calibration, facts.active_share, threads, max_ram,
+        2 if recipe.scaling else 1, recipe.searches_scales,
+    )  # fmt: skip
     return GgufPlan(
         recipe,
         planned,
-        _metadata(recipe, source, importance, lossy, origin),
+        _metadata(recipe, source, importance, scaled, lossy, origin),
         (*source.warnings, *warnings(recipe, facts, planned, lossy)),
         source.dropped,
         memory,
@@ -189,6 +203,7 @@ def _metadata(
     recipe: GgufRecipe,
     source: GgufSource,
     importance: Importance | None,
+    scaled: Scales | None,
     lossy: Sequence[str],
     origin: str | None,
 ) -> dict[str, Value]:
@@ -208,8 +223,11 @@ def _metadata(
     added["qtool.version"] = string(__version__)
     keys = {"name": recipe.name, **portable(recipe)}
     added[RECIPE_KEY] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
-    if importance is not None and importance.calibration is not None:
-        added["qtool.calibration"] = string(importance.calibration)
+    measured = importance or scaled
+    if measured is not None and measured.calibration is not None:
+        added["qtool.calibration"] = string(measured.calibration)
+    if scaled is not None:
+        added[SCALES_KEY] = string(json.dumps(to_json(scaled.found), separators=(",", ":")))
     if recipe.rotates:
         added[ENVIRONMENT_KEY] = string(json.dumps(environment(), sort_keys=True))
     if origin is not None:

@@ -105,6 +105,10 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
         found.append("embedding_type has no effect: there is no token_embd.weight")
     if recipe.importance and all(t.copied or t.type.name in _DEAF for t in tensors):
         found.append(f"importance has no effect with type {recipe.type}")
-    if not recipe.importance and recipe.calibration.model_fields_set:
+    if not recipe.calibrates and recipe.calibration.model_fields_set:
         found.append("calibration has no effect without importance: true")
+    chosen = {name.replace("-", "_") for name in recipe.transforms}
+    for table in ("rotate", "smooth", "smooth_attention"):
+        if table in recipe.model_fields_set and table not in chosen:
+            found.append(f"{table} has no effect without {table.replace('_', '-')} in transforms")
     return found

@@ -76,7 +76,7 @@ class GgufPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file. Exact, but for the few that name an importance yet to be measured."""
+        """Bytes of the file. Exact, but for the few that tell of what is yet to be measured."""
         return self.layout.size
 
     @cached_property

@@ -26,7 +26,7 @@ from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Pieces
-from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
+from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, Scales, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
@@ -45,6 +45,7 @@ from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
+    from qtool.gguf.scaling import Scaling
     from qtool.transforms.rotated import Rotated
 
 _TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
@@ -90,6 +91,8 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     from qtool.transforms import rotate
 
     source = hf_source(view)  # what cannot be written is told before the work
+    if not request.recipe.rotates:
+        return _run(request, source, progress, view)
     with progress.stage("transform"):
         rotations = rotate.prepare(view, request.recipe.rotate, progress.say)
     return _run(request, source, progress, view, rotations.notes())
@@ -135,7 +138,8 @@ def _run(
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
-    measures = importance is None and request.recipe.importance
+    weighs = importance is None and request.recipe.importance
+    weighs = weighs and any(tensor.importance for tensor in plan.tensors)
     size = plan.size_bytes + memory.disk_bytes
     with workspace(
         out,
@@ -146,15 +150,23 @@ def _run(
         stating=request.stating,
     ) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
-        if measures and any(tensor.importance for tensor in plan.tensors):
+        if weighs or request.recipe.scaling:
             space.agree({"version of torch or kind of CPU": environment()})
             on_disk = memory.setting.states_on_disk
-            importance = _measure(request, source, progress, space, on_disk, view)
-            plan = make(importance)
+            measured, scaling = _measure(request, source, progress, space, on_disk, view)
+            importance = measured if weighs else None
+            scales = None
+            if scaling is not None and view is not None:
+                scales = Scales(scaling.found, measured.calibration)
+                view.scales.update(scales.found)
+                notes += scaling.notes
+            plan = make(importance, scaled=scales)
             if request.recipe.calibration.source is None:
+                what = " and ".join(["importance"] * weighs + ["scales"] * bool(scales))
                 notes.append(
-                    f"importance was measured over {', '.join(importance.datasets)}, Python's own "
-                    "documentation; --calibration FILE measures it over text like yours"
+                    f"{what} {'were' if scales else 'was'} measured over "
+                    f"{', '.join(measured.datasets)}, Python's own documentation; --calibration "
+                    "FILE measures over text like yours"
                 )
         elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
             notes.append("no tensor of this recipe makes use of importance")
@@ -206,13 +218,20 @@ def _measure(
     space: Workspace,
     states_on_disk: bool,
     view: "Rotated | None",
-) -> Importance:
-    """Importance from a forward pass, of the checkpoint or of the GGUF file itself."""
+) -> "tuple[Importance, Scaling | None]":
+    """Importance from a forward pass, of the checkpoint or of the GGUF file itself; and the scales
+    that transforms found on the way, with which it was measured."""
     from qtool.calibrating.measure import measure_importance
     from qtool.checkpoint import Checkpoint
 
-    def measure(model: Weights, named: GgufSource) -> Importance:
-        return measure_importance(
+    scaling = None
+    if view is not None and request.recipe.scaling:
+        from qtool.gguf.scaling import Scaling
+
+        scaling = Scaling.of(request.recipe, view)
+
+    def measure(model: Weights, named: GgufSource) -> "tuple[Importance, Scaling | None]":
+        found = measure_importance(
             model,
             named,
             request.recipe.calibration,
@@ -220,7 +239,9 @@ def _measure(
             progress,
             space,
             states_on_disk,
+            scaling,
         )
+        return found, scaling
 
     if is_gguf(request.source):
         from qtool.gguf.weights import gguf_weights

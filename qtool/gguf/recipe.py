@@ -12,7 +12,8 @@
     - match: "*_shexp.weight"  # or, where it starts with a star, a shell pattern of the whole name
       dense: true
     importance: true         # measure which columns count, with `calibration`
-    transforms: [rotate]     # with the table `rotate`; of a Hugging Face checkpoint only
+    transforms: [rotate]     # of a Hugging Face checkpoint only: any of rotate, smooth,
+                             # smooth-attention and awq, with the tables of the first three
 
 Tensors are named as in the GGUF file: blk.0.attn_q.weight.
 """
@@ -28,6 +29,17 @@ from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
 from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
 from qtool.recipe.rotate import RotateOptions
+from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
+from qtool.recipe.weights import Weights
+
+# Bits, weights that share a scale, and whether zero is in the middle, by a block's type.
+_ROUNDS_AS = {
+    "Q4_0": (4, 32, True), "Q4_1": (4, 32, False), "Q5_0": (5, 32, True), "Q5_1": (5, 32, False),
+    "Q8_0": (8, 32, True), "Q2_K": (2, 16, False), "Q3_K": (3, 16, True), "Q4_K": (4, 32, False),
+    "Q5_K": (5, 32, False), "Q6_K": (6, 16, True), "IQ2_XXS": (2, 32, True),
+    "IQ2_XS": (2, 16, True), "IQ2_S": (2, 16, True), "IQ3_XXS": (3, 32, True),
+    "IQ3_S": (3, 32, True), "IQ4_NL": (4, 32, True), "IQ4_XS": (4, 32, True),
+}  # fmt: skip
 
 
 def _file_type(value: str) -> str:
@@ -87,8 +99,10 @@ class GgufRecipe(NamedTable):
     leave_output: bool = Field(default=False, description="output.weight as in the source")
     overrides: tuple[GgufOverride, ...] = ()
     importance: bool = Field(default=False, description="measure which columns count")
-    transforms: tuple[Literal["rotate"], ...] = ()
+    transforms: tuple[Literal["rotate", "smooth", "smooth-attention", "awq"], ...] = ()
     rotate: RotateOptions = RotateOptions()
+    smooth: SmoothOptions = SmoothOptions()
+    smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
     calibration: Calibration = Calibration()
 
     check_file_type = field_validator("type")(_file_type)
@@ -98,6 +112,19 @@ class GgufRecipe(NamedTable):
     def consistent(self) -> "GgufRecipe":
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
+        for name in self.transforms:
+            if self.transforms.count(name) > 1:
+                raise conflict("transforms", f"{name} is there more than once; once is enough")
+        if "rotate" in self.transforms[1:]:
+            raise conflict("transforms", "rotate turns the whole network and comes first")
+        if self.searches_scales and self.rounds_as is None:
+            key, what = ("transforms", "awq") if "awq" in self.transforms else (
+                "smooth.alpha", "search")  # fmt: skip
+            raise conflict(
+                key,
+                f"{what} looks for the scales with which groups of 2 to 8 bits are rounded best, "
+                f"and type {self.type} has no such groups; leave it out",
+            )
         if self.rotates and self.rotate.online:
             raise conflict(
                 "rotate",
@@ -118,12 +145,32 @@ class GgufRecipe(NamedTable):
     @property
     def rotates(self) -> bool:
         """Whether the network is rotated before all else."""
-        return bool(self.transforms)
+        return "rotate" in self.transforms
+
+    @property
+    def scaling(self) -> tuple[str, ...]:
+        """The transforms that scale channels, in order: they look at activations."""
+        return tuple(name for name in self.transforms if name != "rotate")
+
+    @property
+    def searches_scales(self) -> bool:
+        """Whether a transform asks how weights are going to be rounded."""
+        searched = "smooth" in self.transforms and self.smooth.alpha == "search"
+        return searched or "awq" in self.transforms
+
+    @property
+    def rounds_as(self) -> Weights | None:
+        """Groups of whole numbers that are rounded much as the file type rounds most weights."""
+        found = _ROUNDS_AS.get(self.file_type.default.name)
+        if found is None:
+            return None
+        bits, size, symmetric = found
+        return Weights(bits=bits, group_size=size, symmetric=symmetric)
 
     @property
     def calibrates(self) -> bool:
         """Whether a forward pass is needed, unless importance is given as a file."""
-        return self.importance
+        return self.importance or bool(self.scaling)
 
     @property
     def depends_on_cpu(self) -> bool:
@@ -145,11 +192,14 @@ class GgufRecipe(NamedTable):
     def effective(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON: what the artifact records.
 
-        Without a rotation nothing is said of one, and files are what they ever were.
+        Of transforms that are not done nothing is said, and files are what they ever were.
         """
         found = self.model_dump(mode="json")
-        if not self.rotates:
-            del found["transforms"], found["rotate"]
+        for name in ("rotate", "smooth", "smooth-attention"):
+            if name not in self.transforms:
+                del found[name.replace("-", "_")]
+        if not self.transforms:
+            del found["transforms"]
         return found
 
 

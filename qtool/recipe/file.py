@@ -198,7 +198,8 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         if path == ("method",):  # every other recipe has one
             return (
                 f"{source.locate(path)}: method: a GGUF recipe has no method: `type`, such as "
-                "q4_k_m, says all of it; remove the key"
+                "q4_k_m, says how weights are rounded, and `transforms: [awq]` has AWQ's scales; "
+                "remove the key"
             )
         near = did_you_mean(path[-1], known)
         message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"

@@ -113,7 +113,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     about_calibration = dict.fromkeys(asked.calibration, True)
     if asked.imatrix is not None:
         refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
-    elif not recipe.importance:
+    elif not recipe.calibrates:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
     places = _places(asked)
     target = artifact_path(asked.model, recipe, asked.out)

@@ -53,11 +53,13 @@ from qtool.transforms.proved import (
     Workers,
     apply_fold,
     dense_parts,
+    factors_of,
     listed,
     powers_of_two,
     proved_folds,
     too_large,
 )
+from qtool.transforms.scaled import Factor
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
 
@@ -165,6 +167,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
+    factors: list[Factor] = []
     rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
     for sites, chosen in proved_folds(block, subject.found, stats, subject.stream):
         measured = _measured(block, sites, stats, plan, rounding, subject.device)
@@ -195,7 +198,8 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             notes.append(f"no AWQ scales: {lost} could not hold them in float16")
             continue
         changed |= apply_fold(block, chosen, sites, scales[best], plan, result)
-    return Applied(result, frozenset(changed), tuple(notes))
+        factors += factors_of(block, chosen, scales[best])
+    return Applied(result, frozenset(changed), tuple(notes), tuple(factors))
 
 
 def _importance(

@@ -19,6 +19,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.plan.fit import UNROUNDED
 from qtool.plan.plan import Plan
 from qtool.transforms import fold
+from qtool.transforms.scaled import Factor
 
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
@@ -46,6 +47,7 @@ class Subject:
     stream: Stream  # before the block
     workers: Workers
     device: Device | None = None  # for searches; None: the CPU
+    powers: bool = False  # of two, whatever the dtypes: all scales
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Applied:
     stats: dict[str, SiteStats]  # of the new inputs, by site id
     changed: frozenset[str]  # dense tensors with new values
     notes: tuple[str, ...] = ()
+    factors: tuple[Factor, ...] = ()  # what was multiplied, to be done again elsewhere
 
 
 def takes_part(plan: Plan, name: str) -> bool:
@@ -152,6 +155,21 @@ def apply_fold(
     if chosen.bias is not None:
         changed.add(chosen.bias)
     return changed
+
+
+def factors_of(block: LoadedBlock, chosen: fold.Fold, scale: Floats) -> list[Factor]:
+    """What folding scale [in] in multiplies."""
+    found = [Factor(name, scale, True) for name in chosen.readers]
+    inverse = np.asarray(1 / scale, np.float32)
+    if chosen.rows is not None:
+        inverse = np.ones(len(block.weights[chosen.producer]), np.float32)
+        inverse[chosen.rows] = 1 / scale
+    found.append(Factor(chosen.producer, inverse, False, chosen.plus_one))
+    if chosen.bias is not None:
+        whole = np.ones(len(block.weights[chosen.bias]), np.float32)
+        whole[chosen.bias_offset :][: len(inverse)] = inverse
+        found.append(Factor(chosen.bias, whole, False))
+    return found
 
 
 def too_large(block: LoadedBlock, chosen: fold.Fold, scale: Floats, plan: Plan) -> str | None:

@@ -1,5 +1,7 @@
 """A checkpoint seen as its rotated self: one more checkpoint, whose tensors are made when read.
 
+Scales that other transforms found (`qtool.transforms.scaled`) are put over what rotations make.
+
     row vectors:  x -> x R       matrices as stored, W [out, in], y = x W'
 
     writes the residual stream   R' W, R' b        embedding rows          E R
@@ -18,7 +20,7 @@ dtype. A part that is read alone has the bytes that it has in the whole.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
@@ -35,6 +37,7 @@ from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.rotation import Rotation
+from qtool.transforms.scaled import Scaled
 
 if TYPE_CHECKING:
     from qtool.calibrating.online import Online
@@ -96,6 +99,7 @@ class Rotated(Checkpoint):
 
     source: Checkpoint | None = None
     changes: dict[str, Change] = field(default_factory=dict, repr=False)
+    scales: dict[str, Scaled] = field(default_factory=dict, repr=False)  # after the changes
     head: tuple[str, str] | None = None  # the tensor that untying adds, and the embedding
     refused: str | None = None  # why, by its names alone, the stream cannot be rotated
     online: "Online" = field(default_factory=_nothing_online)  # what is rotated while it runs
@@ -132,6 +136,8 @@ class Rotated(Checkpoint):
             return self.original.part(self._origin(name), first, last)
         changed = name in self.changes
         values = self._rows(name, first, last) if changed else self._values(name, first, last)
+        if (scaled := self.scales.get(name)) is not None:
+            values = scaled.of(values, first)
         return from_float32(values, info.dtype, name)
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
@@ -159,7 +165,8 @@ class Rotated(Checkpoint):
     def _as_it_is(self, name: str) -> bool:
         """Whether the source has these bytes."""
         source = self.original.tensors[self._origin(name)]
-        return name not in self.changes and source.dtype == self.tensors[name].dtype
+        made = name in self.changes or name in self.scales
+        return not made and source.dtype == self.tensors[name].dtype
 
     def _origin(self, name: str) -> str:
         """The tensor of the source that a tensor is made of."""
@@ -263,9 +270,17 @@ class Rotated(Checkpoint):
 
     def as_float32(self) -> "Rotated":
         """The same view with every float tensor in float32; the changes are shared."""
+        return self._in_float32(lambda info: True)
+
+    def with_exact_vectors(self) -> "Rotated":
+        """The same view with float vectors in float32: of a norm that multiplies by 1 + weight,
+        16 bits could not hold what is left once it is scaled."""
+        return self._in_float32(lambda info: len(info.shape) == 1)
+
+    def _in_float32(self, wanted: Callable[[TensorInfo], bool]) -> "Rotated":
         tensors = {
             name: TensorInfo(name, "F32", info.shape, 0, 4 * prod(info.shape))
-            if info.dtype in FLOAT_DTYPES
+            if info.dtype in FLOAT_DTYPES and wanted(info)
             else info
             for name, info in self.tensors.items()
         }

@@ -31,12 +31,14 @@ from qtool.transforms.proved import (
     Subject,
     apply_fold,
     dense_parts,
+    factors_of,
     listed,
     powers_of_two,
     proved_folds,
     takes_part,
     too_large,
 )
+from qtool.transforms.scaled import Factor
 
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
@@ -70,6 +72,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     changed: set[str] = set()
     notes: list[str] = []
     smoothed: list[str] = []
+    factors: list[Factor] = []
     options = recipe.smooth
     groups = proved_folds(block, found, stats, stream, projections=options.sites == "all")
     inputs: dict[str, smooth_search.Halves] = {}
@@ -105,10 +108,11 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             notes.append(f"not smoothed: {lost} could not hold its scales in float16")
         elif not (best == 1).all():
             changed |= apply_fold(block, chosen, sites, best, plan, result)
+            factors += factors_of(block, chosen, best)
             smoothed += [name.removeprefix(block.prefix) for name in names]
     if smoothed:
         notes.append(f"smoothed: the inputs of {listed(smoothed)}")
-    return Applied(result, frozenset(changed), tuple(notes))
+    return Applied(result, frozenset(changed), tuple(notes), tuple(factors))
 
 
 def _scales(

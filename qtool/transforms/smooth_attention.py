@@ -46,6 +46,7 @@ from qtool.transforms.proved import (
     overflows,
     powers_of_two,
 )
+from qtool.transforms.scaled import Factor
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
 _TOLERANCE = 1e-3  # of the change that unpaired scales make
@@ -108,7 +109,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     matrices = [side.name for side in sides if plan.by_name[side.name].scheme is None]
     biases = [side.bias for side in sides if side.bias is not None]
     dense = {*matrices, *biases}
-    if any(plan.by_name[name].dtype in _16_BITS for name in dense):
+    if subject.powers or any(plan.by_name[name].dtype in _16_BITS for name in dense):
         scale = powers_of_two(scale)
     for side, factor in _factors(pair, scale):
         for name, largest_of in _sizes(block, side):
@@ -118,7 +119,8 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     if (scale == 1).all():
         return Applied(dict(stats), frozenset(), ("keys not scaled: every scale is 1",))
     fold(block, pair, scale)
-    return Applied(dict(stats), frozenset(dense), (_note(pair, block.prefix),))
+    factors = tuple(factor for side, by in _factors(pair, scale) for factor in _of(block, side, by))
+    return Applied(dict(stats), frozenset(dense), (_note(pair, block.prefix),), factors)
 
 
 def _note(pair: Pair, prefix: str) -> str:
@@ -153,6 +155,16 @@ def _factors(pair: Pair, scale: Floats) -> tuple[tuple[Rows, torch.Tensor], ...]
     repeats = len(pair.queries.index) // len(pair.keys.index)
     queries = torch.from_numpy(np.repeat(scale, repeats, axis=0).reshape(-1))
     return (pair.queries, queries), (pair.keys, 1 / keys)
+
+
+def _of(block: LoadedBlock, side: Rows, by: torch.Tensor) -> Iterator[Factor]:
+    """The same by tensor, of all its rows."""
+    rows = torch.from_numpy(side.index)
+    for name, offset in ((side.name, 0), (side.bias, side.bias_offset)):
+        if name is not None:
+            whole = torch.ones(len(block.weights[name]))
+            whole[rows + offset] = by
+            yield Factor(name, whole.numpy(), False)
 
 
 def _sizes(block: LoadedBlock, side: Rows) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qtool.errors import QtoolError
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY
+from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.runs import embedded
@@ -90,7 +90,7 @@ def verify_gguf(
 
 
 def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | None, list[Finding]]:
-    """What the file is to be compared with, rotated where it is; None where nothing is."""
+    """What the file is to be compared with, transformed where it is; None where nothing is."""
     if RECIPE_KEY not in file.metadata:
         return open_source(against), []
     try:
@@ -98,12 +98,12 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
     except QtoolError as problem:
         said = f"{problem}; it is compared with the source as that is"
         return open_source(against), [Finding("warning", "provenance", RECIPE_KEY, said)]
-    transforms = recipe.get("transforms")
-    if not isinstance(transforms, list) or "rotate" not in transforms:
+    if not isinstance(recipe.get("transforms"), list):
         return open_source(against), []
-    from qtool.verification.rotated import as_rotated_gguf
+    from qtool.verification.rotated import as_transformed_gguf
 
-    return as_rotated_gguf(recipe.get("rotate"), against)
+    scales = file.metadata.get(SCALES_KEY)
+    return as_transformed_gguf(recipe, None if scales is None else str(scales.value), against)
 
 
 def _provenance(file: GgufSource, sums: gguf_values.Sums) -> Iterator[Finding]:

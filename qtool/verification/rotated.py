@@ -4,6 +4,7 @@ What was done is told by qtool.json, or a GGUF file's own recipe: kind, seed and
 Learned ones are not kept, so that weights made with them cannot be compared with any others.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from qtool.transforms.rotate import Rotations
     from qtool.transforms.rotated import Rotated
 
-CHECK = "rotation"
+CHECK, SCALES = "rotation", "smoothing"
 _KINDS = ("r1", "r2", "r3", "r4")
 
 
@@ -41,7 +42,8 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     asked = {which: bool(record.get(which)) for which in _KINDS}
     options = RotateOptions(kind=kind, seed=seed, **asked)
     try:
-        view, found = _turned(source, options)
+        view = _untied(source, options)
+        found = _prepared(view, options)
     except QtoolError as problem:
         return None, [_failed(problem)]
     said: dict[str, Any] = found.record(options)
@@ -50,34 +52,61 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     return view, [_done("qtool.json")]
 
 
-def as_rotated_gguf(table: object, source: Path) -> tuple[GgufSource | None, list[Finding]]:
-    """The same of a GGUF file whose recipe rotates, with that recipe's `rotate:` table."""
+def as_transformed_gguf(
+    recipe: Mapping[str, object], scales: str | None, source: Path
+) -> tuple[GgufSource | None, list[Finding]]:
+    """The same of a GGUF file whose recipe has transforms. scales: the JSON of its qtool.scales."""
     from pydantic import ValidationError
 
     from qtool.gguf.from_hf import hf_source
     from qtool.recipe.rotate import RotateOptions
+    from qtool.transforms.scaled import check_fits, from_json
 
+    said = recipe.get("transforms")
+    chain = said if isinstance(said, list) else []
+    rotates, scaled = "rotate" in chain, any(name != "rotate" for name in chain)
     try:
-        options = RotateOptions.model_validate(table)
+        options = RotateOptions.model_validate(recipe.get("rotate") if rotates else {})
     except ValidationError:
         return None, [_note("in a way that its recipe does not say: its weights are not")]
     if options.kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if is_gguf(source):
         return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
+    findings: list[Finding] = []
     try:
-        view, _ = _turned(Checkpoint.open(source), options)
-        return hf_source(view), [_done("its recipe")]
+        view = _untied(Checkpoint.open(source), options, rotates)
+        if rotates:
+            _prepared(view, options)
+            findings.append(_done("its recipe"))
+        if scaled:
+            view = view.with_exact_vectors()
+            record = from_json(json.loads(scales or "null"))
+            check_fits(record, {name: info.shape for name, info in view.tensors.items()})
+            view.scales.update(record)
+            words = "compared with the source scaled as the file records it (qtool.scales)"
+            findings.append(Finding("note", SCALES, "", words))
+        return hf_source(view), findings
+    except (ValueError, RecursionError) as problem:
+        words = (
+            "its recipe scales channels, and what qtool.scales says of them is damaged "
+            f"({problem}): weights were not compared; fetch or make the file again"
+        )
+        return None, [Finding("error", SCALES, "qtool.scales", words)]
     except QtoolError as problem:
         return None, [_failed(problem)]
 
 
-def _turned(source: Checkpoint, options: Any) -> "tuple[Rotated, Rotations]":
-    from qtool.transforms import rotate
+def _untied(source: Checkpoint, options: Any, rotates: bool = True) -> "Rotated":
     from qtool.transforms.rotated import untied
 
-    view = untied(source, stream=options.r1)
-    return view, rotate.prepare(view, options, lambda _: None)
+    return untied(source, stream=rotates and options.r1)
+
+
+def _prepared(view: "Rotated", options: Any) -> "Rotations":
+    from qtool.transforms import rotate
+
+    return rotate.prepare(view, options, lambda _: None)
 
 
 def _done(where: str) -> Finding:

@@ -1,0 +1,86 @@
+"""Transforms that scale channels, before a checkpoint is written as GGUF: smooth, AWQ's scales and
+smooth-attention, found while importance is measured, block by block:
+
+    inputs of the block -> scales, in its weights -> what the scaled block reads -> the next block
+
+They are those of the recipe with `method: none` and `format: dense`, hence powers of two. What was
+found is kept with the block, put over the checkpoint's view before any row is encoded, and written
+into the file as `qtool.scales` (`qtool.transforms.scaled`): from the file `qtool verify` scales the
+source in the same way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qtool.calibrating.blockwise import TRANSFORMS, merged
+from qtool.calibrating.given import recipe_needs
+from qtool.calibrating.sites import Tracer
+from qtool.calibrating.stats import collect
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
+from qtool.gguf.recipe import GgufRecipe
+from qtool.plan.plan import Plan, make_plan
+from qtool.recipe.recipe import Recipe
+from qtool.transforms.proved import Subject, takes_part
+from qtool.transforms.rotated import Rotated
+from qtool.transforms.scaled import Factor, Scaled, from_json, record_of, to_json
+
+
+@dataclass
+class Scaling:
+    """The scales of a run, as they are found."""
+
+    recipe: Recipe
+    plan: Plan
+    kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
+    _tracer: Tracer = field(default_factory=Tracer)
+
+    @classmethod
+    def of(cls, recipe: GgufRecipe, view: Rotated) -> "Scaling":
+        """Before the first block. view: the checkpoint, rotated where it is going to be."""
+        chosen = Recipe(
+            method=("none",),
+            format="dense",
+            weights=recipe.rounds_as if recipe.searches_scales else None,
+            transforms=recipe.scaling,
+            smooth=recipe.smooth,
+            smooth_attention=recipe.smooth_attention,
+            calibration=recipe.calibration,
+        )
+        return cls(chosen, make_plan(chosen, view))
+
+    def scale(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
+        """Find the scales of the next block and put them into its weights."""
+        sites = self._tracer.sites(block, stream)
+        wanted = [s for s in sites.sites if any(takes_part(self.plan, name) for name in s.names)]
+        stats = collect(block, stream, wanted, recipe_needs(self.recipe), workers)
+        factors: list[Factor] = []
+        notes: list[str] = []
+        for name in self.recipe.transform_chain:
+            subject = Subject(block, sites, self.plan, self.recipe, stream, workers, powers=True)
+            applied = TRANSFORMS[name](subject, stats)
+            stats = applied.stats
+            factors += applied.factors
+            notes += applied.notes
+        self.kept.append({"scales": to_json(record_of(factors)), "notes": notes})
+
+    def restore(self, kept: Any) -> bool:
+        """Take up what was kept of the next block; False where it is not what scale() left."""
+        try:
+            from_json(kept["scales"])
+            good = isinstance(kept["notes"], list)
+        except (KeyError, TypeError, ValueError):
+            return False
+        self.kept += [kept] if good else []
+        return good
+
+    @property
+    def found(self) -> dict[str, Scaled]:
+        """The scales of all blocks, by the checkpoint's names."""
+        return {name: one for kept in self.kept for name, one in from_json(kept["scales"]).items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the summary."""
+        return merged([note for kept in self.kept for note in kept["notes"]])
