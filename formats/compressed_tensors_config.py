@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qtool.errors import FormatError
+from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
-from qtool.formats.gptq_dynamic import patterns_for
 from qtool.formats.patterns import any_of, matches
 from qtool.scheme import Scheme
 
@@ -181,7 +181,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     """The config of an artifact. layouts: of each quantized module.
 
     The group of most modules is targeted by class, any other by expressions that match its modules
-    and no others.
+    and no others, or by their names, which engines know to rewrite.
     """
     modules: dict[tuple[Scheme, str], list[str]] = {}
     for name, scheme in facts.quantized.items():
@@ -192,7 +192,8 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     for number, key in enumerate(sorted(modules, key=lambda key: key != most)):
         targets = ["Linear"]
         if key != most:
-            targets = [f"re:^{p}$" for p in patterns_for(sorted(modules[key]), everything)]
+            chosen = sorted(modules[key])
+            targets = targets_of(chosen, everything) or chosen
         groups[f"group_{number}"] = {
             "targets": targets,
             "weights": _weights(key[0]),

@@ -20,15 +20,13 @@ from typing import Any
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.compressed_tensors_config import is_class, named
+from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import names_of
-from qtool.formats.gptq_dynamic import patterns_for
 from qtool.formats.patterns import any_of
 
 KEY = "transform_config"
 _ABSORBED = ("weight_input", "weight_output")
 _HEADS = ("q_attn", "k_cache")
-_KEPT = ("model", "transformer", "gpt_neox")  # prefixes that engines have as checkpoints do
-_NESTED = "language_model."
 
 
 @dataclass(frozen=True)
@@ -100,30 +98,6 @@ def written(
                 "precision": "torch.float32",
             }
     return {"config_groups": groups} if groups else None
-
-
-def targets_of(chosen: Sequence[str], everything: Iterable[str]) -> list[str] | None:
-    """Expressions for modules of numbered blocks; None where they would mean others too.
-
-    What is before the blocks' list is left open, since vLLM gives some models another prefix
-    (language_model.model. for model.language_model.) and does not rewrite these targets. Where
-    others are called alike, the prefix tells them apart if it is one that engines keep.
-    """
-    names = {*everything}
-    found = []
-    for pattern in patterns_for(chosen, names):
-        parts = pattern.split(r"\.")
-        number = next((n for n, part in enumerate(parts) if not _plain(part)), 0)
-        found.append(r"re:(?:.*\.)?" + r"\.".join(parts[max(0, number - 1) :]) + "$")
-    if any(named(target, name) for target in found for name in names.difference(chosen)):
-        if any(name.split(".")[0] not in _KEPT or _NESTED in name for name in chosen):
-            return None
-        return [f"re:^{pattern}$" for pattern in patterns_for(chosen, names)]
-    return found
-
-
-def _plain(part: str) -> bool:
-    return part.replace("\\", "").replace("_", "").isalnum() and not part.isdecimal()
 
 
 def turns(config: Mapping[str, Any]) -> tuple[Turn, ...]:

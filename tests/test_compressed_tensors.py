@@ -17,6 +17,7 @@ from packed_files import write
 from qtool.artifact import Artifact
 from qtool.errors import FormatError, QtoolError
 from qtool.formats import Facts, compressed_tensors, detect
+from qtool.formats.compressed_tensors_config import chosen_group
 from qtool.formats.float_codes import TABLES, encode, pack_nibbles
 from qtool.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
@@ -486,7 +487,7 @@ def test_the_config_names_every_module_once() -> None:
     assert found.dense == ("model.layers.0.mlp.gate", "lm_head")
     assert [group.targets for group in found.groups] == [
         ("Linear",),
-        (r"re:^model\.layers\.\d+\.mlp\.down_proj$",),
+        (r"re:(?:.*\.)?layers\.\d+\.mlp\.down_proj$",),
     ]
     from qtool.formats.compressed_tensors_config import group_of
 
@@ -494,6 +495,34 @@ def test_the_config_names_every_module_once() -> None:
         assert group_of(name, found).scheme == scheme
     head = Facts(schemes | {"lm_head": eight})
     assert compressed_tensors.config(head, options)["ignore"] == []
+
+
+@pytest.mark.parametrize("tower", [False, True])
+def test_groups_are_found_under_an_engines_prefix(tower: bool) -> None:
+    """vLLM renames modules of wrapped models and rewrites targets that are names, as here; not
+    those that are expressions."""
+    four, eight = Scheme(4, 128, True), Scheme(8, -1, True)
+    schemes = {}
+    for i in range(12):
+        inner = f"model.language_model.layers.{i}"
+        schemes |= {f"{inner}.self_attn.q_proj": four, f"{inner}.self_attn.o_proj": four}
+        schemes[f"{inner}.mlp.down_proj"] = eight
+    dense = [f"model.vision_tower.encoder.layers.{i}.mlp.down_proj" for i in range(12)]
+    facts = Facts(schemes, dense=dense if tower else [])
+    config = compressed_tensors.config(facts, compressed_tensors.choose(schemes.values()))
+
+    def renamed(name: str) -> str:
+        return name.replace("model.language_model.", "language_model.model.")
+
+    targets = [
+        [t if t.startswith("re:") else renamed(t) for t in group["targets"]]
+        for group in config["config_groups"].values()
+    ]
+    for name, scheme in schemes.items():
+        assert chosen_group(targets, renamed(name)) == (scheme is eight), name
+    for name in facts.dense:
+        assert chosen_group(targets, name) == 0 and name in config["ignore"]
+    assert sum(map(len, targets)) == (13 if tower else 2)
 
 
 def test_no_warnings_from_numpy(tmp_path: Path) -> None:

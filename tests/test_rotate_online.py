@@ -28,7 +28,8 @@ from qtool.cli.main import app
 from qtool.convert.from_artifact import artifact_model
 from qtool.errors import FormatError, QtoolError, RecipeError, UnsupportedError
 from qtool.formats.compressed_tensors_config import named
-from qtool.formats.compressed_tensors_transforms import targets_of, turns
+from qtool.formats.compressed_tensors_targets import targets_of
+from qtool.formats.compressed_tensors_transforms import turns
 from qtool.plan.plan import make_plan
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
