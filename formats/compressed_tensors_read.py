@@ -132,7 +132,7 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     zero = stored_codes.middle_zeros(scheme, shape)
     if zeros is not None:
         zero = bits.transpose(_unpack(bits.transpose(tensors[zeros]), scheme.bits, rows, layout))
-    return GroupQuant(scheme, codes, scale, zero, _index(module, tensors, scheme, shape))
+    return GroupQuant(scheme, codes, scale, zero, order_of(module, tensors, scheme, shape))
 
 
 def _unpack(words: NDArray[Any], width: int, count: int, layout: str) -> NDArray[np.uint8]:
@@ -148,7 +148,7 @@ def _unpack(words: NDArray[Any], width: int, count: int, layout: str) -> NDArray
     return codes.reshape(*words.shape[:-1], -1)[..., :count]
 
 
-def _index(
+def order_of(
     module: str, tensors: dict[str, NDArray[Any]], scheme: Scheme, shape: tuple[int, int]
 ) -> NDArray[np.int32] | None:
     """weight_g_idx, unless it says what holds without it; -1 throughout is "not used"."""

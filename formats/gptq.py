@@ -176,21 +176,35 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     width = scheme.bits
     codes = bits.unpack(bits.transpose(tensors[f"{module}.qweight"]), width, columns)
     zero = bits.unpack(tensors[f"{module}.qzeros"], width, rows)
-    middle = np.uint8(1 << (width - 1))
-    mislabelled = scheme.symmetric and bool((zero == middle).all())
-    if found.layout == "v1" and not mislabelled:
+    if version_of(found, scheme, zero) == 1:
         zero = (zero + np.uint8(1)) & np.uint8((1 << width) - 1)
     if found.overrides:  # `dynamic` may change sym for this module: the zeros tell
+        middle = np.uint8(1 << (width - 1))
         scheme = Scheme(width, scheme.group_size, bool((zero == middle).all()))
     scale = bits.transpose(tensors[f"{module}.scales"])
-    plain = GroupQuant(scheme, codes, scale, bits.transpose(zero))
-    index = tensors.get(f"{module}.g_idx")
-    if index is None or np.array_equal(index, plain.group_index()):
-        return plain
-    groups = scale.shape[1]
+    index = order_of(module, tensors.get(f"{module}.g_idx"), scheme, (rows, columns))
+    return GroupQuant(scheme, codes, scale, bits.transpose(zero), index)
+
+
+def version_of(found: ArtifactScheme, scheme: Scheme, zero: NDArray[np.uint8]) -> int:
+    """1 where the stored zeros are one less than those meant, else 2. Files that say v1 and whose
+    zeros are in the middle of a symmetric grid already are mislabelled."""
+    middle = np.uint8(1 << (scheme.bits - 1))
+    mislabelled = scheme.symmetric and bool((zero == middle).all())
+    return 1 if found.layout == "v1" and not mislabelled else 2
+
+
+def order_of(
+    module: str, index: NDArray[Any] | None, scheme: Scheme, shape: tuple[int, int]
+) -> NDArray[np.int32] | None:
+    """The stored group of each column, int32 [in]; None where it is k // group_size."""
+    size = scheme.group_size if scheme.group_size > 0 else shape[1]
+    if index is None or np.array_equal(index, np.arange(shape[1]) // size):
+        return None
+    groups = scheme.groups(shape[1])
     if int(index.min()) < 0 or int(index.max()) >= groups:
         raise FormatError(f"{module}.g_idx names a group outside of 0 .. {groups - 1}")
-    return GroupQuant(scheme, codes, plain.scale, plain.zero, index.astype(np.int32))
+    return index.astype(np.int32)
 
 
 def config(facts: Facts, options: Options) -> dict[str, Any]:

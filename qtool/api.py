@@ -14,6 +14,7 @@ qtool.errors), whose text says what to do. Nothing is printed unless `quiet=Fals
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qtool.diff.sides import Item, Side
+    from qtool.generating.generate import Generated
     from qtool.quality.evaluate import Evaluation
     from qtool.runs.progress import Progress
     from qtool.runs.summary import Summary
     from qtool.scheme import GroupQuant
 
-__all__ = ["Model", "download", "evaluate", "open", "quantize"]
+__all__ = ["Model", "download", "evaluate", "generate", "open", "quantize"]
 
 
 def quantize(
@@ -112,6 +114,7 @@ def evaluate(
     protocol: str = "plain",
     threads: int | None = None,
     cache: bool = True,
+    device: str = "auto",
     quiet: bool = True,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -119,6 +122,7 @@ def evaluate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
+    from qtool.calibrating.device import device_of
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
@@ -127,17 +131,50 @@ def evaluate(
 
     chosen = Protocol(protocol, Path(text), windows, length)
     check_protocol(chosen)
+    place = device_of(device)
     progress = progress or Progress(quiet=quiet)
     reference = None if against is None else resolve(str(against), progress)
-    (found,) = run(
-        [resolve(str(artifact), progress)],
-        reference,
-        chosen,
-        threads or default_threads(),
-        progress,
-        cache=cache,
-    )
+    with nullcontext() if place is None else place.explained("the head and its logits"):
+        (found,) = run(
+            [resolve(str(artifact), progress)],
+            reference,
+            chosen,
+            threads or default_threads(),
+            progress,
+            cache=cache,
+            device=place,
+        )
     return found
+
+
+def generate(
+    artifact: str | Path,
+    prompt: str,
+    *,
+    tokens: int = 32,
+    device: str = "auto",
+    threads: int | None = None,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Generated:
+    """Let an artifact go on with a text, as `qtool generate` does."""
+    from qtool.calibrating.allocator import share_heap
+
+    share_heap()
+    import torch
+
+    from qtool.calibrating.device import device_of
+    from qtool.generating.generate import generate as run
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.runs.progress import Progress
+
+    place = device_of(device)
+    progress = progress or Progress(quiet=quiet)
+    path = resolve(str(artifact), progress)
+    torch.set_num_threads(threads or default_threads())
+    with nullcontext() if place is None else place.explained("the model"):
+        return run(path, prompt, tokens, place, progress)
 
 
 def download(

@@ -168,7 +168,7 @@ class Artifact:
         """A header's entry; the two numbers of a weight_shape themselves."""
         info = self.checkpoint.tensors.get(name)
         small = info is not None and name.endswith(".weight_shape") and info.nbytes <= 64
-        return self._get(name) if small and self.checkpoint.readable else info
+        return self.stored_tensor(name) if small and self.checkpoint.readable else info
 
     def _packed(self, module: str, codes: str) -> Entry:
         tensors = self.checkpoint.tensors
@@ -225,7 +225,7 @@ class Artifact:
                     return max(1, min(32, int(weights["num_bits"])))
         return 4
 
-    def _get(self, name: str) -> NDArray[Any]:
+    def stored_tensor(self, name: str) -> NDArray[Any]:
         """A stored tensor; BF16 as float32, small floats as bytes. KeyError where there is none."""
         info = self.checkpoint.tensors[name]
         if info.dtype == "BF16":
@@ -253,7 +253,9 @@ class Artifact:
             raise UnsupportedError(
                 f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"
             )
-        quant: GroupQuant = FORMATS[self.found.format].unpack(entry.module, self._get, self.found)
+        quant: GroupQuant = FORMATS[self.found.format].unpack(
+            entry.module, self.stored_tensor, self.found
+        )
         dtype = quant.scheme.scale_dtype
         for scales in entry.stored:
             if scales.rpartition(".")[2] in _SCALES:

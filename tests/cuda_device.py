@@ -14,14 +14,16 @@ from qtool.cuda.tasks import Task
 __all__ = ["device", "emulator"]
 
 
+_SIZES = {"codes": 1, "f16": 2, "bf16": 2, "sum": 2}  # of what a kernel writes, by its name's end
+
+
 def emulated(emulator: Emulator) -> Device:
     """Every access is checked; every second task runs the threads of its blocks backwards."""
     launches = count()
 
     def launch(*tasks: Task) -> None:
         for task in tasks:
-            size = 1 if task.kernel == "quantize_codes" else 4
-            elements = task.fields["values_bytes"] // size
+            elements = task.fields["values_bytes"] // _SIZES.get(task.kernel.rsplit("_", 1)[-1], 4)
             fault = emulator.fault(task, elements, order=next(launches) % 2)
             assert fault is None, fault
 

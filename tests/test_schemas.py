@@ -64,6 +64,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_generate() -> None:
+    check("generate", run("generate", "tiny", "--tokens", "2"))
+
+
 def test_every_command_has_a_schema() -> None:
     command = get_command(app)
     commands: dict[str, Any] = command.commands  # type: ignore[attr-defined]

@@ -186,10 +186,16 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
             tokenizer.no_padding()
             ids = tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(ids, dtype=np.int64)
+    slow = transformers_tokenizer(model)
+    return np.array(slow.encode(text, add_special_tokens=False), dtype=np.int64)
+
+
+def transformers_tokenizer(model: Path) -> Any:
+    """The tokenizer as transformers loads it; UnsupportedError where it cannot."""
     from transformers import AutoTokenizer
 
     try:
-        slow = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     # What tokenizer classes raise of files that are not theirs, or not as they should be.
     except (OSError, ValueError, ImportError, TypeError, AttributeError, LookupError,
             RuntimeError) as error:  # fmt: skip
@@ -197,7 +203,6 @@ def tokenize(text: str, model: Path) -> NDArray[np.int64]:
         raise UnsupportedError(
             f"{model}: no tokenizer that transformers can load ({said}); calibration needs one"
         ) from None
-    return np.array(slow.encode(text, add_special_tokens=False), dtype=np.int64)
 
 
 class _TokenizerErrors:

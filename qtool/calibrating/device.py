@@ -38,15 +38,17 @@ class Device:
         return self.place.type == "cuda"
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(
+        self, what: str = "a block, a batch and the Gram matrices of its inputs"
+    ) -> Iterator[None]:
         """Within, too little of its memory is an UnsupportedError."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:160]
             raise UnsupportedError(
-                f"{self.name}: its memory does not hold a block, a batch and the Gram matrices of "
-                f"its inputs ({said}); leave --device out, or end what else uses this GPU"
+                f"{self.name}: its memory does not hold {what} ({said}); leave --device out, or "
+                "end what else uses this GPU"
             ) from error
 
 
@@ -62,6 +64,14 @@ def open_gpu() -> Device:
     free, _ = torch.cuda.mem_get_info(place)
     name = f"{found.name} (sm_{found.major}{found.minor})"
     return Device(place, running.launch, name, free // 2)
+
+
+def device_of(asked: str) -> Device | None:
+    """What --device asks for; UnsupportedError where that is not here. auto is the CPU."""
+    from qtool.runs.request import check_device
+
+    check_device(asked)
+    return open_gpu() if asked == "cuda" else None
 
 
 def host(tensor: torch.Tensor) -> NDArray[Any]:

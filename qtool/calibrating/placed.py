@@ -184,10 +184,16 @@ def placed(
     if device is None or calls is None:
         yield block, stream, workers
         return
+    with passed(device, calls, stream) as (there, turn):
+        yield placed_block(block, device), there, turn
+
+
+@contextmanager
+def passed(device: Device, calls: Calls, stream: Stream) -> Iterator[tuple[Stream, Workers]]:
+    """The same for a block that is on the device already."""
     with device.explained(), Workers(1) as turn:
         passing = Passing(stream.hidden, device)
-        there = replace(stream, hidden=passing, calls=calls, place=device.place)
-        yield placed_block(block, device), there, turn
+        yield replace(stream, hidden=passing, calls=calls, place=device.place), turn
         passing.settle()
 
 

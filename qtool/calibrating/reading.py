@@ -1,7 +1,8 @@
 """Checkpoint tensors into torch tensors, in float32, a limited number of bytes at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,8 +13,35 @@ from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
 
-_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART_BYTES = 1 << 25
+
+
+class Reading(Protocol):
+    """How a model's parameters come to be where it runs."""
+
+    @property
+    def place(self) -> torch.device:
+        """Where that is."""
+
+    def copy(self, name: str, target: torch.Tensor) -> None:
+        """Write a checkpoint tensor into `target` [same shape], which is there."""
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """On the CPU."""
+
+    weights: Weights
+
+    @property
+    def place(self) -> torch.device:
+        """Where parameters are."""
+        return torch.device("cpu")
+
+    def copy(self, name: str, target: torch.Tensor) -> None:
+        """See copy_tensor."""
+        copy_tensor(self.weights, name, target)
 
 
 def copy_tensor(checkpoint: Weights, name: str, target: torch.Tensor) -> None:
@@ -33,13 +61,13 @@ def parts(checkpoint: Weights, name: str, dtype: torch.dtype) -> Iterator[tuple[
     `dtype`: what it is to become; a float needs a float, so that nothing packed is taken for one.
     """
     info = checkpoint.tensors[name]
-    if dtype.is_floating_point and info.dtype not in _STORED:
+    if dtype.is_floating_point and info.dtype not in STORED:
         raise UnsupportedError(
             f"{name}: stored as {info.dtype}; this version calibrates models stored in "
-            f"{', '.join(_STORED)}"
+            f"{', '.join(STORED)}"
         )
     if not dtype.is_floating_point or not info.shape or info.nbytes == 0:
-        raw = checkpoint.array(name) if info.dtype not in _STORED else checkpoint.float32(name)
+        raw = checkpoint.array(name) if info.dtype not in STORED else checkpoint.float32(name)
         yield 0, torch.from_numpy(raw)
         return
     row = info.nbytes // info.shape[0]
@@ -48,7 +76,7 @@ def parts(checkpoint: Weights, name: str, dtype: torch.dtype) -> Iterator[tuple[
         stop = min(start + step, info.shape[0])
         raw = checkpoint.part(name, start, stop)
         shape = (stop - start, *info.shape[1:])
-        yield start, torch.from_numpy(raw).view(_STORED[info.dtype]).view(shape)
+        yield start, torch.from_numpy(raw).view(STORED[info.dtype]).view(shape)
 
 
 def require_finite(checkpoint: Weights, name: str, values: torch.Tensor) -> None:
@@ -94,8 +122,9 @@ class EmbeddingRows(TorchCalls):
                 f"{self._checkpoint.path}: no tensor for an embedding of shape "
                 f"{list(weight.shape)}, which the model needs; the checkpoint is incomplete"
             )
-        known, rows = self._rows(name, ids)
-        return rows[torch.searchsorted(known, ids)]
+        here = ids.cpu()
+        known, rows = self._rows(name, here)
+        return rows[torch.searchsorted(known, here)].to(ids.device)
 
     def _rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         size, width = self._checkpoint.tensors[name].shape

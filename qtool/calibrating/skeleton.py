@@ -27,8 +27,8 @@ from torch import nn
 from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.calibrating.online import Online
 from qtool.calibrating.outer_forward import recorded, replaced
-from qtool.calibrating.reading import EmbeddingRows, copy_tensor
-from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
+from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
+from qtool.calibrating.stream import CPU, Call, LoadedBlock, States, Stream
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
@@ -88,8 +88,12 @@ class Skeleton:
             for piece in pieces
         )
 
-    def block(self, index: int) -> LoadedBlock:
-        """Read one block's weights, in float32. Its memory is free once it is dropped."""
+    def block(self, index: int, reading: Reading | None = None) -> LoadedBlock:
+        """Read one block's weights, in float32. Its memory is free once it is dropped.
+
+        reading: to where, by default onto the CPU.
+        """
+        reading = reading or OnHost(self.checkpoint)
         prefix = f"{self.prefix}{index}."
         # Its configuration is shared with the skeleton, its modules are not.
         config = self.model.config
@@ -100,10 +104,11 @@ class Skeleton:
             pieces = self.names.of_parameter.get(name)
             if pieces is None:
                 continue  # a buffer that no checkpoint holds; open() has seen to parameters
-            tensor = self._read_parameter(owner, attribute, pieces)
+            tensor = read_parameter(owner, attribute, pieces, reading)
             for piece in pieces:
                 bindings[piece.checkpoint_name] = piece
                 weights[piece.checkpoint_name] = piece.view(tensor)
+        move(module, reading.place)
         return LoadedBlock(index, prefix, module.eval(), bindings, weights, self.online)
 
     def embed(
@@ -146,10 +151,13 @@ class Skeleton:
             return self._head(hidden)
 
     @contextmanager
-    def open_head(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-        """head() for many calls: its weights are read once."""
-        with self._outer_weights():
-            yield self._head
+    def open_head(
+        self, reading: Reading | None = None
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """head() for many calls, where `reading` places it: its weights are read once."""
+        place = reading.place if reading is not None else CPU
+        with self._outer_weights(reading), place:
+            yield lambda hidden: self._head(hidden.to(place))
 
     def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
         """The whole forward pass, block by block: logits [n, length, vocabulary]."""
@@ -175,31 +183,21 @@ class Skeleton:
                     "incomplete or config.json is of another model"
                 )
 
-    def _read_parameter(
-        self, owner: nn.Module, attribute: str, pieces: Sequence[Binding]
-    ) -> torch.Tensor:
-        """Put the checkpoint's values, in float32, where the module expects its parameter."""
-        meta = getattr(owner, attribute)
-        dtype = torch.float32 if meta.is_floating_point() else meta.dtype
-        tensor = torch.empty(meta.shape, dtype=dtype)
-        for piece in pieces:
-            copy_tensor(self.checkpoint, piece.checkpoint_name, piece.view(tensor))
-        if attribute in owner._parameters:
-            owner._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
-        else:
-            owner._buffers[attribute] = tensor
-        return tensor
-
     @contextmanager
-    def _outer_weights(self) -> Iterator[None]:
+    def _outer_weights(self, reading: Reading | None = None) -> Iterator[None]:
         """Within, a module outside of the blocks reads its own weights when first called."""
+        source = reading or OnHost(self.checkpoint)
         filled: list[tuple[nn.Module, str, torch.Tensor]] = []
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
 
         def fill(owner: nn.Module, path: str) -> None:
             for attribute in (*owner._parameters, *owner._buffers):
                 meta = getattr(owner, attribute)
-                if meta is None or meta.device.type != "meta":
+                if meta is None or meta.device == source.place:
+                    continue
+                if meta.device.type != "meta":  # a buffer that no checkpoint holds
+                    filled.append((owner, attribute, meta))
+                    owner._buffers[attribute] = meta.to(source.place)
                     continue
                 if isinstance(owner, nn.Embedding) and attribute == "weight":
                     continue  # EmbeddingRows reads the rows that are looked up
@@ -213,7 +211,7 @@ class Skeleton:
                         "config.json is of another model"
                     )
                 filled.append((owner, attribute, meta))
-                self._read_parameter(owner, attribute, pieces)
+                read_parameter(owner, attribute, pieces, source)
 
         hooks = [
             module.register_forward_pre_hook(lambda owner, _, path=path: fill(owner, path))
@@ -269,3 +267,28 @@ class Skeleton:
             del embedding.forward
         assert isinstance(logits, torch.Tensor)
         return logits
+
+
+def read_parameter(
+    owner: nn.Module, attribute: str, pieces: Sequence[Binding], reading: Reading
+) -> torch.Tensor:
+    """Put the checkpoint's values, in float32, where the module expects its parameter."""
+    meta = getattr(owner, attribute)
+    dtype = torch.float32 if meta.is_floating_point() else meta.dtype
+    tensor = torch.empty(meta.shape, dtype=dtype, device=reading.place)
+    for piece in pieces:
+        reading.copy(piece.checkpoint_name, piece.view(tensor))
+    if attribute in owner._parameters:
+        owner._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[attribute] = tensor
+    return tensor
+
+
+def move(module: nn.Module, place: torch.device) -> None:
+    """Bring the buffers of a module, and tensors that it keeps as plain attributes, to a place."""
+    for part in module.modules():
+        for kept in (part._buffers, vars(part)):
+            for key, value in kept.items():
+                if isinstance(value, torch.Tensor) and value.device.type != "meta":
+                    kept[key] = value.to(place)

@@ -36,6 +36,7 @@ def evaluate(
             help="keep what the reference computed: in QTOOL_CACHE or ~/.cache/qtool, 4 GB at most",
         ),
     ] = True,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure ARTIFACT on a text: perplexity, and with --against KL divergence and agreement."""
@@ -58,6 +59,7 @@ def evaluate(
         protocol=protocol,
         threads=threads,
         cache=cache,
+        device=device,
         progress=Progress(quiet=json_),
     )
     failed = [said for one in conditions if (said := one.holds(found.found)) is not None]

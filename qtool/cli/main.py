@@ -25,6 +25,7 @@ from qtool.cli.diff import diff
 from qtool.cli.doctor import doctor
 from qtool.cli.download import download
 from qtool.cli.eval import evaluate
+from qtool.cli.generate import generate
 from qtool.cli.inspect import inspect
 from qtool.cli.matrix import matrix
 from qtool.cli.plan import plan
@@ -86,6 +87,7 @@ def _options(
 for _command in (quantize, calibrate, plan, inspect, diff, convert, recipes, bench):
     app.command()(_command)
 app.command("eval")(evaluate)
+app.command()(generate)
 app.command()(compare)
 app.command()(schema)
 app.command()(verify)

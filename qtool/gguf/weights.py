@@ -38,6 +38,20 @@ class GgufWeights:
         """How the file stores each tensor."""
         return {name: tensor.source.type for name, (tensor, _) in self._places.items()}
 
+    def stored_rows(self, name: str) -> tuple[BlockType, NDArray[np.uint8]] | None:
+        """A matrix in blocks, uint8 [out, bytes of a row], in the checkpoint's order of rows; None
+        where it is stored as floats, or holds other numbers than the checkpoint."""
+        tensor, number = self._places[name]
+        shape, module = self.tensors[name].shape, tensor.module
+        if len(shape) != 2 or tensor.source.type.weights == 1 or module.add:
+            return None
+        start = number * shape[0] if len(tensor.specs) > 1 else 0
+        rows = tensor.source.read(start, start + shape[0])
+        if module.rows is not None:
+            order = np.arange(shape[0], dtype=np.int64)
+            rows = rows[module.rows.inverse(order, tensor.groups, shape[0])]
+        return tensor.source.type, rows
+
     def file_of(self, name: str) -> Path:
         """The GGUF file."""
         return self.path

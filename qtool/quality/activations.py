@@ -199,9 +199,9 @@ def kept_of_heads(bits: int, kind: str, scales: Sequence[float]) -> Rounding:
     stored = torch.tensor(scales)
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        scale = stored
+        scale = stored.to(x.device)
         if len(scales) > 1:
-            scale = stored.repeat_interleave(x.shape[-3] // len(scales), 0).view(-1, 1, 1)
+            scale = scale.repeat_interleave(x.shape[-3] // len(scales), 0).view(-1, 1, 1)
         if kind == "float":
             return e4m3(x / scale) * scale
         return _on_grid(x, scale, torch.tensor(0.0), most)

@@ -16,7 +16,7 @@ tools/perplexity/perplexity.cpp.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 PROTOCOLS = ("plain", "llama.cpp")
 WINDOWS = 20
@@ -88,9 +91,13 @@ def evaluate(
     progress: Progress,
     *,
     cache: bool = True,
+    device: "Device | None" = None,
 ) -> list[Evaluation]:
     """Evaluate each artifact over the same windows; the reference is run once. Of several it is
-    said which is measured."""
+    said which is measured.
+
+    device: that does the work; None: the CPU.
+    """
     import torch
 
     check_protocol(protocol)
@@ -108,7 +115,9 @@ def evaluate(
                 progress.say(f"running the reference: {against}")
             with progress.stage("reference"):
                 exact = activations(weights, protocol.name)
-                reference = forward(weights, exact, tokens, threads, progress, keep=cache)
+                reference = forward(
+                    weights, exact, tokens, threads, progress, keep=cache, device=device
+                )
                 if reference.cached is not None:
                     progress.say(f"reference: {reference.cached}")
         found = []
@@ -118,7 +127,9 @@ def evaluate(
             with open_weights(path) as its:
                 with progress.stage("forward"):
                     rounded = activations(its, protocol.name)
-                    run = forward(its, rounded, tokens, threads, progress, keep=False)
+                    run = forward(
+                        its, rounded, tokens, threads, progress, keep=False, device=device
+                    )
                 torch.set_num_threads(threads)
                 with progress.stage("compare"):
                     measured = metrics.measure(tokens, protocol.positions, run, reference, progress)

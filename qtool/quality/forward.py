@@ -1,5 +1,7 @@
 """The last hidden states of a text's windows, block by block, and the logits they lead to.
 
+On a device, quantized matrices are copied as they are stored and dequantized there.
+
 Hidden states are [windows, length, width] in float32; logits exist for a few positions at a time.
 Those of a reference model are kept in a cache, by the digest of the model and of the tokens, since
 many artifacts are measured against one model.
@@ -19,11 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.device import Device
+from qtool.calibrating.placed import Calls, passed
+from qtool.calibrating.reading import OnHost, Reading
+from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.cuda.reading import OnDevice
 from qtool.errors import SourceError
 from qtool.quality.rounded_inputs import Activations
 from qtool.runs.progress import Progress
@@ -43,12 +49,13 @@ class Forward:
     skeleton: Skeleton
     hidden: torch.Tensor  # [windows, length, width] float32
     rounded: Activations
+    reading: Reading  # to where the head goes
     cached: str | None = None  # where hidden states are kept, for people
 
     @contextmanager
     def logits(self) -> Iterator[Logits]:
         """Within, a function: hidden [n, positions, width] -> logits [n, positions, vocabulary]."""
-        with self.skeleton.open_head() as head, self.rounded.outside(self.skeleton):
+        with self.skeleton.open_head(self.reading) as head, self.rounded.outside(self.skeleton):
             yield head
 
 
@@ -60,19 +67,26 @@ def forward(
     progress: Progress,
     *,
     keep: bool,
+    device: Device | None = None,
 ) -> Forward:
     """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     skeleton = Skeleton.open(weights)
     rounded = rounded.fitting(skeleton)
-    place = _cached(weights, tokens) if keep else None
+    reading = OnHost(weights) if device is None else OnDevice(weights, device)
+    place = _cached(weights, tokens, device) if keep else None
     if place is not None and (found := _read(place, tokens)) is not None:
         skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
-        return Forward(skeleton, found, rounded, f"taken from {place}")
+        return Forward(skeleton, found, rounded, reading, f"taken from {place}")
     with Workers(threads) as workers:
         with rounded.outside(skeleton):
-            stream = skeleton.embed(tokens, _TOGETHER)
+            stream = skeleton.embed(tokens, _TOGETHER if device is None else MICRO_BATCH_TOKENS)
+        calls = None if device is None else Calls(stream.calls, device)
         for index in progress.blocks(skeleton.count):
-            _advance(skeleton.block(index), stream, rounded, workers)
+            if device is None or calls is None:
+                _advance(skeleton.block(index), stream, rounded, workers)
+            else:
+                with passed(device, calls, stream) as (there, turn):
+                    _advance(skeleton.block(index, reading), there, rounded, turn)
             if not all(bool(torch.isfinite(part).all()) for part in stream.hidden):
                 raise SourceError(
                     f"{weights.path}: the output of block {index} is not finite on this text; the "
@@ -81,7 +95,7 @@ def forward(
     hidden = torch.cat(list(stream.hidden))
     kept = place is not None and _write(place, hidden)
     said = f"kept in {place}, {hidden.nbytes / 1e6:.0f} MB" if kept else None
-    return Forward(skeleton, hidden, rounded, said)
+    return Forward(skeleton, hidden, rounded, reading, said)
 
 
 def _advance(block: LoadedBlock, stream: Stream, rounded: Activations, workers: Workers) -> None:
@@ -104,11 +118,12 @@ def cache_folder() -> Path:
     return Path(home) / "qtool" / "reference"
 
 
-def _cached(weights: Weights, tokens: NDArray[np.int64]) -> Path | None:
+def _cached(weights: Weights, tokens: NDArray[np.int64], device: Device | None) -> Path | None:
     if not isinstance(weights, Checkpoint):
         return None
-    # transformers' modelling code computes the numbers, torch runs it.
-    versions = _CACHE_FORMAT, torch.__version__, version("transformers")
+    # transformers' modelling code computes the numbers, torch runs it, on whichever device.
+    versions = [_CACHE_FORMAT, str(torch.__version__), version("transformers")]
+    versions += [] if device is None else [device.name]
     said = "\0".join((*versions, weights.digest(), str(tokens.shape)))
     key = hashlib.sha256(said.encode() + tokens.astype("<i8").tobytes()).hexdigest()
     return cache_folder() / f"{key[:32]}.npy"

@@ -98,9 +98,10 @@ def _each(
             log_p = None
             if reference is not None and other is not None:
                 log_p = torch.log_softmax(other(reference.hidden[window : window + 1, part])[0], -1)
-            found = _positions(torch.from_numpy(following[window, part]), log_q, log_p)
+            ids = torch.from_numpy(following[window, part]).to(log_q.device)
+            found = _positions(ids, log_q, log_p)
             for row, values in zip(rows, found, strict=True):
-                row[window, part.start - first : part.stop - first] = values.numpy()
+                row[window, part.start - first : part.stop - first] = values.cpu().numpy()
             start, step = part.stop, max(1, _AT_ONCE // log_q.shape[-1])
     return rows
 

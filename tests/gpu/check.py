@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run"]
-TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
+TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run", "eval"]
+TESTS = [*(f"tests/test_cuda_{name}.py" for name in TESTS), "tests/test_generate.py"]
 FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
 FEW += " or test_groups[4"
 # Artifacts of the shipped model by many recipes: the CPU's bytes, or its KL divergence within 2 %.
@@ -59,6 +59,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
         check("quantize --device cuda", [*command, "--device", "cuda", "-o", f"{folder}/out"], 60)
+        command = [sys.executable, "-m", "qtool", "generate", f"{folder}/out", "--device", "cuda"]
+        check("generate --device cuda", command, 60)
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
         name = f"compute-sanitizer {tool}"

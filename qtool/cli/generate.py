@@ -1,0 +1,58 @@
+"""`qtool generate`: a few tokens from an artifact, as a smoke test."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qtool.generating.generate import Generated
+
+
+def generate(
+    artifact: Annotated[
+        str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
+    ],
+    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The capital of",
+    tokens: Annotated[int, typer.Option(min=1, help="how many to add, at most")] = 32,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Let ARTIFACT go on with a text, always with the likeliest token: a smoke test.
+
+    Matrices stay as they are stored; with --device cuda single tokens are multiplied by packed
+    4-bit words. Engines are what serves a model.
+    """
+    from qtool import api
+    from qtool.runs.progress import Progress
+
+    found = api.generate(
+        artifact,
+        prompt,
+        tokens=tokens,
+        device=device,
+        threads=threads,
+        progress=Progress(quiet=json_),
+    )
+    if json_:
+        typer.echo(json.dumps(found.json(), allow_nan=False))
+        return
+    typer.echo(found.prompt + found.text)
+    typer.echo("")
+    for line in lines(found):
+        typer.echo(line)
+
+
+def lines(found: "Generated") -> list[str]:
+    """For people, after the text."""
+    rate = found.tokens_per_second
+    speed = "" if rate is None else f", {rate:.2f} tokens/s"
+    end = ", ended by itself" if found.ended else ""
+    said = [
+        f"{found.prompt_tokens} tokens of prompt in {found.seconds_prompt:.1f} s, "
+        f"{len(found.tokens)} generated{speed}{end}, on {found.device}"
+    ]
+    if found.device != "cpu":
+        said.append(f"{found.fused} of {found.matrices} matrices multiplied as packed words")
+    return said

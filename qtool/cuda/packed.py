@@ -1,0 +1,193 @@
+"""Quantized matrices on a device as their files store them, and the kernels that read them there.
+
+What has no kernel here (bitsandbytes, QServe, AWQ in strips) is None: whoever asks takes the CPU's
+float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.artifact import Artifact, Entry
+from qtool.calibrating.weights import Weights
+from qtool.cuda import float_tasks, more_tasks, tasks
+from qtool.cuda.tasks import Task
+from qtool.formats import bits, gptq
+from qtool.formats import compressed_tensors_read as compressed
+from qtool.formats.float_codes import E2M1_AS_E4M3
+from qtool.gguf.weights import GgufWeights
+from qtool.quality.weights import ArtifactWeights
+from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
+
+Out = Any  # a tensor of the device, [out, in]; in a product [vectors, out]
+Room = Callable[[int], Any]  # float32 of so many numbers on the device
+_KINDS = {"int": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e2m1": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One matrix. The functions hold its tensors on the device, and make tasks."""
+
+    shape: tuple[int, int]
+    dense: Callable[[Out], Task]  # its numbers into `out`, float32, float16 or bfloat16
+    # (x float16 [1 to 8, in], out float16 [1 to 8, out], room) -> x W', without W in memory
+    times: Callable[[Any, Out, Room], tuple[Task, ...]] | None = None
+
+
+def packed(weights: Weights, name: str, device: "Device") -> Packed | None:
+    """A matrix, by its checkpoint name; None where the CPU has to dequantize it, or it is dense."""
+    if isinstance(weights, GgufWeights):
+        return _blocks(weights, name, device)
+    if isinstance(weights, ArtifactWeights):
+        entry = weights.artifact.entry(name)
+        if isinstance(entry.scheme, Scheme) and len(entry.shape) == 2 and 0 not in entry.shape:
+            return _matrix(weights.artifact, entry, entry.scheme, device)
+    return None
+
+
+def _put(device: "Device", array: NDArray[Any]) -> Any:
+    """A copy on the device, which begins where its allocator likes."""
+    return device.put(np.ascontiguousarray(array)).clone()
+
+
+def _blocks(weights: GgufWeights, name: str, device: "Device") -> Packed | None:
+    found = weights.stored_rows(name)
+    if found is None:
+        return None
+    type_, rows = found
+    there, width = _put(device, rows), weights.tensors[name].shape[1]
+
+    def dense(out: Out) -> Task:
+        return float_tasks.gguf(there, type_, width, out=out)
+
+    def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
+        return more_tasks.gemv_q4_k(there, width, x, out=out, room=room)
+
+    return Packed((len(rows), width), dense, times if type_.name == "Q4_K" else None)
+
+
+def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") -> Packed | None:
+    shape = (entry.shape[0], entry.shape[1])
+    if scheme.outer in ("after", "rows"):
+        return None
+    if artifact.found.format == "awq":
+        return _awq(artifact, entry, scheme, shape, device)
+    if artifact.found.format == "gptq":
+        return _gptq(artifact, entry, scheme, shape, device)
+    if scheme.book == "e2m1" and not scheme.outer and scheme.scale_dtype == "e8m0":
+        return _micro(artifact, entry, device)
+    if scheme.book == "int" and entry.stored[0].endswith(".weight_packed"):
+        return _words(artifact, entry, scheme, shape, device)
+    return _bytes(artifact, entry, device)
+
+
+def _tensor(artifact: Artifact, entry: Entry, last: str, device: "Device") -> Any:
+    return _put(device, artifact.stored_tensor(f"{entry.module}.{last}"))
+
+
+def _awq(
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+) -> Packed | None:
+    layout, size = artifact.found.layout, scheme.group_size
+    if layout not in ("gemm", "gemv"):
+        return None  # scaled zeros, which the CPU looks at: not all stand for whole ones
+    names = ("qweight", "qzeros", "scales")
+    qweight, zeros, scales = (_tensor(artifact, entry, last, device) for last in names)
+    if layout == "gemv":
+        return Packed(shape, lambda out: tasks.awq_gemv(qweight, zeros, scales, size, out=out))
+
+    def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
+        return more_tasks.gemv_awq(qweight, zeros, scales, size, x, out=out, room=room)
+
+    return Packed(
+        shape,
+        lambda out: tasks.awq_gemm(qweight, zeros, scales, size, out=out),
+        times if _fused(shape, scheme, scales) else None,
+    )
+
+
+def _fused(shape: tuple[int, int], scheme: Scheme, scales: Any) -> bool:
+    """Whether the kernels that multiply 4-bit words take a matrix."""
+    size = scheme.group_size if scheme.group_size > 0 else shape[1]
+    whole = shape[0] % 8 == 0 and shape[1] % more_tasks.RUN == 0 and size % more_tasks.RUN == 0
+    return whole and scheme.bits == 4 and str(scales.dtype) == "torch.float16"
+
+
+def _gptq(
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+) -> Packed | None:
+    if shape[1] * scheme.bits % 32:
+        return None  # words that end behind the last row
+    stored, name = artifact.stored_tensor, f"{entry.module}.g_idx"
+    zero = bits.unpack(stored(f"{entry.module}.qzeros"), scheme.bits, shape[0])
+    version = gptq.version_of(artifact.found, scheme, zero)
+    index = stored(name) if name in entry.stored else None
+    order = gptq.order_of(entry.module, index, scheme, shape)
+    g_idx = None if order is None else _put(device, order)
+    names = ("qweight", "qzeros", "scales")
+    qweight, zeros, scales = (_tensor(artifact, entry, last, device) for last in names)
+    size = scheme.group_size
+
+    def dense(out: Out) -> Task:
+        given = (qweight, zeros, scales, scheme.bits, size)
+        return tasks.gptq(*given, version=version, out=out, g_idx=g_idx)
+
+    def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
+        options: dict[str, Any] = {"version": version, "out": out, "room": room}
+        return more_tasks.gemv_gptq(qweight, zeros, scales, size, x, **options)
+
+    return Packed(shape, dense, times if g_idx is None and _fused(shape, scheme, scales) else None)
+
+
+def _words(
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+) -> Packed:
+    """compressed-tensors' pack-quantized."""
+    lasts = ("weight_scale", "weight_zero_point", "weight_g_idx")
+    names = {last: f"{entry.module}.{last}" for last in lasts}
+    stored = {n: artifact.stored_tensor(n) for n in names.values() if n in entry.stored}
+    words, scale = (_tensor(artifact, entry, last, device) for last in ("weight_packed", lasts[0]))
+    zero = None if scheme.symmetric else _put(device, stored[names["weight_zero_point"]])
+    order = compressed.order_of(entry.module, stored, scheme, shape)
+    g_idx = None if order is None else _put(device, order)
+    scale = scale.reshape(scheme.grid(shape))
+
+    def dense(out: Out) -> Task:
+        given = (words, scale, shape, scheme.bits, scheme.group_size)
+        return tasks.pack_quantized(*given, out=out, zero_point=zero, g_idx=g_idx)
+
+    return Packed(shape, dense)
+
+
+def _micro(artifact: Artifact, entry: Entry, device: "Device") -> Packed:
+    """MXFP4, two codes a byte."""
+    codes = _put(device, artifact.stored_tensor(entry.stored[0]))
+    scale = _tensor(artifact, entry, "weight_scale", device)
+    shape = (entry.shape[0], entry.shape[1])
+    return Packed(shape, lambda out: float_tasks.fp4(codes, scale, "e8m0", out=out))
+
+
+def _bytes(artifact: Artifact, entry: Entry, device: "Device") -> Packed | None:
+    """A code in each byte: INT8 and FP8; NVFP4, whose two scales are one number of float32."""
+    quant = artifact.read(entry.name)
+    if not isinstance(quant, GroupQuant) or quant.g_idx is not None:
+        return None
+    scheme, shape = quant.scheme, quant.shape
+    small = scheme.book == "e2m1"
+    codes = _put(device, E2M1_AS_E4M3[quant.codes & np.uint8(15)] if small else quant.codes)
+    scales = quant.row_scale() if scheme.outer else quant.scale
+    scale = _put(device, scales.reshape(scheme.grid(shape)))
+    zero = None if scheme.is_float else _put(device, quant.zero.reshape(scheme.grid(shape)))
+    block = (scheme.rows, scheme.group_size)
+
+    def dense(out: Out) -> Task:
+        kind = _KINDS[scheme.book]
+        return float_tasks.bytes_(codes, kind, scale=scale, block=block, out=out, zero=zero)
+
+    return Packed(shape, dense)

@@ -1,0 +1,1 @@
+"""A few tokens from an artifact: whether it still speaks."""

@@ -1,0 +1,169 @@
+"""Greedy decoding of a few tokens, with keys and values kept, from matrices as they are stored.
+
+The model's code is transformers' own. Hidden states are float32; on a device what packed matrices
+are multiplied with is float16. The matrices of experts, which transformers keeps in one parameter,
+and embeddings are dequantized when the model is loaded.
+"""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qtool.calibrating.calibration import transformers_tokenizer
+from qtool.calibrating.device import Device
+from qtool.calibrating.meta_model import tensors_of
+from qtool.calibrating.reading import OnHost, Reading
+from qtool.calibrating.skeleton import Skeleton, move, read_parameter
+from qtool.calibrating.weights import Weights
+from qtool.cuda.reading import OnDevice
+from qtool.errors import SourceError, UnsupportedError
+from qtool.generating.products import Matrix, Products, matrix
+from qtool.quality.engine_inputs import activations
+from qtool.quality.weights import open_weights
+from qtool.runs.progress import Progress
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came out, ready for --json."""
+
+    artifact: str
+    device: str
+    prompt: str
+    text: str  # what follows the prompt
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    ended: bool  # by the model's own end of text
+    seconds_prompt: float
+    seconds: float  # of the tokens after the first
+    matrices: int
+    fused: int  # of them, those that single vectors are multiplied with as packed words
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None where there was one token only."""
+        return (len(self.tokens) - 1) / self.seconds if len(self.tokens) > 1 else None
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool generate`."""
+        rate = {"tokens_per_second": self.tokens_per_second}
+        return {**vars(self), "tokens": list(self.tokens), **rate}
+
+
+def generate(
+    path: Path, prompt: str, tokens: int, device: Device | None, progress: Progress
+) -> Generated:
+    """Up to `tokens` tokens that follow the prompt, each the likeliest one.
+
+    SourceError where what the model says is not finite; UnsupportedError where transformers cannot
+    run it with a cache.
+    """
+    with open_weights(path) as weights:
+        tokenizer = transformers_tokenizer(weights.folder)
+        ids = list(tokenizer(prompt)["input_ids"])
+        if not ids:
+            raise SourceError("--prompt: it has no tokens; give a word or more")
+        with progress.stage("load"):
+            skeleton = Skeleton.open(weights)
+            reading = OnHost(weights) if device is None else OnDevice(weights, device)
+            matrices = _load(skeleton, weights, reading, device)
+        rounded = activations(weights, "plain").fitting(skeleton)
+        products = Products(matrices, skeleton.online, rounded)
+        for number, block in enumerate(skeleton.blocks):
+            block.register_forward_pre_hook(_at(products, number))
+        ends = _ends(skeleton, weights.folder)
+        found: list[int] = []
+        times = [time.monotonic()]
+        cache: Any = None
+        with progress.stage("generate"), torch.no_grad(), products:
+            for _ in progress.blocks(tokens, "token"):
+                given = torch.tensor([found[-1:] or ids], device=reading.place)
+                logits, cache = _step(skeleton.model, given, cache)
+                if not bool(torch.isfinite(logits).all()):
+                    raise SourceError(
+                        f"{path}: what it says after token {len(ids) + len(found)} is not a finite "
+                        "number; it is broken, or overflows in float16"
+                    )
+                found.append(int(logits.argmax()))
+                times.append(time.monotonic())
+                if found[-1] in ends:
+                    break
+        return Generated(
+            str(path),
+            "cpu" if device is None else device.name,
+            prompt,
+            str(tokenizer.decode([*ids, *found]))[len(str(tokenizer.decode(ids))) :],
+            len(ids),
+            tuple(found),
+            found[-1] in ends,
+            times[1] - times[0],
+            times[-1] - times[1],
+            len(matrices),
+            sum(one.fused for one in matrices.values()),
+        )
+
+
+def _step(model: Any, given: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+    """Logits [vocabulary] of the last position, and keys and values so far."""
+    try:
+        out = model(input_ids=given, past_key_values=cache, use_cache=True)
+        return out.logits[0, -1].float(), out.past_key_values
+    except torch.OutOfMemoryError:
+        raise
+    # What a model's own code raises when it is run in a way it was not made for.
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
+        said = " ".join(str(error).split())[:200]
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be run token by token ({type(error).__name__}: "
+            f"{said}); `qtool eval` measures it without a cache"
+        ) from error
+
+
+def _at(products: Products, number: int) -> Any:
+    def note(*_: Any) -> None:
+        products.block = number
+
+    return note
+
+
+def _load(
+    skeleton: Skeleton, weights: Weights, reading: Reading, device: Device | None
+) -> dict[int, Matrix]:
+    """Fill the model but for whole matrices of linear layers, which are given back by the id of
+    their parameter."""
+    of_parameter = skeleton.names.of_parameter
+    tied = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    matrices: dict[int, Matrix] = {}
+    for owner, attribute, name in tensors_of(skeleton.model, ""):
+        pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
+        if pieces is None:
+            if attribute in owner._parameters:
+                raise SourceError(
+                    f"{weights.path}: no tensor for {name!r}; the checkpoint is incomplete or "
+                    "config.json is of another model"
+                )
+            continue
+        if isinstance(owner, nn.Linear) and attribute == "weight" and not pieces[0].index:
+            matrices[id(owner.weight)] = matrix(weights, pieces[0].checkpoint_name, device)
+        else:
+            read_parameter(owner, attribute, pieces, reading)
+    move(skeleton.model, reading.place)
+    return matrices
+
+
+def _ends(skeleton: Skeleton, folder: Path) -> set[int]:
+    """Tokens that end a text."""
+    said = [getattr(skeleton.model.config, "eos_token_id", None)]
+    beside = folder / "generation_config.json"
+    if beside.is_file():
+        with suppress(ValueError, AttributeError):  # config.json says it, too
+            said.append(json.loads(beside.read_text(encoding="utf-8")).get("eos_token_id"))
+    flat = [i for one in said for i in (one if isinstance(one, list) else [one])]
+    return {i for i in flat if isinstance(i, int)}

@@ -1,0 +1,120 @@
+"""Products with matrices that stay as they are stored.
+
+    on a device    up to 8 vectors: the kernel that multiplies packed words, where a format has one;
+                   more: the matrix dequantized to float16 for this product
+    on the CPU     the matrix dequantized to float32 for this product
+
+A matrix is known by its parameter, which stays on torch's meta device.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from qtool.calibrating.device import Device
+from qtool.calibrating.online import Online, turned
+from qtool.calibrating.reading import STORED, parts
+from qtool.calibrating.torch_calls import TorchCalls
+from qtool.calibrating.weights import Weights
+from qtool.cuda.more_tasks import MOST
+from qtool.cuda.packed import Packed, packed
+from qtool.quality.rounded_inputs import Activations
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One of them, by its checkpoint name."""
+
+    name: str
+    times: Product
+    fused: bool  # whether vectors are multiplied by packed words
+
+
+def matrix(weights: Weights, name: str, device: Device | None) -> Matrix:
+    """A matrix [out, in] of the model, ready to multiply."""
+    if device is None:
+        return Matrix(name, lambda x: F.linear(x, torch.from_numpy(weights.float32(name))), False)
+    found = packed(weights, name, device)
+    if found is None:
+        return Matrix(name, _dense(weights, name, device), False)
+    return Matrix(name, _packed(found, device), found.times is not None)
+
+
+def _dense(weights: Weights, name: str, device: Device) -> Product:
+    """Kept as it is stored, float32 where that is nothing that torch multiplies."""
+    info = weights.tensors[name]
+    there = torch.empty(info.shape, dtype=STORED[info.dtype], device=device.place)
+    for start, part in parts(weights, name, torch.float32):
+        there[start : start + len(part)].copy_(part)
+    return lambda x: F.linear(x.to(there.dtype), there).float()
+
+
+def _packed(found: Packed, device: Device) -> Product:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        vectors = x.reshape(-1, found.shape[1]).to(torch.float16)
+        if found.times is not None and len(vectors) <= MOST:
+            kept: list[torch.Tensor] = []  # until the tasks are under way
+
+            def room(numbers: int) -> torch.Tensor:
+                kept.append(torch.empty(numbers, device=device.place))
+                return kept[-1]
+
+            out = vectors.new_empty(len(vectors), found.shape[0])
+            device.launch(*found.times(vectors, out, room))
+        else:
+            weight = vectors.new_empty(found.shape)
+            device.launch(found.dense(weight))
+            out = vectors @ weight.T
+        return out.float().reshape(*x.shape[:-1], found.shape[0])
+
+    return product
+
+
+class Products(TorchCalls):
+    """Within, products with known matrices are computed as above, and inputs, keys and values are
+    rotated and rounded as an engine would. `block`: the number of the one that runs."""
+
+    def __init__(
+        self, matrices: Mapping[int, Matrix], online: Online, rounded: Activations
+    ) -> None:
+        """matrices: by the id of the parameter."""
+        super().__init__()
+        self._matrices = matrices
+        self._online = online
+        self._rounded = rounded
+        self.block = 0
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return func(*self._attention(*args), **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        known = self._matrices.get(id(weight))
+        if known is None:
+            return F.linear(input, weight, bias)
+        size = self._online.inputs.get(known.name)
+        x = input if size is None else turned(input, size)
+        rounding = self._rounded.of_matrix.get(known.name)
+        product = known.times(x if rounding is None else rounding.apply(x))
+        return product if bias is None else product + bias
+
+    def _attention(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any
+    ) -> tuple[Any, ...]:
+        size = self._online.heads.get(self.block)
+        if size is not None:
+            query, key = turned(query, size), turned(key, size)
+        if self._rounded.kept is not None:
+            of_keys, of_values = self._rounded.kept.of_block(self.block)
+            key, value = of_keys.apply(key), of_values.apply(value)
+        return (query, key, value, *more)

@@ -1,0 +1,131 @@
+"""`eval --device cuda` with torch's part on the CPU and the kernels in the emulated grid: weights
+that were dequantized there are the CPU's bit for bit, and so are the figures but for their sums."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantizing
+import torch
+from arch_models import VOCABULARY
+from cuda_device import device, emulator
+from small_models import checkpoint
+from transformers import masking_utils
+
+import qtool
+from qtool.calibrating import reading
+from qtool.calibrating.device import Device
+from qtool.calibrating.placed import Calls
+from qtool.calibrating.skeleton import Skeleton
+from qtool.cuda.packed import packed
+from qtool.cuda.reading import OnDevice
+from qtool.errors import UnsupportedError
+from qtool.quality.evaluate import Protocol, evaluate
+from qtool.quality.weights import open_weights
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+
+__all__ = ["device", "emulator"]
+
+TINY = Path(pipeline.__file__).parent.parent / "tiny"
+UP = "model.layers.0.mlp.up_proj.weight"
+# Of every format; which kernel reads a matrix, and whether one multiplies it: None is the CPU.
+CASES = {
+    "w4g128-rtn": ("across_4", True),
+    "w4g128-rtn awq.layout=gemv": ("rows_4", False),
+    "w4g128-rtn awq.layout=llm_awq": None,
+    "w3g128-rtn": ("columns_3", False),
+    "w4g128-rtn format=gptq": ("columns_4", True),
+    "w4g128-gptq gptq.static_groups=false": ("columns_4", False),
+    "w4a16-ct": ("rows_4", False),
+    "w4a16-ct weights.bits=3 weights.symmetric=false": ("rows_3", False),
+    "w8a8-dynamic": ("uint8", False),
+    "fp8-dynamic": ("float8_e4m3fn", False),
+    "fp8-block-hf": ("float8_e4m3fn", False),
+    "nvfp4": ("float8_e4m3fn", False),
+    "mxfp4": ("fp4_e8m0", False),
+    "int8-llmint8": None,
+    "q4_k_m": ("q4_k", True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_weights(case: str, tmp_path: Path, device: Device) -> None:
+    recipe, *changes = case.split()
+    samples = {"samples": 2, "length": 64}
+    needs = {} if recipe.endswith(("rtn", "dynamic", "hf", "fp4", "_m")) else samples
+    out = qtool.quantize("tiny", recipe, tmp_path / "out", changes=changes, **needs).artifact
+    with open_weights(Path(out)) as weights:
+        found = packed(weights, UP, device)
+        if CASES[case] is None:
+            assert found is None
+        else:
+            assert found is not None
+            task = found.dense(torch.empty(found.shape))
+            name, fused = CASES[case]
+            assert task.kernel == f"dequantize_{name}_f32"
+            assert (found.times is not None) == fused
+        skeleton = Skeleton.open(weights)
+        here, there = skeleton.block(0), skeleton.block(0, OnDevice(weights, device))
+        assert set(here.weights) == set(there.weights)
+        for name, view in there.weights.items():
+            assert view.device.type == device.place.type
+            bits = view.cpu().numpy().view(np.uint32)
+            np.testing.assert_array_equal(bits, here.weights[name].numpy().view(np.uint32), name)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "w8a8-dynamic", "q4_k_m"])
+def test_the_same_figures(recipe: str, tmp_path: Path, device: Device) -> None:
+    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
+    protocol = Protocol("plain", quantizing.text_file(tmp_path / "text.txt"), 2, 32)
+    rows = [
+        evaluate([out], TINY, protocol, 1, Progress(quiet=True), cache=False, device=where)[0]
+        for where in (None, device)
+    ]
+    here, there = (row.found for row in rows)
+    assert here["protocol"] == there["protocol"]
+    for key in ("perplexity", "reference_perplexity"):
+        assert there[key] == pytest.approx(here[key], rel=1e-4)
+    assert there["kld"]["mean"] == pytest.approx(here["kld"]["mean"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "qwen2", "qwen3", "phi3", "stablelm", "gpt_neox"]
+)
+def test_nothing_of_a_head_stays_behind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for blocks: on the meta device, where what is partly elsewhere fails as on a GPU."""
+    # One holds tensors back from there, as a table of the CPU needs; the other asks for numbers.
+    monkeypatch.setattr(reading, "_names_meta", lambda _: False)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda _: None)
+
+    class Nowhere:
+        place = torch.device("meta")
+
+        def copy(self, name: str, target: torch.Tensor) -> None:
+            assert target.device.type == "meta"
+
+    source = checkpoint(tmp_path, name)
+    skeleton = Skeleton.open(source)
+    stream = skeleton.embed(np.random.default_rng(2).integers(3, VOCABULARY, (2, 8)))
+    buffers = {path: one.device for path, one in skeleton.model.named_buffers()}
+    with skeleton.open_head(Nowhere()) as head:
+        logits = head(stream.hidden[0])
+    assert logits.shape == (2, 8, VOCABULARY) and logits.device.type == "meta"
+    assert {path: one.device for path, one in skeleton.model.named_buffers()} == buffers
+    block = skeleton.block(0, Nowhere())
+    meta = Device(Nowhere.place, print, "", 0)
+    call = Calls(stream.calls, meta)[0][0]
+    hidden = stream.hidden[0].to("meta")
+    assert block.run(hidden, call).device.type == "meta"
+
+
+def test_refused_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    with pytest.raises(UnsupportedError, match="no NVIDIA GPU is here"):
+        qtool.evaluate("nobody/nothing", text, device="cuda")
+    with pytest.raises(UnsupportedError, match="--device tpu: expected auto, cpu or cuda"):
+        qtool.generate("nobody/nothing", "x", device="tpu")

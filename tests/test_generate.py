@@ -1,0 +1,121 @@
+"""`generate`: the tokens that a whole forward pass without a cache finds likeliest, from matrices
+that stay as they are stored; and with a device in the emulated grid."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_device import device, emulator
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import qtool
+from qtool.calibrating.calibration import tokenize
+from qtool.calibrating.device import Device
+from qtool.cli.main import app
+from qtool.errors import SourceError
+from qtool.generating.generate import Generated, generate
+from qtool.quality.engine_inputs import activations
+from qtool.quality.forward import forward
+from qtool.quality.weights import open_weights
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+
+__all__ = ["device", "emulator"]
+
+TINY = Path(pipeline.__file__).parent.parent / "tiny"
+QUIET = Progress(quiet=True)
+PROMPT = "def main("
+
+
+def check(path: Path, found: Generated, slack: float) -> None:
+    """Each token has the largest logit of `eval`'s forward pass, or one that is `slack` less."""
+    with open_weights(path) as weights:
+        given = tokenize(found.prompt, weights.folder)
+        ids = np.concatenate([given, np.array(found.tokens)])[None]
+        run = forward(weights, activations(weights, "plain"), ids, 1, QUIET, keep=False)
+        with run.logits() as head:
+            logits = head(run.hidden)[0]
+    for number, token in enumerate(found.tokens):
+        row = logits[len(given) - 1 + number]
+        assert float(row.max() - row[token]) <= slack, (number, token)
+
+
+RECIPES = ["q4_k_m", "w8a8-dynamic", "w4a4-rotated", "w4a8kv4-qserve", "kv-fp8"]
+SLOW = ("w4a8kv4-qserve", "w3g128-rtn")
+
+
+def some(*names: str) -> list[Any]:
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
+
+
+@pytest.mark.parametrize("recipe", some(*RECIPES))
+def test_what_a_forward_pass_finds_likeliest(recipe: str, tmp_path: Path) -> None:
+    """Online rotations, rounded inputs and KV caches are done as in `eval`."""
+    samples: dict[str, Any] = {"samples": 2, "length": 64}
+    more = {} if recipe in RECIPES[:2] else samples
+    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out", **more).artifact)
+    found = generate(out, PROMPT, 10, None, QUIET)
+    assert len(found.tokens) == 10 or found.ended
+    assert found.fused == 0 and found.matrices > 10
+    check(out, found, 1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", *some("w3g128-rtn"), "q4_k_m", "w8a8-dynamic"])
+def test_on_a_device(recipe: str, tmp_path: Path, device: Device) -> None:
+    """Products are of float16 there, so that logits differ by a little."""
+    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
+    found = generate(out, PROMPT, 5, device, QUIET)
+    assert found.device == device.name
+    assert (found.fused > 0) == (recipe in ("w4g128-rtn", "q4_k_m"))
+    check(out, found, 0.1)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q4_k_m"])
+def test_packed_words_are_what_is_multiplied(recipe: str, tmp_path: Path, device: Device) -> None:
+    """For single tokens; a prompt of more than eight is multiplied by dequantized matrices."""
+    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
+    seen: list[str] = []
+
+    def launch(*tasks: Any) -> None:
+        seen.extend(task.kernel.split("_")[0] for task in tasks)
+        device.launch(*tasks)
+
+    watched = Device(device.place, launch, device.name, 0)
+    generate(out, "one two three four five six seven eight nine ten", 3, watched, QUIET)
+    assert "dequantize" in seen[:20] and "gemv" in seen
+    if recipe == "w4g128-rtn":  # all of its matrices have such a kernel
+        assert "dequantize" not in seen[seen.index("gemv") :]
+
+
+def test_a_dense_model_too(device: Device) -> None:
+    here, there = (generate(TINY, PROMPT, 4, where, QUIET) for where in (None, device))
+    check(TINY, here, 1e-3)
+    check(TINY, there, 0.3)
+
+
+def test_what_is_no_number_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(TINY, broken)
+    (file,) = broken.glob("*.safetensors")
+    tensors = load_file(file)
+    norm = next(name for name in tensors if name.endswith("norm.weight"))
+    tensors[norm] = torch.full_like(tensors[norm], 3e38)
+    save_file(tensors, file)
+    with pytest.raises(SourceError, match=r"after token \d+ is not a finite number"):
+        generate(broken, PROMPT, 2, None, QUIET)
+    with pytest.raises(SourceError, match="--prompt: it has no tokens"):
+        generate(TINY, "", 2, None, QUIET)
+
+
+def test_the_command() -> None:
+    said = CliRunner().invoke(app, ["generate", "tiny", "--prompt", PROMPT, "--tokens", "3"])
+    assert said.exit_code == 0 and said.stdout.startswith(PROMPT)
+    assert "3 tokens of prompt" in said.stdout and "on cpu" in said.stdout
+    said = CliRunner().invoke(app, ["generate", "tiny", "--tokens", "1", "--json"])
+    row = json.loads(said.stdout)
+    assert row["tokens_per_second"] is None and len(row["tokens"]) == 1
