@@ -49,8 +49,9 @@ def rotate_source(
             options = recipe.rotate
             progress.say(f"learning the rotations: {options.steps} steps")
             kept = learned.learn(
-                view, found, schemes, tokens[:samples], options.steps, options.rate, progress
-            )
+                view, found, schemes, tokens[:samples], options.steps, options.rate, progress,
+                recipe.activations,
+            )  # fmt: skip
         _keep(space, kept)
     with progress.stage("transform"):
         return _proved(view, kept, found, progress)
