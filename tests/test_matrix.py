@@ -192,6 +192,7 @@ def test_it_goes_on(
     assert damaged.status == 1 and "gptq/model.safetensors is not as it was" in damaged.out
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_not_measured_again(
     model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def test_two_runs_are_kept_apart(
     assert not (tmp_path / "m/.matrix").exists()
 
 
+@pytest.mark.slow
 def test_no_room_for_statistics(
     tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +317,7 @@ def test_no_room_for_statistics(
     assert 0 <= found["passes"][0]["size_bytes"] - wanted < 200_000
 
 
+@pytest.mark.slow
 def test_statistics_are_kept_for_a_run_that_can_go_on(
     tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from quantizing import build, files, text_file
+from quantizing import build, caller, files, text_file
 
 import qtool
 from qtool.errors import ResumeError, UnsupportedError
@@ -273,27 +273,26 @@ def test_another_run_is_not_gone_on_with(
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_what_would_go_on_is_said_and_does(model: Path, tmp_path: Path) -> None:
+def test_what_would_go_on_is_said_and_does(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Killed, then typed with other options: the sentence names them, and how to go on."""
     out, text = tmp_path / "out", text_file(tmp_path / "text.txt")
     home = Path(qtool.__file__).parent.parent
     words = ["quantize", model, "--recipe", "w4g128-gptq", "--set", "weights.group_size=32", "-o",
              out, "--calibration", text, "--length", "48", "--samples"]  # fmt: skip
-
-    def run(code: list[str], *more: str) -> tuple[int, str]:
-        command = [sys.executable, *code, *map(str, words), *more]
-        ended = subprocess.run(command, cwd=home, capture_output=True, text=True)
-        return ended.returncode, ended.stderr
-
-    status, said = run(["-c", KILLED], "4")
-    assert status == -9, said
-    status, said = run(["-m", "qtool"], "3", "--max-shard-size", "1MB")
-    assert status == 1 and "the same command goes on" not in said, said
+    killed = [sys.executable, "-c", KILLED, *map(str, words), "4"]
+    ended = subprocess.run(killed, cwd=home, capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    call = caller(monkeypatch, capfd)
+    refused = call(*words, "3", "--max-shard-size", "1MB")
+    said = refused.err
+    assert refused.status == 1 and "the same command goes on" not in said, said
     assert "calibration.samples was 4, is 3, size of a shard was 5000000000, is 1000000" in said
     options = said.split("this command with ")[1].split(" goes on with it")[0]
     assert options == "--samples 4 --max-shard-size 5000000000"
-    status, said = run(["-m", "qtool"], *options.split()[1:])
-    assert status == 0 and "going on with an earlier run" in said
+    done = call(*words, *options.split()[1:])
+    assert done.status == 0 and "going on with an earlier run" in done.err
 
 
 RECIPE = {"name": "r", "weights": {"bits": 4}, "calibration": {"source": None, "samples": 4}}
