@@ -26,11 +26,12 @@ static void fill_table(const qt_fp4 *f, float table[256][16])
 {
     for (unsigned code = 0; code < 256; code++) {
         float scale = f->scale_kind == QT_SCALE_E8M0 ? from_e8m0(code) : from_e4m3(code);
+        /* Both scales are one number before a code is multiplied: so compressed-tensors has it. */
+        scale = f->divide ? scale / f->outer : scale * f->outer;
         for (int i = 0; i < 16; i++) {
             float value = ((float)fp4_book[i] * 0.5f) * scale;
             if (i == 8)
                 value = -0.0f * scale;
-            value = f->divide ? value / f->outer : value * f->outer;
             table[code][i] = qt_plain_nan(value);
         }
     }

@@ -42,7 +42,7 @@ CASES = {
     "w8a8-dynamic": ("uint8", False),
     "fp8-dynamic": ("float8_e4m3fn", False),
     "fp8-block-hf": ("float8_e4m3fn", False),
-    "nvfp4": ("float8_e4m3fn", False),
+    "nvfp4": ("fp4_e4m3fn", False),
     "mxfp4": ("fp4_e8m0", False),
     "int8-llmint8": None,
     "q4_k_m": ("q4_k", True),

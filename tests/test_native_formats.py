@@ -293,11 +293,11 @@ def test_four_bit_floats_give_the_definition(kind: str, outer: dict[str, float])
         scale.reshape(-1)[: min(256, scale.size)] = np.arange(256, dtype=np.uint8)[: scale.size]
         factor = define.e8m0(scale) if kind == "e8m0" else define.float8(scale, "float8_e4m3fn")
         with np.errstate(all="ignore"):
-            exact = define.float4(packed) * np.repeat(factor, group, 1)
             if "divisor" in outer:
-                exact = exact / np.float32(outer["divisor"])
+                factor = factor / np.float32(outer["divisor"])
             elif "factor" in outer:
-                exact = exact * np.float32(outer["factor"])
+                factor = factor * np.float32(outer["factor"])
+            exact = define.float4(packed) * np.repeat(factor, group, 1)
         for dtype in DTYPES:
             want = define.stored(exact, dtype)
             source = define.Fenced(packed)

@@ -2,7 +2,7 @@
  *
  *     int8, uint8            (code - zero) * scale of the code's block
  *     float8 e4m3fn, e5m2    code * scale
- *     four-bit floats        (code * scale) * outer, or / outer
+ *     four-bit floats        code * (scale * outer), or scale / outer
  *
  * The arithmetic is that of kernels/bytes.c and kernels/fp4.c. */
 #ifndef QTOOL_CUDA_BYTES_H
@@ -102,11 +102,10 @@ template <int SCALE> struct Fp4 {
         uint32_t code = In<uint8_t>(t.scale, t.scale_bytes)[row * t.scale_row + group_of(t, col)];
         float scale = SCALE == SCALE_E8M0 ? of_e8m0(code) : of_e4m3(code);
         float outer = float_of_bits((uint32_t)t.outer);
+        scale = t.divide ? divide(scale, outer) : mul(scale, outer);
         QT_UNROLL
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 8; i++)
             w[i] = mul(of_e2m1(run >> (4 * i) & 15), scale);
-            w[i] = t.divide ? divide(w[i], outer) : mul(w[i], outer);
-        }
     }
 };
 

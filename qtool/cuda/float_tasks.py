@@ -60,7 +60,7 @@ def fp4(
     divisor: float | None = None,
     factor: float | None = None,
 ) -> Task:
-    """(code * scale) / divisor, or * factor, as `qtool.native.floats8.dequantize_fp4`."""
+    """code * (scale / divisor), or scale * factor, as `qtool.native.floats8.dequantize_fp4`."""
     if scale_kind not in _SCALES:
         raise ValueError(f"scale_kind is {scale_kind!r}, expected {', '.join(_SCALES)}")
     if divisor is not None and factor is not None:

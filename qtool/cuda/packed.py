@@ -17,7 +17,7 @@ from qtool.cuda import float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task
 from qtool.formats import bits, gptq
 from qtool.formats import compressed_tensors_read as compressed
-from qtool.formats.float_codes import E2M1_AS_E4M3
+from qtool.formats.stored_codes import one_number
 from qtool.gguf.weights import GgufWeights
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import GroupQuant, Scheme
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 Out = Any  # a tensor of the device, [out, in]; in a product [vectors, out]
 Room = Callable[[int], Any]  # float32 of so many numbers on the device
-_KINDS = {"int": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e2m1": "float8_e4m3fn"}
+_KINDS = {"int": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+_FP4_SCALES = {"e8m0": "e8m0", "float8_e4m3": "e4m3fn"}
+_SECOND = {
+    "divides": ("divisor", "weight_global_scale"),
+    "multiplies": ("factor", "weight_scale_2"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") 
         return _awq(artifact, entry, scheme, shape, device)
     if artifact.found.format == "gptq":
         return _gptq(artifact, entry, scheme, shape, device)
-    if scheme.book == "e2m1" and not scheme.outer and scheme.scale_dtype == "e8m0":
-        return _micro(artifact, entry, device)
+    if scheme.book == "e2m1":
+        return _fp4(artifact, entry, scheme, device)
     if scheme.book == "int" and entry.stored[0].endswith(".weight_packed"):
         return _words(artifact, entry, scheme, shape, device)
     return _bytes(artifact, entry, device)
@@ -165,24 +170,27 @@ def _words(
     return Packed(shape, dense)
 
 
-def _micro(artifact: Artifact, entry: Entry, device: "Device") -> Packed:
-    """MXFP4, two codes a byte."""
+def _fp4(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") -> Packed:
+    """MXFP4 and NVFP4, two codes a byte."""
     codes = _put(device, artifact.stored_tensor(entry.stored[0]))
     scale = _tensor(artifact, entry, "weight_scale", device)
-    shape = (entry.shape[0], entry.shape[1])
-    return Packed(shape, lambda out: float_tasks.fp4(codes, scale, "e8m0", out=out))
+    shape, kind = (entry.shape[0], entry.shape[1]), _FP4_SCALES[scheme.scale_dtype]
+    outer: dict[str, float] = {}
+    if scheme.outer:
+        key, last = _SECOND[scheme.outer]
+        name = f"{entry.module}.{last}"
+        outer[key] = one_number(name, artifact.stored_tensor(name))
+    return Packed(shape, lambda out: float_tasks.fp4(codes, scale, kind, out=out, **outer))
 
 
 def _bytes(artifact: Artifact, entry: Entry, device: "Device") -> Packed | None:
-    """A code in each byte: INT8 and FP8; NVFP4, whose two scales are one number of float32."""
+    """A code in each byte: INT8 and FP8."""
     quant = artifact.read(entry.name)
     if not isinstance(quant, GroupQuant) or quant.g_idx is not None:
         return None
     scheme, shape = quant.scheme, quant.shape
-    small = scheme.book == "e2m1"
-    codes = _put(device, E2M1_AS_E4M3[quant.codes & np.uint8(15)] if small else quant.codes)
-    scales = quant.row_scale() if scheme.outer else quant.scale
-    scale = _put(device, scales.reshape(scheme.grid(shape)))
+    codes = _put(device, quant.codes)
+    scale = _put(device, quant.scale.reshape(scheme.grid(shape)))
     zero = None if scheme.is_float else _put(device, quant.zero.reshape(scheme.grid(shape)))
     block = (scheme.rows, scheme.group_size)
 

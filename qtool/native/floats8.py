@@ -136,7 +136,7 @@ def dequantize_fp4(
     out: NDArray[Any] | None = None,
     threads: int | None = None,
 ) -> NDArray[Any]:
-    """(code * scale) / divisor, or * factor, of each weight, [out, in]; neither is one.
+    """code * (scale / divisor), or scale * factor, of each weight, [out, in]; neither is one.
 
     codes: uint8 [out, in / 2], the first weight in the low nibble. scale: uint8 [out, groups], the
     bits of e8m0 or e4m3fn as scale_kind says; groups of 16 weights or a multiple. NVFP4 of
