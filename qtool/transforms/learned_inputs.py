@@ -37,7 +37,8 @@ def noise(turned: torch.Tensor, rounded: Activations) -> torch.Tensor:
     size = rounded.group_size if rounded.group_size > 0 else turned.shape[1]
     if not rounded.dynamic or rounded.scale == "tensor":
         size = turned.numel()
-    step = turned.reshape(-1, size).abs().amax(dim=-1) / (2 ** (rounded.bits - 1) - 1)
+    most = 2 ** (rounded.bits - 1) - 1
+    step: torch.Tensor = turned.reshape(-1, size).abs().amax(dim=-1) / most
     return step.square().mean() / 12
 
 
