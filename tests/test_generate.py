@@ -11,13 +11,14 @@ import pytest
 import torch
 from cuda_device import device, emulator
 from safetensors.torch import load_file, save_file
+from small_models import checkpoint
 from typer.testing import CliRunner
 
 import qtool
 from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.device import Device
 from qtool.cli.main import app
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UsageError
 from qtool.generating.generate import Generated, generate
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
@@ -35,7 +36,7 @@ PROMPT = "def main("
 def check(path: Path, found: Generated, slack: float) -> None:
     """Each token has the largest logit of `eval`'s forward pass, or one that is `slack` less."""
     with open_weights(path) as weights:
-        given = tokenize(found.prompt, weights.folder)
+        given = tokenize(found.prompt, weights.folder, special=True)
         ids = np.concatenate([given, np.array(found.tokens)])[None]
         run = forward(weights, activations(weights, "plain"), ids, 1, QUIET, keep=False)
         with run.logits() as head:
@@ -92,6 +93,22 @@ def test_packed_words_are_what_is_multiplied(recipe: str, tmp_path: Path, device
         assert "dequantize" not in seen[seen.index("gemv") :]
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts(name: str, tmp_path: Path, device: Device) -> None:
+    """Each is multiplied as it is stored, and what it reads is rounded as in `eval`."""
+    source = checkpoint(tmp_path, name).path
+    for recipe, where, slack in (("w8a8-dynamic", None, 1e-4), ("w4a16-ct", device, 0.05)):
+        changes = ["weights.group_size=32"] if recipe == "w4a16-ct" else []
+        made = qtool.quantize(source, recipe, tmp_path / f"{name}-{recipe}", changes=changes)
+        out = Path(made.artifact)
+        with open_weights(out) as weights:
+            named = {n for n, info in weights.tensors.items() if len(info.shape) == 2}
+        linear = {n for n in named if "embed" not in n and not n.endswith(".gate.weight")}
+        found = generate(out, "w1 w2 w3", 4, where, QUIET)
+        assert found.matrices == len(linear)
+        check(out, found, slack)
+
+
 def test_a_dense_model_too(device: Device) -> None:
     here, there = (generate(TINY, PROMPT, 4, where, QUIET) for where in (None, device))
     check(TINY, here, 1e-3)
@@ -110,6 +127,19 @@ def test_what_is_no_number_is_told(tmp_path: Path) -> None:
         generate(broken, PROMPT, 2, None, QUIET)
     with pytest.raises(SourceError, match="--prompt: it has no tokens"):
         generate(TINY, "", 2, None, QUIET)
+    with pytest.raises(UsageError, match=r"--tokens 100000 are more than the \d+ positions of"):
+        generate(TINY, PROMPT, 100_000, None, QUIET)
+
+
+def test_what_is_ours_is_not_said_of_the_model(tmp_path: Path, device: Device) -> None:
+    """A product that fails is no sign that a model cannot be run with a cache."""
+    out = Path(qtool.quantize("tiny", "w4g128-rtn", tmp_path / "out").artifact)
+
+    def launch(*tasks: Any) -> None:
+        raise ValueError("a kernel that is not there")
+
+    with pytest.raises(ValueError, match="a kernel that is not there"):
+        generate(out, PROMPT, 2, Device(device.place, launch, "", 0), QUIET)
 
 
 def test_the_command() -> None:

@@ -106,6 +106,7 @@ def test_halves_are_of_whole_samples() -> None:
     assert [first_half(80, 2, number, 4) for number in range(4)] == [40] * 4
     assert [first_half(40, 1, number, 4) for number in range(4)] == [40, 0, 40, 0]
     assert first_half(5, 1, 0, 1) == 3
+    assert first_half(96, 3, 0, 4) == 64
 
 
 def log_probabilities(path: Path, tokens: np.ndarray) -> torch.Tensor:

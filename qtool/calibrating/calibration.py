@@ -13,7 +13,7 @@ came from.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,24 +170,40 @@ def _records(path: Path, text: str) -> Iterator[str]:
         yield found
 
 
-def tokenize(text: str, model: Path) -> NDArray[np.int64]:
-    """Ids of the text as one, without special tokens."""
+def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]:
+    """Ids of the text as one, with special tokens (BOS and the like) where that is asked for."""
     fast = model / "tokenizer.json"
     if fast.is_file():
-        # The same ids as transformers gives, without importing it.
-        from tokenizers import Tokenizer
-
-        content = st.read_json(fast)
-        if not isinstance(content.get("model"), dict):
-            raise SourceError(f"{fast}: not a tokenizer (it has no `model`); fetch it again")
+        tokenizer = _fast(fast)
         with _TokenizerErrors(fast):
-            tokenizer = Tokenizer.from_str(json.dumps(content))
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            ids = tokenizer.encode(text, add_special_tokens=special).ids
         return np.array(ids, dtype=np.int64)
     slow = transformers_tokenizer(model)
-    return np.array(slow.encode(text, add_special_tokens=False), dtype=np.int64)
+    return np.array(slow.encode(text, add_special_tokens=special), dtype=np.int64)
+
+
+def text_of(ids: Sequence[int], model: Path) -> str:
+    """The text that ids are, without special tokens."""
+    fast = model / "tokenizer.json"
+    if fast.is_file():
+        tokenizer = _fast(fast)
+        with _TokenizerErrors(fast):
+            return str(tokenizer.decode(list(ids)))
+    return str(transformers_tokenizer(model).decode(list(ids), skip_special_tokens=True))
+
+
+def _fast(path: Path) -> Any:
+    """Of a tokenizer.json: the same ids as transformers gives, without importing it."""
+    from tokenizers import Tokenizer
+
+    content = st.read_json(path)
+    if not isinstance(content.get("model"), dict):
+        raise SourceError(f"{path}: not a tokenizer (it has no `model`); fetch it again")
+    with _TokenizerErrors(path):
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
 
 def transformers_tokenizer(model: Path) -> Any:

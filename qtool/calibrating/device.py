@@ -63,7 +63,12 @@ def open_gpu() -> Device:
     found = torch.cuda.get_device_properties(place)
     free, _ = torch.cuda.mem_get_info(place)
     name = f"{found.name} (sm_{found.major}{found.minor})"
-    return Device(place, running.launch, name, free // 2)
+
+    def launch(*tasks: Any) -> None:
+        with torch.cuda.device(place):  # the current one is so for a thread
+            running.launch(*tasks)
+
+    return Device(place, launch, name, free // 2)
 
 
 def device_of(asked: str) -> Device | None:

@@ -117,10 +117,14 @@ class Passing:
         self._states = states
         self._device = device
         self._api = cast(Any, torch.get_device_module(device.place))
-        self._in, self._out = self._api.Stream(), self._api.Stream()
+        self._in, self._out = (self._api.Stream(device.place) for _ in range(2))
         self._places: list[torch.Tensor | None] = [None, None]
         self._coming: _Coming | None = None
         self._leaving: _Leaving | None = None
+
+    def _here(self) -> Any:
+        """Where this thread computes: what is current is so for a thread, and for a device."""
+        return self._api.current_stream(self._device.place)
 
     def append(self, states: torch.Tensor) -> None:
         """One more micro-batch, of the host."""
@@ -136,14 +140,14 @@ class Passing:
         coming = self._coming
         if coming is None or coming.number != number:
             coming = self._begin(number)
-        self._api.current_stream().wait_stream(self._in)
+        self._here().wait_stream(self._in)
         self._coming = self._begin(number + 1) if number + 1 < len(self) else None
         return coming.there
 
     def __setitem__(self, number: int, states: torch.Tensor) -> None:
         self.settle()
         here = torch.empty(states.shape, pin_memory=self._device.pins)
-        self._out.wait_stream(self._api.current_stream())
+        self._out.wait_stream(self._here())
         arrived = self._api.Event()
         with self._api.stream(self._out):
             here.copy_(states, non_blocking=True)
@@ -165,7 +169,7 @@ class Passing:
             place = self._places[number % 2] = torch.empty(here.shape, device=self._device.place)
         here = here.pin_memory() if self._device.pins else here
         # Whatever read that place has been given to this stream before now, or is copied out.
-        self._in.wait_stream(self._api.current_stream())
+        self._in.wait_stream(self._here())
         self._in.wait_stream(self._out)
         with self._api.stream(self._in):
             place.copy_(here, non_blocking=True)

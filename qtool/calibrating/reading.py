@@ -123,7 +123,8 @@ class EmbeddingRows(TorchCalls):
                 f"{list(weight.shape)}, which the model needs; the checkpoint is incomplete"
             )
         here = ids.cpu()
-        known, rows = self._rows(name, here)
+        with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
+            known, rows = self._rows(name, here)
         return rows[torch.searchsorted(known, here)].to(ids.device)
 
     def _rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

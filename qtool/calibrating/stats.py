@@ -152,8 +152,11 @@ def first_half(rows: int, samples: int, number: int, micro_batches: int) -> int:
     """How many rows of micro-batch `number` are of the first half of the samples.
 
     Whole samples go to either half, as the first positions of a sample are not like the others:
-    half of each micro-batch, or every other one where one sample is all that it holds.
+    half of each micro-batch, or every other one where one sample is all that it holds. (Rows that
+    a router has chosen are halved as they come.)
     """
+    if samples > 1 and rows % samples == 0:
+        return (samples + 1) // 2 * (rows // samples)
     if samples > 1 or micro_batches == 1:
         return -(-rows // 2)
     return 0 if number % 2 else rows

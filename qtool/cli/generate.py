@@ -21,8 +21,8 @@ def generate(
 ) -> None:
     """Let ARTIFACT go on with a text, always with the likeliest token: a smoke test.
 
-    Matrices stay as they are stored; with --device cuda single tokens are multiplied by packed
-    4-bit words. Engines are what serves a model.
+    A matrix is dequantized for each product; with --device cuda the model stays there as it is
+    stored, and single tokens are multiplied by packed 4-bit words. Engines are what serves a model.
     """
     from qtool import api
     from qtool.runs.progress import Progress

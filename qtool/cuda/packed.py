@@ -58,7 +58,8 @@ def packed(weights: Weights, name: str, device: "Device") -> Packed | None:
 
 def _put(device: "Device", array: NDArray[Any]) -> Any:
     """A copy on the device, which begins where its allocator likes."""
-    return device.put(np.ascontiguousarray(array)).clone()
+    there = device.put(np.ascontiguousarray(array))
+    return there if device.pins else there.clone()
 
 
 def _blocks(weights: GgufWeights, name: str, device: "Device") -> Packed | None:

@@ -1,12 +1,12 @@
 """Greedy decoding of a few tokens, with keys and values kept, from matrices as they are stored.
 
 The model's code is transformers' own. Hidden states are float32; on a device what packed matrices
-are multiplied with is float16. The matrices of experts, which transformers keeps in one parameter,
-and embeddings are dequantized when the model is loaded.
+are multiplied with is float16. Embeddings are float32.
 """
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.calibration import transformers_tokenizer
+from qtool.calibrating.calibration import text_of, tokenize
 from qtool.calibrating.device import Device
 from qtool.calibrating.meta_model import tensors_of
 from qtool.calibrating.reading import OnHost, Reading
 from qtool.calibrating.skeleton import Skeleton, move, read_parameter
 from qtool.calibrating.weights import Weights
 from qtool.cuda.reading import OnDevice
-from qtool.errors import SourceError, UnsupportedError
-from qtool.generating.products import Matrix, Products, matrix
+from qtool.errors import SourceError, UnsupportedError, UsageError
+from qtool.generating.products import Key, Matrix, Products, key, matrix
+from qtool.names import Binding
 from qtool.quality.engine_inputs import activations
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
@@ -65,12 +66,17 @@ def generate(
     run it with a cache.
     """
     with open_weights(path) as weights:
-        tokenizer = transformers_tokenizer(weights.folder)
-        ids = list(tokenizer(prompt)["input_ids"])
+        ids = tokenize(prompt, weights.folder, special=True).tolist()
         if not ids:
             raise SourceError("--prompt: it has no tokens; give a word or more")
+        skeleton = Skeleton.open(weights)
+        most = getattr(skeleton.model.config, "max_position_embeddings", None)
+        if isinstance(most, int) and len(ids) + tokens > most:
+            raise UsageError(
+                f"{len(ids)} tokens of prompt and --tokens {tokens} are more than the {most} "
+                f"positions of {path}; give fewer"
+            )
         with progress.stage("load"):
-            skeleton = Skeleton.open(weights)
             reading = OnHost(weights) if device is None else OnDevice(weights, device)
             matrices = _load(skeleton, weights, reading, device)
         rounded = activations(weights, "plain").fitting(skeleton)
@@ -84,7 +90,7 @@ def generate(
         with progress.stage("generate"), torch.no_grad(), products:
             for _ in progress.blocks(tokens, "token"):
                 given = torch.tensor([found[-1:] or ids], device=reading.place)
-                logits, cache = _step(skeleton.model, given, cache)
+                logits, cache = _step(skeleton.model, given, cache, products)
                 if not bool(torch.isfinite(logits).all()):
                     raise SourceError(
                         f"{path}: what it says after token {len(ids) + len(found)} is not a finite "
@@ -98,27 +104,27 @@ def generate(
             str(path),
             "cpu" if device is None else device.name,
             prompt,
-            str(tokenizer.decode([*ids, *found]))[len(str(tokenizer.decode(ids))) :],
+            text_of([*ids, *found], weights.folder)[len(text_of(ids, weights.folder)) :],
             len(ids),
             tuple(found),
             found[-1] in ends,
             times[1] - times[0],
             times[-1] - times[1],
-            len(matrices),
-            sum(one.fused for one in matrices.values()),
+            sum(map(len, matrices.values())),
+            sum(one.fused for parts in matrices.values() for one in parts),
         )
 
 
-def _step(model: Any, given: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+def _step(model: Any, given: torch.Tensor, cache: Any, products: Products) -> Any:
     """Logits [vocabulary] of the last position, and keys and values so far."""
     try:
         out = model(input_ids=given, past_key_values=cache, use_cache=True)
         return out.logits[0, -1].float(), out.past_key_values
-    except torch.OutOfMemoryError:
-        raise
     # What a model's own code raises when it is run in a way it was not made for.
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
             ValueError) as error:  # fmt: skip
+        if products.failed or isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            raise
         said = " ".join(str(error).split())[:200]
         raise UnsupportedError(
             f"{type(model).__name__} cannot be run token by token ({type(error).__name__}: "
@@ -135,12 +141,12 @@ def _at(products: Products, number: int) -> Any:
 
 def _load(
     skeleton: Skeleton, weights: Weights, reading: Reading, device: Device | None
-) -> dict[int, Matrix]:
-    """Fill the model but for whole matrices of linear layers, which are given back by the id of
-    their parameter."""
+) -> dict[Key, list[Matrix]]:
+    """Fill the model but for the matrices of linear layers and experts, which are given back by
+    their places."""
     of_parameter = skeleton.names.of_parameter
     tied = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
-    matrices: dict[int, Matrix] = {}
+    matrices: dict[Key, list[Matrix]] = {}
     for owner, attribute, name in tensors_of(skeleton.model, ""):
         pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
         if pieces is None:
@@ -150,12 +156,43 @@ def _load(
                     "config.json is of another model"
                 )
             continue
-        if isinstance(owner, nn.Linear) and attribute == "weight" and not pieces[0].index:
-            matrices[id(owner.weight)] = matrix(weights, pieces[0].checkpoint_name, device)
-        else:
+        parameter = getattr(owner, attribute)
+        linear = isinstance(owner, nn.Linear) and attribute == "weight"
+        found = _slices(parameter, pieces) if linear or parameter.ndim == 3 else None
+        if found is None:
             read_parameter(owner, attribute, pieces, reading)
+            continue
+        for place, names in found.items():
+            matrices[place] = [matrix(weights, one, device) for one in names]
     move(skeleton.model, reading.place)
     return matrices
+
+
+def _slices(parameter: torch.Tensor, pieces: Sequence[Binding]) -> dict[Key, list[str]] | None:
+    """The matrices [out, in] that a parameter is, or that it is a stack of, and the tensors that
+    each is made of, one above the other; None where it is anything else."""
+    if not parameter.is_meta:
+        return None  # a tied one, which is filled already
+    found: dict[Key, list[str]] = {}
+    views = {piece.checkpoint_name: piece.view(parameter) for piece in pieces}
+    for whole in parameter if parameter.ndim == 3 else (parameter,):
+        first, end = whole.storage_offset(), whole.storage_offset() + whole.numel()
+        inside = sorted(
+            (view.storage_offset(), name)
+            for name, view in views.items()
+            if first <= view.storage_offset() < end
+        )
+        at = first
+        for offset, name in inside:
+            view = views[name]
+            rows = view.ndim == 2 and view.shape[1] == whole.shape[1] and view.is_contiguous()
+            if not rows or offset != at:
+                return None
+            at += view.numel()
+        if at != end:
+            return None
+        found[key(whole)] = [name for _, name in inside]
+    return found
 
 
 def _ends(skeleton: Skeleton, folder: Path) -> set[int]:

@@ -4,10 +4,11 @@
                    more: the matrix dequantized to float16 for this product
     on the CPU     the matrix dequantized to float32 for this product
 
-A matrix is known by its parameter, which stays on torch's meta device.
+A matrix is known by where it lies in its parameter, which stays on torch's meta device: whole, or
+the slice of one expert, which may be made of two matrices of the checkpoint (gate and up).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,12 @@ from qtool.cuda.packed import Packed, packed
 from qtool.quality.rounded_inputs import Activations
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
+Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix begins
+
+
+def key(weight: torch.Tensor) -> Key:
+    """Of a parameter, or of an expert's slice of one."""
+    return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
 
 
 @dataclass(frozen=True)
@@ -80,14 +87,15 @@ class Products(TorchCalls):
     rotated and rounded as an engine would. `block`: the number of the one that runs."""
 
     def __init__(
-        self, matrices: Mapping[int, Matrix], online: Online, rounded: Activations
+        self, matrices: Mapping[Key, Sequence[Matrix]], online: Online, rounded: Activations
     ) -> None:
-        """matrices: by the id of the parameter."""
+        """matrices: by their places, those whose outputs lie one after the other."""
         super().__init__()
         self._matrices = matrices
         self._online = online
         self._rounded = rounded
         self.block = 0
+        self.failed = False  # a product, not the model's own code
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.linear:
@@ -99,14 +107,22 @@ class Products(TorchCalls):
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        known = self._matrices.get(id(weight))
+        known = self._matrices.get(key(weight))
         if known is None:
             return F.linear(input, weight, bias)
-        size = self._online.inputs.get(known.name)
-        x = input if size is None else turned(input, size)
-        rounding = self._rounded.of_matrix.get(known.name)
-        product = known.times(x if rounding is None else rounding.apply(x))
+        try:
+            parts = [self._times(one, input) for one in known]
+        except BaseException:
+            self.failed = True
+            raise
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return product if bias is None else product + bias
+
+    def _times(self, one: Matrix, x: torch.Tensor) -> torch.Tensor:
+        size = self._online.inputs.get(one.name)
+        x = x if size is None else turned(x, size)
+        rounding = self._rounded.of_matrix.get(one.name)
+        return one.times(x if rounding is None else rounding.apply(x))
 
     def _attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any

@@ -180,12 +180,13 @@ def llm_int8(threshold: float) -> Rounding:
     """
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        rows = half(x.reshape(-1, x.shape[-1]))
+        rows = half(x if x.ndim > 1 else x[None])
         outliers = rows.abs() >= (threshold or float("inf"))
         left = torch.where(outliers, 0.0, rows)
         most = left.abs().amax(-1, keepdim=True).clamp_min(_TINY)
         codes = (left * (127.0 / most)).round_() * (most / 127.0)
-        return torch.where(outliers.any(0), rows, codes).view(x.shape)
+        # Of a sequence, however many are computed together.
+        return torch.where(outliers.any(-2, keepdim=True), rows, codes).view(x.shape)
 
     return Rounding("llm.int8", rounded)
 

@@ -64,6 +64,15 @@ def _powers(exponents: Exponents) -> NDArray[np.float32]:
     return np.ldexp(np.float32(1), exponents.astype(np.int32))
 
 
+def _sum(exponents: Exponents, more: Exponents, name: str) -> Exponents:
+    whole = exponents.astype(np.int16) + more.astype(np.int16)
+    if np.abs(whole).max(initial=0) > _LARGEST:
+        raise UnsupportedError(
+            f"{name}: transforms would scale it by more than 2^{_LARGEST} together; leave one out"
+        )
+    return whole.astype(np.int8)
+
+
 def record_of(factors: Iterable[Factor]) -> dict[str, Scaled]:
     """What factors come to, those that meet in a tensor multiplied; UnsupportedError where they are
     no powers of two, or too large ones."""
@@ -77,10 +86,14 @@ def record_of(factors: Iterable[Factor]) -> dict[str, Scaled]:
             )
         before = found.get(one.name, Scaled())
         if one.columns:
-            columns = exponents if before.columns is None else before.columns + exponents
+            columns = exponents
+            if before.columns is not None:
+                columns = _sum(before.columns, exponents, one.name)
             found[one.name] = Scaled(columns, before.rows, before.plus_one)
         else:
-            rows = -exponents if before.rows is None else before.rows - exponents
+            rows = -exponents
+            if before.rows is not None:
+                rows = _sum(before.rows, rows, one.name)
             found[one.name] = Scaled(before.columns, rows, before.plus_one or one.plus_one)
     return found
 

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run", "eval"]
-TESTS = [*(f"tests/test_cuda_{name}.py" for name in TESTS), "tests/test_generate.py"]
+TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run"]
+TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
+RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k", "device or same or packed"]
 FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
 FEW += " or test_groups[4"
 # Artifacts of the shipped model by many recipes: the CPU's bytes, or its KL divergence within 2 %.
@@ -54,7 +55,8 @@ def main() -> None:
         rows.append((name, good, f"{time.monotonic() - before:.0f} s  {last[:70]}"))
         return said if good else ""
 
-    check("the same bits as the CPU", [*pytest, *TESTS], 300)
+    check("the same bits as the CPU", [*pytest, *TESTS], 250)
+    check("eval and generate as on the CPU", [*pytest, *RUNS], 100)
     check("recipes as good as the CPU's", [*pytest, *RECIPES], 150)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
