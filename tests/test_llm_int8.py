@@ -46,13 +46,14 @@ def test_rows_are_divided_by_their_largest() -> None:
 
 @pytest.mark.parametrize("threshold", [6.0, 0.0])
 def test_columns_with_outliers_stay(threshold: float) -> None:
+    """Those of a sequence, in that sequence."""
     x = np.random.default_rng(1).standard_normal((2, 5, 32)).astype(np.float32)
     x[0, 1, 7], x[1, 4, 20] = 9.5, -6.0
     found = activations.llm_int8(threshold).apply(torch.from_numpy(x)).numpy().reshape(10, 32)
     rows = x.reshape(10, 32).astype(np.float16).astype(np.float32)
-    apart = [7, 20] if threshold else []
-    assert np.array_equal(found[:, apart], rows[:, apart])
-    for row, numbers in zip(found, rows, strict=True):
+    for at, (row, numbers) in enumerate(zip(found, rows, strict=True)):
+        apart = [7 if at < 5 else 20] if threshold else []
+        assert np.array_equal(row[apart], numbers[apart])
         kept = np.where(np.abs(numbers) >= 6, np.float32(0), numbers) if threshold else numbers
         most = np.abs(kept).max()
         expected = np.rint(kept * (np.float32(127) / most)) * (most / np.float32(127))

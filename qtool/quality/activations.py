@@ -10,7 +10,7 @@
     nvfp4       t = e4m3(m / 6 * g) / g, m of 16, g stored; e2m1(clamp(x / t, -6, 6)) * t
     mxfp8       s = 2^(floor(log2(m * 8 / 7)) - 8), m of 32; e4m3(clamp(x / s, -448, 448)) * s
     mxfp4       s = 2^(floor(log2(m * 8 / 7)) - 2), m of 32; e2m1(clamp(x / s, -6, 6)) * s
-    llm.int8    columns in which some |x| of the tokens together reaches 6 are float16, the others
+    llm.int8    columns in which some |x| of a sequence reaches 6 are float16, the others
                 int8 with s = m / 127, m of what is left of a token
     kept        of keys and values as they come: s = float16((high - low) / 15) of a token and head,
                 z = float16(-15 * low / (high - low)); (clamp(rint(x / s + z), 0, 15) - z) * s
@@ -173,7 +173,7 @@ def microscaling(bits: int) -> Rounding:
 
 def llm_int8(threshold: float) -> Rounding:
     """bitsandbytes': inputs become float16, and int8 but for columns with outliers among the tokens
-    that come together. 0: no column has any.
+    of a sequence; it looks at all that come together. 0: no column has any.
 
     The largest number that a token's scale comes of is that below the threshold, in
     whichever column.
