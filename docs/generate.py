@@ -75,9 +75,14 @@ def recipes_page() -> str:
 def _keys(
     table: dict[str, Any], schema: dict[str, Any], prefix: str
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of a table: name with dots, type, default, description; tables inside it follow."""
+    """Rows of a table: name with dots, type, default, description; tables inside it follow.
+
+    Nothing of a key that can have no value but its default.
+    """
     required = table.get("required", [])
     for key, field in table.get("properties", {}).items():
+        if "const" in field and field.get("default") == field["const"]:
+            continue
         inner, is_list = _table_in(field, schema)
         default = "required" if key in required else _default(field, inner is not None)
         about = field.get("description") or (inner or {}).get("description") or ""

@@ -254,6 +254,23 @@ def test_warnings(model: str, recipe: str, sets: tuple[str, ...], sentence: str)
     assert plan_of(SMALL, "q4_k_m", "overrides=[{match: attn_v, type: q5_0}]").warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (("rotate.kind=random",),
+         "rotate.kind has no effect without the transform rotate: add `transforms: [rotate]`"),
+        (("transforms=[awq]", "smooth_attention.alpha=0.3"),
+         "smooth_attention.alpha has no effect without the transform smooth-attention: add "
+         "`transforms: [awq, smooth-attention]`"),
+        (("transforms=[rotate]", "rotate.steps=3"),
+         "rotate.steps has no effect: rotations are not learned for format gguf"),
+    ],
+)  # fmt: skip
+def test_a_key_without_effect_is_said_once(sets: tuple[str, ...], said: str) -> None:
+    plan = plan_of(SMALL, "q4_k_m", *sets)
+    assert [one for one in plan.warnings if "no effect" in one] == [said]
+
+
 def test_rows_and_json() -> None:
     plan = plan_of(gguf_shapes.MODELS["smollm2"](), "q4_k_m")
     found = {row.name: row for row in rows(plan.tensors, type_of)}

@@ -304,7 +304,9 @@ def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path
     assert isinstance(idle, GgufRecipe)
     with closing(open_source(tmp_path / "plain.gguf")) as file:
         made = make_gguf_plan(idle, file)
-    assert "smooth has no effect without smooth in transforms" in made.warnings
+    assert [one for one in made.warnings if "smooth" in one] == [
+        "smooth.alpha has no effect without the transform smooth: add `transforms: [smooth]`"
+    ]
 
 
 def test_a_record_there_and_back() -> None:

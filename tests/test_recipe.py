@@ -268,6 +268,11 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
             "kv_cache={bits: 8, type: flaot}",
             "input should be 'int' or 'float', found \"flaot\"; did you mean float?",
         ),
+        (
+            "kv_cache={bits:4, type: int}",
+            "kv_cache.bits:4: unknown key; YAML wants a blank after the colon, as in `bits: 4`; "
+            "known: bits, type,",
+        ),
         ("method=none", "does not go with format awq"),
         ("format=dense", "format: method rtn does not go with format dense"),
         (

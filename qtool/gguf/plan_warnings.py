@@ -12,6 +12,8 @@ from qtool.plan.notes import without
 _SHOWN = 3  # names in a sentence
 # Their encoders have no error to weigh.
 _DEAF = {"F32", "F16", "BF16", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0"}
+# Tables of a recipe, and the transforms that read them.
+_TABLES = {"rotate": "rotate", "smooth": "smooth", "smooth_attention": "smooth-attention"}
 _TRAINED_FOR = {
     "tq1_0": "ternary weights", "tq2_0": "ternary weights", "q1_0": "binary weights",
     "q2_0": "weights of four levels",
@@ -78,10 +80,18 @@ def _some(names: Sequence[str]) -> str:
 
 def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
     """Keys of the recipe that change nothing."""
-    found = [] if recipe.rotates else [
-        f"rotate.{key} has no effect {without('rotate')}"
-        for key in sorted(recipe.rotate.model_fields_set)
-    ]  # fmt: skip
+    found = [
+        f"{table}.{key} has no effect {without(transform, recipe.transforms)}"
+        for table, transform in _TABLES.items()
+        if transform not in recipe.transforms
+        for key in sorted(getattr(recipe, table).model_fields_set)
+    ]
+    if recipe.rotates:
+        found += [
+            f"rotate.{key} has no effect: rotations are not learned for format gguf"
+            for key in sorted({"steps", "rate"} & recipe.rotate.model_fields_set)
+            if getattr(recipe.rotate, key) != type(recipe.rotate).model_fields[key].default
+        ]
     options, names = recipe.options, {tensor.name for tensor in tensors if tensor.eligible}
     all_names = [tensor.name for tensor in tensors]
     for item in options.overrides:
@@ -107,8 +117,4 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
         found.append(f"importance has no effect with type {recipe.type}")
     if not recipe.calibrates and recipe.calibration.model_fields_set:
         found.append("calibration has no effect without importance: true")
-    chosen = {name.replace("-", "_") for name in recipe.transforms}
-    for table in ("rotate", "smooth", "smooth_attention"):
-        if table in recipe.model_fields_set and table not in chosen:
-            found.append(f"{table} has no effect without {table.replace('_', '-')} in transforms")
     return found

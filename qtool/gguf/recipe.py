@@ -88,6 +88,21 @@ class GgufOverride(Table):
         return self
 
 
+class GgufRotateOptions(RotateOptions):
+    """Rotations, so that no channel stands out: r1 and r2 are absorbed by the weights."""
+
+    # What `consistent` refuses, and keys of learning, have one value in the schema.
+    kind: Literal["hadamard", "random", "learned"] = Field(
+        default="hadamard",
+        description="hadamard, with random signs; or random orthogonal",
+        json_schema_extra={"enum": ["hadamard", "random"]},
+    )
+    r3: bool = Field(default=False, json_schema_extra={"const": False})
+    r4: bool = Field(default=False, json_schema_extra={"const": False})
+    steps: int = Field(default=60, ge=1, le=10_000, json_schema_extra={"const": 60})
+    rate: float = Field(default=5.0, gt=0, le=100, json_schema_extra={"const": 5.0})
+
+
 class GgufRecipe(NamedTable):
     """A recipe for one GGUF file, complete: every key has its effective value."""
 
@@ -100,7 +115,7 @@ class GgufRecipe(NamedTable):
     overrides: tuple[GgufOverride, ...] = ()
     importance: bool = Field(default=False, description="measure which columns count")
     transforms: tuple[Literal["rotate", "smooth", "smooth-attention", "awq"], ...] = ()
-    rotate: RotateOptions = RotateOptions()
+    rotate: GgufRotateOptions = GgufRotateOptions()
     smooth: SmoothOptions = SmoothOptions()
     smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
     calibration: Calibration = Calibration()

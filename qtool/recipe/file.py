@@ -201,7 +201,10 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
                 "q4_k_m, says how weights are rounded, and `transforms: [awq]` has AWQ's scales; "
                 "remove the key"
             )
-        near = did_you_mean(path[-1], known)
+        name, colon, rest = str(path[-1]).partition(":")
+        near = did_you_mean(name, known)
+        if colon and name in known:
+            near = f"YAML wants a blank after the colon, as in `{name}: {rest.strip()}`;"
         message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
