@@ -5,9 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from quantizing import build, quantize, text_file
+from safetensors.torch import load_file, save_file
 
+import qtool
 from qtool.checkpoint import Checkpoint
+from qtool.hub import tiny_folder
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact
 from qtool.verification.scaling import Compared, Floats, fit
@@ -131,3 +135,42 @@ def test_scales_of_few_rows_are_found_and_columns_that_were_rounded_away() -> No
     assert not stored[:, 7].any()
     left = np.linalg.norm(fit(stored, weight, {}).target - stored)
     assert left < columns[columns > 0.1].min() * np.linalg.norm(weight[:, 7]) * 1.01
+
+
+CHAIN = """# of a test
+method: gptq
+format: compressed-tensors
+weights: {bits: 4, group_size: 64, symmetric: true}
+"""
+ALL = "smooth.sites=all"
+COARSE = [
+    ("chain", "transforms=[rotate, smooth]", "smooth.alpha=search", ALL),
+    ("w2g64-gptq", "transforms=[smooth]", ALL),
+    ("chain", "transforms=[rotate, smooth, smooth-attention]", "weights.bits=2", ALL),
+    ("mxfp4", "transforms=[smooth]", "smooth.alpha=1", ALL),
+]
+
+
+@pytest.mark.parametrize(
+    "chosen", [pytest.param(c, marks=[pytest.mark.slow] if c in COARSE[2:] else []) for c in COARSE]
+)
+def test_scales_behind_coarse_codes(chosen: tuple[str, ...], tmp_path: Path) -> None:
+    """No sound artifact is accused, errors are those of rounding; a norm that only was divided is
+    found."""
+    recipe, *sets = chosen
+    if recipe == "chain":
+        recipe = str(tmp_path / "chain.yaml")
+        Path(recipe).write_text(CHAIN)
+    out = tmp_path / "out"
+    qtool.quantize("tiny", recipe, out, changes=sets, samples=4, length=128)
+    verdict = verify_artifact(out, against=tiny_folder(), threads=1)
+    assert not [f for f in verdict.findings if f.severity != "note"]
+    assert max(one.relative_error for one in verdict.layers) < 0.7
+    (file,) = out.glob("*.safetensors")
+    tensors = load_file(file)
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    by = torch.exp(torch.randn(tensors[norm].shape, generator=torch.Generator().manual_seed(0)))
+    tensors[norm] = (tensors[norm].float() * by).to(tensors[norm].dtype)
+    save_file(tensors, file, {"format": "pt"})
+    verdict = verify_artifact(out, against=tiny_folder(), threads=1)
+    assert [f.check for f in verdict.findings if f.severity == "error" and f.check == "folds"]

@@ -84,7 +84,7 @@ def check_folds(
         for members in sites.values()
         if len({m.norm for m in members}) > 1
         for c in members
-        if c.norm is None
+        if c.norm is None and not c.could & {m.norm for m in members}
     ]
     if left:
         yield Finding(
@@ -98,7 +98,7 @@ def check_folds(
         c.name
         for group in _by_block(subject, compared).values()
         for c in group
-        if unpaired(c, group, heads)
+        if not c.untold and unpaired(c, group, heads)
     ]
     if halves:
         yield Finding(
@@ -120,10 +120,12 @@ def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
             changed = False
             for name in names:
                 c, near = found[name], [found[n] for n in names]
-                if not unpaired(c, near, heads):
+                if c.untold or not unpaired(c, near, heads):
                     continue
                 if c.norm is None and c.plainly_explained:
-                    found[name], changed = c.as_it_is(), True
+                    # Of an error that is larger than the matrix, nobody would want to read.
+                    small = c.plain_error <= 1
+                    found[name], changed = c.as_it_is() if small else replace(c, untold=True), True
                 elif c.norm is not None and c.rows is not None and c.rows_by_chance:
                     found[name], changed = replace(c, rows=None), True
     return [found[c.name] for c in compared]

@@ -20,6 +20,7 @@ from qtool.transforms.places import Index, head_places, row_maps
 from qtool.verification.scaling import Compared, Floats, distance, spread, uneven
 
 MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
+_COARSE = 1.0  # of a relative error: how well, where rounding blurs them more than that
 _SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
 
 
@@ -48,8 +49,8 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     parent = c.name.removesuffix(".weight").rpartition(".")[0] + "."
     others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
     if c.columns is not None and c.norm is None:
-        made = (o.rows for o in others if o.rows is not None)
-        if not any(index is not None for rows in made for index in _made(rows, c.columns, heads)):
+        made = (_made(o.rows, c.columns, heads, _blur(c, o)) for o in others if o.rows is not None)
+        if not any(index is not None for indices in made for index in indices):
             return True
     if c.rows is None:
         return False
@@ -71,26 +72,32 @@ def _found(c: Compared, others: Sequence[Compared], heads: Heads) -> Iterator[In
     assert c.rows is not None
     for other in others:
         if other.columns is not None and other.norm is None:
-            yield from _made(c.rows, other.columns, heads)
+            yield from _made(c.rows, other.columns, heads, _blur(c, other))
     for other in (c, *others):
         if other.rows is not None:
-            yield from _met(c.rows, other.rows, heads)
+            blur = _blur(c, other)
+            yield from _met(c.rows, other.rows, heads, blur)
             for index, theirs in _meetings(other.rows, c.rows, heads):
-                if _cancels(other.rows[index], c.rows[theirs]):
+                if _cancels(other.rows[index], c.rows[theirs], blur):
                     yield theirs
 
 
-def _made(rows: Floats, columns: Floats, heads: Heads) -> Iterator[Index]:
+def _blur(one: Compared, other: Compared) -> float:
+    """How well halves must fit that were found in matrices as coarse as these."""
+    return max(MATCH, _COARSE * max(one.error, other.error))
+
+
+def _made(rows: Floats, columns: Floats, heads: Heads, blur: float) -> Iterator[Index]:
     """Rows that columns of a reader undo."""
     for index in row_maps(rows.size, columns.size, heads.width):
-        if _cancels(rows[index], columns):
+        if _cancels(rows[index], columns, blur):
             yield index
 
 
-def _met(keys: Floats, queries: Floats, heads: Heads) -> Iterator[Index]:
+def _met(keys: Floats, queries: Floats, heads: Heads, blur: float) -> Iterator[Index]:
     """Rows of keys that rows of queries undo."""
     for index, theirs in _meetings(keys, queries, heads):
-        if _cancels(keys[index], queries[theirs]):
+        if _cancels(keys[index], queries[theirs], blur):
             yield index
 
 
@@ -112,11 +119,11 @@ def _meetings(keys: Floats, queries: Floats, heads: Heads) -> Iterator[tuple[Ind
                 )
 
 
-def _cancels(rows: Floats, columns: Floats) -> bool:
+def _cancels(rows: Floats, columns: Floats, blur: float) -> bool:
     """Whether scales are each other's inverse, and differ enough among themselves to tell."""
     inverse = (1 / rows).astype(np.float32)
     flat = np.ones_like(columns)
     near, far = spread(inverse, columns), distance(inverse, columns)
-    return near < min(MATCH, _SURE * uneven(columns)) or far < min(
-        MATCH, _SURE * distance(columns, flat)
+    return near < min(blur, _SURE * uneven(columns)) or far < min(
+        blur, _SURE * distance(columns, flat)
     )

@@ -52,6 +52,8 @@ class Compared:
     step: int  # by how many most of them are
     groups: int
     without_rows: float | None = None  # the error with the norm's ratio alone, over the expected
+    could: frozenset[str] = frozenset()  # norms of which coarse codes cannot tell whether they are
+    untold: bool = False  # its codes are too coarse to tell what the scales belong to
 
     @property
     def explained(self) -> bool:
@@ -153,6 +155,7 @@ def compare(
         step,
         quant.scale.size,
         found.without_rows / lost if lost else None,
+        found.could,
     )
 
 
@@ -170,6 +173,7 @@ class Fit:
     norm: str | None
     target: Floats  # what Q is near to
     without_rows: float  # how far Q is off with the norm's ratio alone
+    could: frozenset[str] = frozenset()  # norms whose ratio it may have: it is as near with that
 
 
 def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
@@ -183,7 +187,9 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
     for _ in range(_ROUNDS):  # rows are rounded by steps of their own size, so they count alike
         columns = _least_squares(stored / rows[:, None], weight, 0)
         rows = _least_squares(stored, weight * columns, 1)
+    free = _least_squares(stored, weight, 1)
     choices: list[tuple[Floats | None, Floats | None, str | None]] = [(None, None, None)]
+    choices += [(None, free, None)]
     named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
     best = min(named, key=lambda n: named[n], default=None)
     if best is not None and named[best] < _NEAR:
@@ -193,7 +199,6 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
         ]  # fmt: skip
     choices += [
         (_least_squares(stored, weight, 0), None, None),
-        (None, _least_squares(stored, weight, 1), None),
         (columns, rows, None),
     ]
     far = [norm(_scaled(weight, c, r) - stored) for c, r, _ in choices]
@@ -204,8 +209,19 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
     chosen = next(n for n, left in enumerate(far) if left in likely and left <= enough)
     chosen_columns, chosen_rows, chosen_norm = choices[chosen]
     target = _scaled(weight, chosen_columns, chosen_rows)
+    reach = (norm(target - stored) + _ENOUGH * size) / _WORTH
+    could = [name for name, ratio in norms.items() if _could(stored, weight, ratio, reach)]
     evenly = far[0] if chosen_norm is not None else norm(weight - stored)
-    return Fit(chosen_columns, chosen_rows, chosen_norm, target, evenly)
+    return Fit(chosen_columns, chosen_rows, chosen_norm, target, evenly, frozenset(could))
+
+
+def _could(stored: Floats, weight: Floats, ratio: Floats, reach: float) -> bool:
+    """Whether a norm's ratio, with rows or without, brings weight within reach of stored."""
+    if ratio.size != weight.shape[1]:
+        return False
+    scaled = weight * ratio
+    rows = _least_squares(stored, scaled, 1)
+    return min(norm(scaled - stored), norm(rows[:, None] * scaled - stored)) <= reach
 
 
 def _scaled(weight: Floats, columns: Floats | None, rows: Floats | None) -> Floats:
