@@ -172,6 +172,63 @@ def test_what_is_not_rotated_here_is_refused(
         pass
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda groups: groups["R4"].update(type="random-matrix"),
+        lambda groups: groups["R4"].update(head_dim=100),
+        lambda groups: groups["R4"].update(head_dim=4096),
+    ],
+)
+def test_verify_says_what_eval_refuses(
+    change: Callable[[dict[str, Any]], None], artifact: Path, tmp_path: Path
+) -> None:
+    path = edited(artifact, tmp_path / "other", change)
+    with pytest.raises(QtoolError) as refused, open_weights(path):
+        pass
+    found = verify_artifact(path).findings
+    (said,) = [f.message for f in found if f.severity == "error"]
+    assert said == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda groups: groups.pop("R4"),
+         {"inputs of the MLP's last matrices rotated by hadamard 256 while the model runs (R4), "
+          "config.json's transform_config says nothing"}),
+        (lambda groups: groups["R4"].update(head_dim=64),
+         {"by hadamard 256 while the model runs (R4), config.json's transform_config says hadamard "
+          "64"}),
+        (lambda groups: groups.clear(), {"(R4), config.json's", "(R3), config.json's"}),
+    ],
+)  # fmt: skip
+def test_a_config_without_what_was_made_is_an_error(
+    change: Callable[[dict[str, Any]], None], said: set[str], artifact: Path, tmp_path: Path
+) -> None:
+    path = edited(artifact, tmp_path / "other", change)
+    for against in (None, hub.tiny_folder()):
+        verdict = verify_artifact(path, against=against)
+        errors = [f.message for f in verdict.findings if f.severity == "error"]
+        assert len(errors) == len(said)
+        assert all(any(text in one for one in errors) for text in said), errors
+        assert all(one.endswith("; make the artifact again") for one in errors)
+
+
+def test_a_config_that_rotates_what_was_not_made_for_it_is_an_error(
+    artifact: Path, tmp_path: Path
+) -> None:
+    path = edited(artifact, tmp_path / "other", lambda _: None)
+    record = json.loads((path / "qtool.json").read_text())
+    del record["rotation"]
+    (path / "qtool.json").write_text(json.dumps(record))
+    errors = [f.message for f in verify_artifact(path).findings if f.severity == "error"]
+    assert len(errors) == 2 and all("rotated by nothing while" in one for one in errors)
+    del record["recipe"]  # of another tool
+    (path / "qtool.json").write_text(json.dumps(record))
+    assert not [f for f in verify_artifact(path).findings if f.severity == "error"]
+
+
 def test_what_is_in_the_weights_already_asks_for_nothing(artifact: Path, tmp_path: Path) -> None:
     def change(groups: dict[str, Any]) -> None:
         groups["R4"]["apply"].append({**groups["R4"]["apply"][0], "location": "weight_input"})
