@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import qtool
 from qtool.checkpoint import Checkpoint
+from qtool.cli.main import main
 from qtool.hub import tiny_folder
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact
@@ -174,3 +175,30 @@ def test_scales_behind_coarse_codes(chosen: tuple[str, ...], tmp_path: Path) -> 
     save_file(tensors, file, {"format": "pt"})
     verdict = verify_artifact(out, against=tiny_folder(), threads=1)
     assert [f.check for f in verdict.findings if f.severity == "error" and f.check == "folds"]
+
+
+def test_what_was_dequantized_with_scales_in_it(tmp_path: Path) -> None:
+    """Norms differ then for a reason; a matrix that is another one is found all the same."""
+    out, back = tmp_path / "out", tmp_path / "back"
+    qtool.quantize("tiny", "w4a8kv4-qserve", out, samples=4, length=128)
+    run(["qtool", "convert", str(out), "--to", "hf", "-o", str(back)])
+    verdict = verify_artifact(back, against=tiny_folder(), threads=1)
+    assert not [f for f in verdict.findings if f.severity != "note"]
+    assert any(
+        "scales were folded before it was dequantized" in f.message for f in verdict.findings
+    )
+    (file,) = back.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.q_proj.weight"] *= -1
+    save_file(tensors, file, {"format": "pt"})
+    verdict = verify_artifact(back, against=tiny_folder(), threads=1)
+    (said,) = [f.message for f in verdict.findings if f.severity == "error"]
+    assert said.startswith("1 matrix with nothing in common with the source: model.layers.1.self_")
+
+
+def run(line: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", line)
+        with pytest.raises(SystemExit) as caught:
+            main()
+    assert not caught.value.code

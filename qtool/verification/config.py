@@ -280,6 +280,11 @@ def side(conversion: Mapping[str, Any], which: str) -> str | None:
     return named if isinstance(named, str) else None
 
 
+def dequantized(subject: Subject) -> list[Mapping[str, Any]]:
+    """Conversions to an unquantized checkpoint, the latest last."""
+    return [one for one in conversions(subject) if side(one, "to") == "hf"]
+
+
 def check_provenance(subject: Subject) -> Iterator[Finding]:
     """provenance: qtool.json speaks of this artifact."""
     record = subject.artifact.provenance or {}

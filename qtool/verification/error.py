@@ -10,7 +10,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.folds import block_of
-from qtool.verification.scaling import Compared, Floats, fit, norm
+from qtool.verification.scaling import LOST, Compared, Floats, fit, norm
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -29,6 +29,7 @@ def dense_compared(
     source = subject.source
     compared: list[Compared] = []
     lost: list[str] = []
+    other: list[str] = []  # of them, as far off as zeros, with scales taken out
     changed = {key for block in norms.values() for key in block}
     for name, entry in subject.entries.items():
         if source is None or name not in source.tensors or entry.scheme is not None:
@@ -45,23 +46,34 @@ def dense_compared(
         plain = norm(old - new)
         if not plain > _ROUNDING * norm(old):
             continue
+        left = plain / norm(old) if norm(old) else math.inf
         if old.ndim == 2:
             found = fit(new, old, norms.get(block_of(subject, name), {}))
-            left = norm(found.target - new)
-            if left <= _ROUNDING * norm(found.target):
+            left = norm(found.target - new) / max(norm(found.target), 1e-30)
+            if left <= _ROUNDING:
                 compared.append(
                     Compared(
-                        name, left / norm(found.target), plain / norm(old), None, None,
+                        name, left, plain / norm(old), None, None,
                         found.columns, found.rows, found.norm, 0, 0, 0,
                     )
                 )  # fmt: skip
                 continue
         elif name.endswith(".bias"):  # divided along with its rows
             continue
-        lost.append(f"{name} (by {plain / norm(old) if norm(old) else float('inf'):.0%})")
+        lost.append(f"{name} (by {plain / norm(old) if norm(old) else math.inf:.0%})")
+        if left > LOST:
+            other.append(lost[-1])
     findings = []
-    was = [one for one in config.conversions(subject) if config.side(one, "to") == "hf"]
-    if lost and was:
+    was = config.dequantized(subject)
+    if was and other:
+        findings.append(
+            Finding(
+                "error", CHECK, other[0].split(" ")[0],
+                f"{counted(len(other), 'matrix')} with nothing in common with the source: "
+                f"{some(other)}; is it the model that this artifact was made of?",
+            )
+        )  # fmt: skip
+    elif lost and was:
         before = config.side(was[-1], "from")
         findings.append(
             Finding(

@@ -13,6 +13,7 @@ import numpy as np
 
 from qtool import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.verification import config
 from qtool.verification.finding import Finding
 from qtool.verification.pairs import MATCH, heads_of, unpaired
 from qtool.verification.scaling import Compared, Floats, norm, uneven
@@ -72,8 +73,14 @@ def check_folds(
         for key, ratio in block.items()
         if uneven(ratio) > MATCH
     } - readers.keys()
-    if idle:
-        names = sorted(idle)
+    names = sorted(idle)
+    if idle and config.dequantized(subject):
+        yield Finding(
+            "note", "folds", names[0],
+            f"{counted(len(idle), 'norm')} differ from the source ({some(names)}): scales were "
+            "folded before it was dequantized, and are not looked for in its rounded matrices",
+        )  # fmt: skip
+    elif idle:
         yield Finding(
             "error", "folds", names[0],
             f"{counted(len(idle), 'norm')} differ from the source ({some(names)}), and no layer "
