@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -164,11 +163,11 @@ def test_a_gguf_recipe_loads_quickly_and_without_torch() -> None:
     code = (
         "import sys; from qtool.recipe.recipe import load; load('q4_k_m');"
         "heavy = {'torch', 'transformers', 'numpy', 'gguf'} & sys.modules.keys();"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy; import time; print(time.process_time())"
     )
-    seconds = []
+    seconds = []  # of the CPU, which others do not lengthen
     for _ in range(3):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-        seconds.append(time.perf_counter() - began)
+        line = [sys.executable, "-c", code]
+        ended = subprocess.run(line, check=True, timeout=60, capture_output=True, text=True)
+        seconds.append(float(ended.stdout))
     assert min(seconds) < 1.0  # 0.18 s on an idle machine
