@@ -24,6 +24,7 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.scaling import Scaling
 from qtool.gguf.weights import gguf_weights
+from qtool.plan.estimate import PROVING_PROCESS_BYTES, STARTUP_SECONDS
 from qtool.recipe import recipe as recipes
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.progress import Progress
@@ -267,8 +268,8 @@ def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> 
 def test_plan_tells_of_the_forward_passes(models: Path, sets: list[str]) -> None:
     path = checkpoint(models, "llama").path
 
-    def plan(*chosen: str) -> tuple[int, float]:
-        loaded = recipes.load("q4_0", [*chosen, *(sets if chosen else ())])
+    def plan(*chosen: str, measured: bool = True) -> tuple[int, float]:
+        loaded = recipes.load("q4_0", [*chosen, *(sets if measured else ())])
         assert isinstance(loaded, GgufRecipe)
         view = open_view(path, loaded, None)
         source = open_source(path) if view is None else hf_source(view)
@@ -276,10 +277,13 @@ def test_plan_tells_of_the_forward_passes(models: Path, sets: list[str]) -> None
         assert not [one for one in made.warnings if "no effect" in one]
         return made.peak_rss_bytes, made.seconds
 
-    plain, weighed = plan(), plan("importance=true")
+    plain, weighed = plan(measured=False), plan("importance=true")
     smoothed, searched = plan("transforms=[smooth]"), plan("transforms=[awq]")
     assert plain < weighed and weighed[0] == smoothed[0] < searched[0]
     assert weighed[1] <= smoothed[1] <= searched[1]
+    rotated = plan("transforms=[rotate]", measured=False)
+    assert rotated[0] > PROVING_PROCESS_BYTES > plain[0]
+    assert rotated[1] >= plain[1] + STARTUP_SECONDS[True]
 
 
 def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path) -> None:

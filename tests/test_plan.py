@@ -14,6 +14,7 @@ import pytest
 from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.plan import estimate
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.rows import rows, scheme_of
 from qtool.recipe.recipe import load
@@ -433,6 +434,28 @@ def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
     header_files.write(tmp_path / "r", header_files.llama(hidden=2048, inner=8192))
     rtn = make_plan(load("w4g128-rtn"), Checkpoint.open(tmp_path / "r"))
     assert rtn.peak_rss_bytes < wide.peak_rss_bytes and rtn.seconds < wide.seconds
+
+
+def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
+    """The proof needs torch, and two copies of a block; the head and the embedding are made."""
+
+    def plan(name: str, recipe: str, threads: int = 1, **kind: int) -> Plan:
+        header_files.write(tmp_path / name, header_files.llama(**kind))
+        loaded = load(recipe, ["transforms=[rotate]"])
+        return make_plan(loaded, Checkpoint.open(tmp_path / name), threads=threads)
+
+    small, deep = plan("a", "w8a8-dynamic"), plan("b", "w8a8-dynamic", layers=8)
+    plain = make_plan(load("w8a8-dynamic"), Checkpoint.open(tmp_path / "b"), threads=1)
+    assert small.peak_rss_bytes == deep.peak_rss_bytes and small.seconds < deep.seconds
+    assert plain.peak_rss_bytes < estimate.PROVING_PROCESS_BYTES < small.peak_rss_bytes
+    assert plain.seconds + estimate.STARTUP_SECONDS[True] <= deep.seconds
+    wide = plan("c", "w8a8-dynamic", hidden=2048, inner=8192)
+    block = sum(4 * tensor.parameters for tensor in wide.by_block[0])
+    assert wide.peak_rss_bytes > estimate.PROVING_PROCESS_BYTES + 2 * block
+    one, two = (plan("d", "w8a8-dynamic", n, vocabulary=500_000) for n in (1, 2))
+    table = max(tensor.parameters for tensor in one.by_block[None])
+    assert one.peak_rss_bytes == estimate.PROVING_PROCESS_BYTES + 6 * table
+    assert two.peak_rss_bytes == one.peak_rss_bytes + 6 * table
 
 
 def test_estimates_are_for_the_cores_a_run_may_use(

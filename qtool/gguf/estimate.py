@@ -18,6 +18,7 @@ from qtool.plan.budget import Memory, choose
 from qtool.plan.estimate import (
     FLOPS_PER_CORE,
     PLAIN_PROCESS_BYTES,
+    PROVING_PROCESS_BYTES,
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
     Block,
@@ -27,6 +28,8 @@ from qtool.plan.estimate import (
     Shapes,
     micro_batch,
     peak,
+    proving,
+    turning,
     usable_cores,
 )
 from qtool.recipe.file import Calibration
@@ -107,12 +110,21 @@ def _searched(
 
 
 def peak_of(
-    tensors: Sequence[PlannedTensor], header_bytes: int, shapes: Shapes | None, setting: Setting
+    tensors: Sequence[PlannedTensor],
+    header_bytes: int,
+    shapes: Shapes | None,
+    setting: Setting,
+    rotates: bool = False,
 ) -> Peak:
     """Resident memory at its highest, and what it is for. shapes: where importance is measured."""
     widest = max((tensor.source.in_features for tensor in tensors), default=0)
     pieces = _HEADER_COPIES * header_bytes + setting.threads * max(_PIECE_BYTES, 16 * widest)
-    encoding = Peak(PLAIN_PROCESS_BYTES + pieces, "a piece of weights for each thread")
+    process = PROVING_PROCESS_BYTES if rotates else PLAIN_PROCESS_BYTES
+    encoding = Peak(process + pieces, "a piece of weights for each thread")
+    if rotates:
+        proof = process + header_bytes + proving(shapes_of(tensors, Calibration()))
+        rotating = Peak(proof, "a block in float32, as it was and rotated")
+        encoding = max(encoding, rotating, key=lambda one: one.nbytes)
     if shapes is None:
         return encoding
     measuring = peak(shapes, setting)
@@ -129,17 +141,18 @@ def run_cost(
     max_ram: int | None = None,
     passes: int = 1,
     grams: bool = False,
+    rotates: bool = False,
 ) -> tuple[Memory, float]:
     """Memory, with the setting that keeps it, and seconds. calibration: where a forward pass is
     made; active: share of the experts that a token visits; max_ram: bytes that a run may take,
     UnsupportedError where it cannot do with them; passes: how often tokens pass each block; grams:
-    whether scales are searched."""
+    whether scales are searched; rotates: whether the network is, and that proved."""
     shapes = None if calibration is None else shapes_of(tensors, calibration, active, grams)
     memory = choose(
         shapes,
         threads or usable_cores(),
         max_ram,
-        lambda setting: peak_of(tensors, header_bytes, shapes, setting),
+        lambda setting: peak_of(tensors, header_bytes, shapes, setting, rotates),
     )
     cores = memory.setting.threads
     written = sum(tensor.nbytes for tensor in tensors)
@@ -150,6 +163,8 @@ def run_cost(
         if not tensor.copied and tensor.type.name in _ENCODED:
             work += tensor.parameters / (_ENCODED[tensor.type.name][tensor.importance] * 1e6)
         seconds += work / cores
+    if rotates:
+        seconds += turning(sum(tensor.parameters for tensor in tensors))
     if shapes is None:
         return memory, round(seconds, 1)
     flops = 0.0

@@ -107,7 +107,7 @@ def make_gguf_plan(
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     memory, seconds = estimate.run_cost(
         planned, header, calibration, facts.active_share, threads, max_ram,
-        2 if recipe.scaling else 1, recipe.searches_scales,
+        2 if recipe.scaling else 1, recipe.searches_scales, recipe.rotates,
     )  # fmt: skip
     return GgufPlan(
         recipe,

@@ -8,7 +8,8 @@
               and bytes read and written, each over a measured rate
 
 A Setting says how much of that is there at once. Rounding to nearest holds one matrix a thread and
-needs no forward pass. The constants below are the only measured numbers.
+needs no forward pass; where it is rotated before, the proof of that runs each block as it was and
+as it is then. The constants below are the only measured numbers.
 """
 
 import os
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 461_000_000
+PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
 # Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
 READ_BYTES, READ_COPIES = 1 << 25, 2
 # What a dense tensor takes while it is checked and written, in copies.
@@ -45,6 +47,8 @@ FLOPS_PER_CORE = 8.5e10
 ROUNDED_PER_CORE = 1.5e8
 STORAGE_BYTES_PER_SECOND = 4.0e8
 STARTUP_SECONDS = {False: 0.3, True: 4.0}
+# Weights that one core rotates in a second, and how often: for the proof, and for what is written.
+TURNED_PER_CORE, TURNS = 2.0e7, 2
 # What a search over clipped ranges costs, in roundings of the matrix.
 CLIP_TRIALS = 7
 # The part of X'X that is computed: strips on and above the diagonal.
@@ -128,6 +132,8 @@ class Shapes:
     grams: bool  # whether Gram matrices are measured
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
+    rotates: bool = False
+    turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
 
     @property
     def states(self) -> int:
@@ -146,6 +152,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = 0
+    turned: list[int] = []
     for tensor in tensors:
         largest = max(largest, tensor.parameters)
         if tensor.scheme is not None:
@@ -154,6 +161,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
             inside[tensor.block].append(tensor)
         elif len(tensor.shape) == 2:
             outside = max(outside, tensor.nbytes)
+            turned.append(4 * tensor.parameters + tensor.nbytes)
             vocabulary = max(vocabulary, tensor.shape[0])
             hidden = max(hidden, tensor.shape[1])
     blocks = set()
@@ -188,13 +196,15 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         grams=grams,
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
+        rotates=recipe.rotates,
+        turned=tuple(sorted(turned, reverse=True)),
     )
 
 
 def peak(shapes: Shapes, setting: Setting) -> Peak:
     """Resident memory at its highest, and what it is for."""
     if not shapes.calibrates:
-        return _plain_peak(shapes, setting)
+        return (_rotated_peak if shapes.rotates else _plain_peak)(shapes, setting)
     stages = [
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
@@ -212,6 +222,29 @@ def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
         PLAIN_PROCESS_BYTES + max(rounding, 4 * shapes.largest),
         "one tensor for each thread",
     )
+
+
+def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
+    """The same where the tensors are rotated: those with mixed rows are kept, two at a time."""
+    rounding = (2 * 4 + setting.threads * ROUNDING_BYTES_PER_WEIGHT) * shapes.quantized
+    stages = [
+        Peak(proving(shapes), "a block in float32, as it was and rotated"),
+        Peak(rounding, "one tensor for each thread"),
+        Peak(sum(shapes.turned[: setting.threads]), "rotating the embedding and the head"),
+    ]
+    most = max(stages, key=lambda stage: stage.nbytes)
+    return Peak(PROVING_PROCESS_BYTES + most.nbytes, most.of)
+
+
+def proving(shapes: Shapes) -> int:
+    """Bytes of a block and of the same rotated, while its last tensor is read and rotated."""
+    each = (2 * one.nbytes + 4 * one.largest + reading(2 * one.largest) for one in shapes.blocks)
+    return max(each, default=0)
+
+
+def turning(weights: int) -> float:
+    """Seconds that the proof of a rotation takes, and making the `weights` that it changes."""
+    return STARTUP_SECONDS[True] + TURNS * weights / TURNED_PER_CORE
 
 
 def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
@@ -297,7 +330,8 @@ def seconds(
     trials = CLIP_TRIALS if recipe.clips else 1
     seconds += trials * weights / (ROUNDED_PER_CORE * cores)
     if not recipe.calibrates:
-        return round(seconds, 1)
+        proof = turning(sum(tensor.parameters for tensor in tensors)) if recipe.rotates else 0.0
+        return round(seconds + proof, 1)
     grams: dict[int, set[str]] = defaultdict(set)  # block -> input sites
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.
