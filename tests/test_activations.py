@@ -492,8 +492,16 @@ def test_stored_scales_and_the_cache(root: Path, call: Call, tmp_path: Path) -> 
     expected = hooked(tiny_folder(), functions, with_scale(0.02), tokens, weights)
     no_cache = hooked(tiny_folder(), functions, same, tokens, weights)
     check_logits(logits_here(artifact, "plain", tokens), expected, no_cache)
-    # A scale that is promised and not there.
+    # A scale that is promised and not there: of keys engines take 1.0, and that is said.
     stored = load_file(artifact / "model.safetensors")
+    assert protocol["not_simulated"] == []
+    for name in ("0.self_attn.k_scale", "1.self_attn.k_scale", "1.self_attn.v_scale"):
+        del stored[f"model.layers.{name}"]
+    save_file(stored, artifact / "model.safetensors", {"format": "pt"})
+    assert json.loads(call(*common).out)["protocol"]["not_simulated"] == [
+        "the KV cache: no k_scale in block 0, 1: 1.0 taken, as engines do",
+        "the KV cache: no v_scale in block 1: 1.0 taken, as engines do",
+    ]
     missing = "model.layers.1.mlp.up_proj.input_scale"
     del stored[missing]
     save_file(stored, artifact / "model.safetensors", {"format": "pt"})

@@ -32,6 +32,7 @@ from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
 
+_KEYS = re.compile(r"\.(\d+)\.(?:.*\.)?k_proj\.")
 _SCALES = re.compile(r"\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$")
 
 
@@ -75,6 +76,8 @@ def declared(artifact: Artifact) -> Activations:
         kept = _kept(artifact, scheme)
         if kept is None:
             left[f"the KV cache: {_said(scheme)}"] = None
+        elif scheme.get("dynamic") is not True:
+            left |= dict.fromkeys(_without_scale(artifact))
     return Activations(found, kept, tuple(left))
 
 
@@ -193,6 +196,22 @@ def _kept(artifact: Artifact, scheme: Mapping[str, Any]) -> Kept | None:
 
     name = "fp8" if kind == "float" else f"int{bits}"
     return Kept(f"{name} per head" if each else name, of_block)
+
+
+def _without_scale(artifact: Artifact) -> list[str]:
+    """Sentences on the blocks that lack a scale: those with the other one, or with a k_proj."""
+    having: dict[str, set[int]] = {"k": set(), "v": set()}
+    for name in artifact.checkpoint.tensors:
+        if (match := _SCALES.search(name)) is not None:
+            having[match[2] or match[3]].add(int(match[1]))
+    keys = {int(found[1]) for n in artifact.checkpoint.tensors if (found := _KEYS.search(n))}
+    blocks = having["k"] | having["v"] | keys
+    return [
+        f"the KV cache: no {which}_scale in block {', '.join(map(str, sorted(lacking)))}: 1.0 "
+        "taken, as engines do"
+        for which, found in having.items()
+        if (lacking := blocks - found)
+    ]
 
 
 def _stored_scales(artifact: Artifact, name: str) -> list[float]:
