@@ -102,7 +102,9 @@ def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
     elif recipe.format == "gptq" and recipe.scheme.bits not in (4, 8):
         engine = "transformers"
     arguments = ["quantize", "tiny", "--recipe", name, "-o", str(out)]
-    done = subprocess.run([sys.executable, "-m", "qtool", *arguments], timeout=600, check=False)
+    # From elsewhere than the checkout, which may have no kernels: the installed package.
+    line = [sys.executable, "-m", "qtool", *arguments]
+    done = subprocess.run(line, timeout=600, check=False, cwd=tmp_path)
     assert done.returncode == 0
     verdict = verify_artifact(out, against=resolve("tiny"), engine=engine)
     assert verdict.ok and "engine" in verdict.checks, shown(verdict)
