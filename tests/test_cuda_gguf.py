@@ -33,7 +33,7 @@ def places(emulator: Emulator) -> tuple[Make, list[EmulatedPlace]]:
 
     def make() -> Place:
         if isinstance(emulator, OnGpu):
-            return CudaPlace()
+            return CudaPlace(0)
         made.append(EmulatedPlace(emulator))
         return made[-1]
 

@@ -72,7 +72,7 @@ def _keys_and_values(
 def advance_and_measure(
     block: LoadedBlock, stream: Stream, kept: Kept, workers: Workers, *, advance: bool
 ) -> Largest:
-    """Run the block over the stream and measure what attention keeps.
+    """Run the block over the stream and measure what attention keeps; it comes to the host.
 
     advance: leave its outputs in the stream. UnsupportedError where attention is not one call.
     """
@@ -89,7 +89,8 @@ def advance_and_measure(
             )
         return _most(seen.found)
 
-    return _most(workers.map(step, range(len(stream.hidden))))
+    largest = _most(workers.map(step, range(len(stream.hidden))))
+    return Largest(largest.keys.cpu(), largest.values.cpu())
 
 
 def _most(found: Sequence[Largest]) -> Largest:

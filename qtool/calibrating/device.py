@@ -7,7 +7,7 @@ whose place is the CPU and whose kernels run in an emulated grid.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,15 +41,24 @@ class Device:
     def explained(
         self, what: str = "a block, a batch and the Gram matrices of its inputs"
     ) -> Iterator[None]:
-        """Within, too little of its memory is an UnsupportedError."""
+        """Within, too little of its memory is an UnsupportedError, and the caller's thread works on
+        the stream on which all other threads do."""
         try:
-            yield
+            with self._stream():
+                yield
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:160]
             raise UnsupportedError(
                 f"{self.name}: its memory does not hold {what} ({said}); leave --device out, or "
                 "end what else uses this GPU"
             ) from error
+
+    def _stream(self) -> AbstractContextManager[Any]:
+        if not self.pins:
+            return nullcontext()
+        api: Any = torch.cuda
+        there: AbstractContextManager[Any] = api.stream(api.default_stream(self.place))
+        return there
 
 
 def open_gpu() -> Device:

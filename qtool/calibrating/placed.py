@@ -161,6 +161,12 @@ class Passing:
             leaving.arrived.synchronize()
             self._states[leaving.number] = leaving.here.clone()  # not in pinned memory
 
+    def leave(self) -> None:
+        """Whatever uses the memory of this next comes after all copies, also where some step has
+        failed."""
+        for stream in (self._in, self._out):
+            self._here().wait_stream(stream)
+
     def _begin(self, number: int) -> _Coming:
         """Start to copy a micro-batch to where the one before the last was."""
         here = self._states[number]
@@ -197,8 +203,11 @@ def passed(device: Device, calls: Calls, stream: Stream) -> Iterator[tuple[Strea
     """The same for a block that is on the device already."""
     with device.explained(), Workers(1) as turn:
         passing = Passing(stream.hidden, device)
-        yield replace(stream, hidden=passing, calls=calls, place=device.place), turn
-        passing.settle()
+        try:
+            yield replace(stream, hidden=passing, calls=calls, place=device.place), turn
+            passing.settle()
+        finally:
+            passing.leave()
 
 
 class Ahead:

@@ -192,7 +192,8 @@ def collect(
     routed = [site for site in sites if site.per_token is None]
 
     def measure(number: int) -> None:
-        samples, length = stream.hidden[number].shape[:2]
+        hidden = stream.hidden[number]  # once: it may come from a disk, or go to a device
+        samples, length = hidden.shape[:2]
         left = {s.id: s.per_token * samples * length for s in sites if s.per_token is not None}
         # How many rows an expert reads, in how many calls, is known only when the pass is over.
         kept: dict[str, list[torch.Tensor]] = {}
@@ -224,7 +225,7 @@ def collect(
         try:
             with torch.no_grad():
                 with suppress(_AllSeenError), ObserveLinears(index, observe):
-                    output = block.run(stream.hidden[number], stream.calls[block.index][number])
+                    output = block.run(hidden, stream.calls[block.index][number])
                     if advance:
                         stream.hidden[number] = output
                     del output

@@ -6,6 +6,7 @@ places work side by side, so that while one copies another computes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,13 +51,13 @@ Places = Callable[[], Place]
 
 
 class CudaPlace:
-    """A stream of torch's current GPU."""
+    """A stream of a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         import torch
 
         self._torch: Any = torch
-        self._stream = self._torch.cuda.Stream()
+        self._stream = self._torch.cuda.Stream(index)
 
     def host(self, nbytes: int) -> Host:
         """Pinned memory."""
@@ -95,3 +96,10 @@ class CudaPlace:
 
     def finish(self) -> None:
         self._stream.synchronize()
+
+
+def places() -> Places:
+    """What makes places on torch's current GPU, which is current for this thread alone."""
+    import torch
+
+    return partial(CudaPlace, torch.cuda.current_device())

@@ -164,9 +164,9 @@ def _places(asked: Asked) -> Places | None:
     """Where GGUF blocks are encoded, if on a GPU."""
     if not _on_gpu(asked):
         return None
-    from qtool.cuda.staging import CudaPlace
+    from qtool.cuda.staging import places
 
-    return CudaPlace
+    return places()
 
 
 def _stating(

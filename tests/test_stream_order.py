@@ -1,0 +1,312 @@
+"""The order of streams, threads and memory, where torch has a GPU that is emulated: the checker
+finds what is wrong, and nothing is wrong with what runs on a GPU."""
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf_files
+import numpy as np
+import pytest
+import quantizing
+import torch
+from arch_models import VOCABULARY
+from cuda_emulation import Emulator, OnGpu, emulator
+from emulated_cuda import Cuda, emulated
+from small_models import checkpoint
+
+import qtool
+from qtool.calibrating import placed
+from qtool.calibrating.device import Device, open_gpu
+from qtool.calibrating.sites import Tracer
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import NEEDS, collect
+from qtool.calibrating.workers import Workers
+from qtool.cuda import staging
+from qtool.generating.generate import generate
+from qtool.gguf import on_device
+from qtool.gguf.imatrix import write_importance
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.quality.evaluate import Protocol, evaluate
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+
+__all__ = ["emulator"]
+
+TINY = Path(pipeline.__file__).parent.parent / "tiny"
+
+
+@pytest.fixture
+def cuda(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    """At the end, nothing was found to be wrong."""
+    if isinstance(emulator, OnGpu) or torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with emulated(monkeypatch, emulator) as cuda:
+        yield cuda
+    assert not cuda.order.faults, "\n".join(cuda.order.faults[:20])
+
+
+@pytest.fixture
+def gpu(cuda: Cuda) -> Iterator[Device]:
+    """The second one, asked for on a stream of the caller's: in other threads neither is so."""
+    cuda.set_device(1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield replace(open_gpu(), alone=threading.Lock())
+
+
+def pinned(numbers: float = 1.0) -> torch.Tensor:
+    return torch.full((64,), numbers).pin_memory()
+
+
+def waits_for_a_stream(right: bool) -> None:
+    side, there, here = torch.cuda.Stream(), torch.empty(64, device="cuda"), pinned()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        there.copy_(here, non_blocking=True)
+    if right:
+        torch.cuda.current_stream().wait_stream(side)
+    there.mul_(2)
+    torch.cuda.current_stream().synchronize()
+
+
+def waits_before_it_overwrites(right: bool) -> None:
+    """The other way around: what is on its way in is not to meet what still reads."""
+    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
+    _ = there * 2
+    if right:
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        there.copy_(here, non_blocking=True)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def synchronizes(right: bool) -> None:
+    there, here, event = torch.ones(64, device="cuda"), pinned(), torch.cuda.Event()
+    here.copy_(there, non_blocking=True)
+    event.record()
+    if right:
+        event.synchronize()
+    _ = here.clone()
+
+
+def records_after_the_copy(right: bool) -> None:
+    there, here, event = torch.ones(64, device="cuda"), pinned(), torch.cuda.Event()
+    if not right:
+        event.record()
+    here.copy_(there, non_blocking=True)
+    if right:
+        event.record()
+    event.synchronize()
+    _ = here.clone()
+
+
+def refills_in_time(right: bool) -> None:
+    there, here = torch.empty(64, device="cuda"), pinned()
+    there.copy_(here, non_blocking=True)
+    if right:
+        torch.cuda.current_stream().synchronize()
+    here.fill_(3)
+
+
+def refills_an_array_in_time(right: bool) -> None:
+    there, here = torch.empty(64, device="cuda"), pinned()
+    array = here.numpy()
+    there.copy_(here, non_blocking=True)
+    if right:
+        torch.cuda.current_stream().synchronize()
+    array[:8] = np.ones(8, np.float32)
+
+
+def frees_in_time(right: bool) -> None:
+    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        here.copy_(there, non_blocking=True)
+    if right:
+        torch.cuda.current_stream().wait_stream(side)
+    del there
+
+
+def tells_the_allocator(right: bool) -> None:
+    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        here.copy_(there, non_blocking=True)
+    if right:
+        there.record_stream(side)  # type: ignore[arg-type]
+    del there
+
+
+def waits_for_a_thread(right: bool) -> None:
+    there, lock = torch.zeros(64, device="cuda"), threading.Lock()
+
+    def add() -> None:
+        if right:
+            with lock:
+                there.add_(1)
+        else:
+            there.add_(1)
+
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    there.add_(1)
+
+
+WAYS: dict[Callable[[bool], None], str] = {
+    waits_for_a_stream: r"nothing orders copy_ .* and mul_",
+    waits_before_it_overwrites: r"nothing orders (ones|mul) .* and copy_",
+    synchronizes: r"pinned memory.* nothing orders copy_ .* and clone",
+    records_after_the_copy: r"pinned memory.* nothing orders copy_ .* and clone",
+    refills_in_time: r"pinned memory.* nothing orders copy_ .* and fill_",
+    refills_an_array_in_time: r"pinned memory.* nothing orders copy_ .* and an array",
+    frees_in_time: r"is freed to stream .* while copy_ .* may still use it",
+    tells_the_allocator: r"is freed to stream .* while copy_ .* may still use it",
+    waits_for_a_thread: r"nothing orders the threads of add_ .* and add_",
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_checker_finds_it(way: Callable[[bool], None], cuda: Cuda) -> None:
+    way(True)
+    assert not cuda.order.faults
+    way(False)
+    assert cuda.order.faults
+    assert all(re.search(WAYS[way], said) for said in cuda.order.faults), cuda.order.faults
+    cuda.order.faults.clear()
+
+
+def passed(gpu: Device, states: Any) -> None:
+    """Each micro-batch doubled, or as it is; then one more, which nobody waits for."""
+    passing = placed.Passing(states, gpu)
+    for number in range(len(passing)):
+        there = passing[number]
+        passing[number] = there * 2 if number % 2 else there
+    passing.settle()
+    _ = passing[0] * 2
+    passing.leave()
+
+
+def test_states_pass(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without any one of the waits the checker says so."""
+    gpu, needed = open_gpu(), set()
+    before = [torch.full((samples, 3, 2), float(samples)) for samples in (3, 3, 3, 2, 1)]
+    wait, synchronize = cuda.Stream.wait_stream, cuda.Event.synchronize
+
+    def every(without: int | None) -> None:
+        def unless(do: Any) -> Any:
+            def called(*given: Any) -> None:
+                line = sys._getframe(1).f_lineno
+                needed.add(line)
+                if line != without:
+                    do(*given)
+
+            return called
+
+        monkeypatch.setattr(cuda.Stream, "wait_stream", unless(wait))
+        monkeypatch.setattr(cuda.Event, "synchronize", unless(synchronize))
+        states: Any = list(before)
+        passed(gpu, states)
+        for number, one in enumerate(states):
+            assert torch.equal(one, before[number] * (2 if number % 2 else 1))
+
+    every(None)
+    assert not cuda.order.faults and len(needed) == 6
+    for line in sorted(needed):
+        every(line)
+        assert cuda.order.faults, f"placed.py:{line} is not needed"
+        cuda.order.faults.clear()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", pytest.param("llama", marks=pytest.mark.slow)])
+def test_statistics(
+    name: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton = Skeleton.open(checkpoint(tmp_path, name))
+    tokens = np.random.default_rng(2).integers(3, VOCABULARY, (7, 40), dtype=np.int64)
+    stream = skeleton.embed(tokens, micro_batch_tokens=80)
+    calls = placed.Calls(stream.calls, gpu)
+    begun: list[int] = []
+    begin = placed.Passing._begin
+    monkeypatch.setattr(placed.Passing, "_begin", lambda self, n: begun.append(n) or begin(self, n))
+    with Workers(2) as workers, placed.ahead(skeleton, gpu) as blocks:
+        for index in range(2):
+            block = blocks.take(index)
+            sites = Tracer().sites(block, stream).sites
+            wanted = collect(block, stream, sites, NEEDS, workers)
+            with placed.placed(gpu, calls, block, stream, workers) as (there, passing, turn):
+                found = collect(there, passing, sites, NEEDS, turn)
+                assert begun == list(range(len(stream.hidden)))  # each is copied once
+                skeleton.advance(there, passing, turn)
+            begun.clear()
+            for site in sites:
+                if wanted[site.id].count:
+                    gram, its = found[site.id].gram, wanted[site.id].gram
+                    assert gram is not None and its is not None
+                    np.testing.assert_allclose(gram, its, atol=1e-4 * np.abs(its).max())
+
+
+def quantized(recipe: str, out: Path, gpu: Device | None, source: Path, *sets: str) -> None:
+    loaded = load(recipe, ["calibration.samples=4", "calibration.length=64", *sets])
+    asked = Request("m", source, loaded, out, None, 2, 1 << 30, device=gpu)
+    pipeline.run(asked, Progress(quiet=True))
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq", "w4g128-rtn"])
+def test_recipes_of_a_small_model(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    """The search of few scales: a thread of the emulated grid is a loop."""
+    text = quantizing.text_file(tmp_path / "text.txt")
+    sets = ["rtn.clip=true"]
+    if "awq" in recipe:
+        sets = [f"calibration.source={text}", "awq.grid=1"]
+    source = checkpoint(tmp_path, "llama").path
+    quantized(recipe, tmp_path / "out", gpu, source, "weights.group_size=32", *sets)
+    assert cuda.devices == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", ["w4g128-gptq", "w3g128-awq", "w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8"]
+)
+def test_recipes(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    quantized(recipe, tmp_path / "out", gpu, TINY)
+    assert cuda.devices == (set() if recipe == "kv-fp8" else {1})  # FP8 is rounded by the CPU
+
+
+def test_gguf(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few rows, on four streams by as many threads, of the second GPU."""
+    monkeypatch.setattr(on_device, "BATCH_WEIGHTS", 1 << 14)
+    cuda.set_device(1)
+    source = gguf_files.model(tmp_path / "x.gguf", 2, 1)
+    imatrix = tmp_path / "imatrix.gguf"
+    write_importance(imatrix, gguf_files.importance(source))
+    made = []
+    for places in (None, staging.places()):
+        recipe, out = load("q4_k_m", ["importance=false"]), tmp_path / f"{places is None}.gguf"
+        assert isinstance(recipe, GgufRecipe)
+        asked = GgufRequest("m", source, recipe, out, 4, imatrix, fresh=True, places=places)
+        run_gguf(asked, Progress(quiet=True))
+        made.append(out.read_bytes())
+    assert made[0] == made[1] and "measure_squares" in cuda.launched and cuda.devices == {1}
+
+
+@pytest.mark.parametrize("recipe", ["q4_k_m", pytest.param("w4g128-rtn", marks=pytest.mark.slow)])
+def test_eval_and_generate(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
+    protocol = Protocol("plain", quantizing.text_file(tmp_path / "text.txt"), 2, 64)
+    here, there = (
+        evaluate([out], TINY, protocol, 1, Progress(quiet=True), cache=False, device=where)[0]
+        for where in (None, gpu)
+    )
+    assert there.found["kld"]["mean"] == pytest.approx(here.found["kld"]["mean"], rel=2e-2)
+    assert len(generate(out, "def main(", 3, gpu, Progress(quiet=True)).tokens) <= 3
+    assert any(name.startswith("gemv") for name in cuda.launched) and cuda.devices == {1}
