@@ -19,7 +19,6 @@ from qtool.calibrating import reading
 from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Calls
 from qtool.calibrating.skeleton import Skeleton
-from qtool.cuda.packed import packed
 from qtool.cuda.reading import OnDevice
 from qtool.errors import UnsupportedError
 from qtool.quality.evaluate import Protocol, evaluate
@@ -58,7 +57,7 @@ def test_the_same_weights(case: str, tmp_path: Path, device: Device) -> None:
     needs = {} if recipe.endswith(("rtn", "dynamic", "hf", "fp4", "_m")) else samples
     out = qtool.quantize("tiny", recipe, tmp_path / "out", changes=changes, **needs).artifact
     with open_weights(Path(out)) as weights:
-        found = packed(weights, UP, device)
+        found = OnDevice(weights, device).packed(UP)
         if CASES[case] is None:
             assert found is None
         else:

@@ -24,6 +24,7 @@ import qtool
 from qtool.calibrating import blockwise, placed
 from qtool.calibrating.device import Device
 from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
@@ -140,9 +141,9 @@ def test_the_next_block_is_read_meanwhile(models: Path) -> None:
     class Watched:
         count = skeleton.count
 
-        def block(self, index: int) -> LoadedBlock:
+        def block(self, index: int, reading: Reading | None = None) -> LoadedBlock:
             read.append(index)
-            return skeleton.block(index)
+            return skeleton.block(index, reading)
 
     gpu = Device(torch.device("cpu"), print, "", 0)
     with placed.ahead(Watched(), gpu) as blocks:  # type: ignore[arg-type]

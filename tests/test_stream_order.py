@@ -4,6 +4,7 @@ finds what is wrong, and nothing is wrong with what runs on a GPU."""
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import quantizing
 import torch
 from arch_models import VOCABULARY
 from cuda_emulation import Emulator, OnGpu, emulator
-from emulated_cuda import Cuda, emulated
+from emulated_cuda import Cuda, Tensor, emulated
 from small_models import checkpoint
 
 import qtool
@@ -25,14 +26,11 @@ from qtool.calibrating.device import Device, open_gpu
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, collect
+from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
-from qtool.cuda import staging
-from qtool.generating.generate import generate
+from qtool.cuda import uploads
 from qtool.gguf import on_device
 from qtool.gguf.imatrix import write_importance
-from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.quality.evaluate import Protocol, evaluate
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
@@ -282,31 +280,72 @@ def test_recipes(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
     assert cuda.devices == (set() if recipe == "kv-fp8" else {1})  # FP8 is rounded by the CPU
 
 
-def test_gguf(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, on four streams by as many threads, of the second GPU."""
+def test_gguf(cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few rows, on four streams by as many threads."""
     monkeypatch.setattr(on_device, "BATCH_WEIGHTS", 1 << 14)
-    cuda.set_device(1)
     source = gguf_files.model(tmp_path / "x.gguf", 2, 1)
     imatrix = tmp_path / "imatrix.gguf"
     write_importance(imatrix, gguf_files.importance(source))
     made = []
-    for places in (None, staging.places()):
-        recipe, out = load("q4_k_m", ["importance=false"]), tmp_path / f"{places is None}.gguf"
-        assert isinstance(recipe, GgufRecipe)
-        asked = GgufRequest("m", source, recipe, out, 4, imatrix, fresh=True, places=places)
-        run_gguf(asked, Progress(quiet=True))
+    for device in ("cpu", "cuda"):
+        out = tmp_path / f"{device}.gguf"
+        qtool.quantize(source, "q4_k_m", out, imatrix=imatrix, threads=4, device=device)
         made.append(out.read_bytes())
     assert made[0] == made[1] and "measure_squares" in cuda.launched and cuda.devices == {1}
 
 
+@pytest.mark.parametrize("way", [True, False])
+def test_uploads(way: bool, cuda: Cuda, gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through buffers that are smaller than what passes them; refilled only when they are empty."""
+    monkeypatch.setattr(uploads, "BUFFER_BYTES", 256)
+    if not way:
+        monkeypatch.setattr(cuda.Event, "synchronize", lambda self: None)
+    upload = uploads.Uploads(gpu)
+    for shape, dtype in (((33, 7), np.float32), ((0, 4), np.int32), ((), np.float16)):
+        array = np.random.default_rng(1).integers(0, 99, shape).astype(dtype)
+        there = upload.array(array)
+        assert there.device == gpu.place and (way is False or (there.cpu().numpy() == array).all())
+    assert bool(cuda.order.faults) != way
+    cuda.order.faults.clear()
+
+
+def blocks_there(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many others are on the device whenever a block is taken, after which one more is read."""
+    alive: list[tuple[int, list[weakref.ref[Any]]]] = []
+    counted: list[int] = []
+    read, take = Skeleton.block, placed.Ahead.take
+
+    def block(self: Skeleton, index: int, reading: Any = None) -> LoadedBlock:
+        made = read(self, index, reading)
+        tensors = [one for one in made.module.parameters() if isinstance(one, Tensor)]
+        assert tensors and all(one.memory.stream != cuda.default().actor for one in tensors)
+        alive.append((index, [weakref.ref(one.memory) for one in tensors]))
+        return made
+
+    def taken(self: placed.Ahead, index: int) -> LoadedBlock:
+        others = [block for number, block in alive if number != index]
+        counted.append(sum(any(one() is not None for one in block) for block in others))
+        return take(self, index)
+
+    monkeypatch.setattr(Skeleton, "block", block)
+    monkeypatch.setattr(placed.Ahead, "take", taken)
+    return counted
+
+
 @pytest.mark.parametrize("recipe", ["q4_k_m", pytest.param("w4g128-rtn", marks=pytest.mark.slow)])
-def test_eval_and_generate(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+def test_eval_and_generate(
+    recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks at most are on the device, on streams on which nothing is computed."""
+    monkeypatch.setattr(uploads, "BUFFER_BYTES", 1 << 16)
     out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
-    protocol = Protocol("plain", quantizing.text_file(tmp_path / "text.txt"), 2, 64)
-    here, there = (
-        evaluate([out], TINY, protocol, 1, Progress(quiet=True), cache=False, device=where)[0]
-        for where in (None, gpu)
-    )
-    assert there.found["kld"]["mean"] == pytest.approx(here.found["kld"]["mean"], rel=2e-2)
-    assert len(generate(out, "def main(", 3, gpu, Progress(quiet=True)).tokens) <= 3
+    text = quantizing.text_file(tmp_path / "text.txt")
+    given: dict[str, Any] = {"against": TINY, "windows": 2, "length": 64, "cache": False}
+    here = qtool.evaluate(out, text, **given, threads=1).found
+    counted = blocks_there(cuda, monkeypatch)
+    there = qtool.evaluate(out, text, **given, threads=1, device="cuda").found
+    assert there["kld"]["mean"] == pytest.approx(here["kld"]["mean"], rel=2e-2)
+    assert len(counted) > 4 and not any(counted)
+    made = qtool.generate(out, "def main(", tokens=3, threads=1, device="cuda")
+    assert 1 <= len(made.tokens) <= 3
     assert any(name.startswith("gemv") for name in cuda.launched) and cuda.devices == {1}

@@ -7,7 +7,7 @@ on their way out, and what the block's own forward pass takes.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from qtool.calibrating.device import Device
+from qtool.calibrating.reading import Reading
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
 from qtool.calibrating.workers import Workers
@@ -213,28 +214,46 @@ def passed(device: Device, calls: Calls, stream: Stream) -> Iterator[tuple[Strea
 class Ahead:
     """The blocks of a model in turn; with a device, the next one is read meanwhile."""
 
-    def __init__(self, skeleton: Skeleton, pool: Executor | None) -> None:
-        self._skeleton = skeleton
-        self._pool = pool
+    def __init__(
+        self, read: Callable[[int], LoadedBlock], count: int, pool: Executor | None
+    ) -> None:
+        self._read, self._count, self._pool = read, count, pool
         self._next: tuple[int, Future[LoadedBlock]] | None = None
 
     def take(self, index: int) -> LoadedBlock:
-        """A block's weights, in float32."""
+        """A block's weights, in float32; the one before it is not used any more."""
         coming, self._next = self._next, None
         if coming is not None and coming[0] == index:
             block = coming[1].result()
         else:
-            block = self._skeleton.block(index)
-        if self._pool is not None and index + 1 < self._skeleton.count:
-            self._next = (index + 1, self._pool.submit(self._skeleton.block, index + 1))
+            block = self._read(index)
+        if self._pool is not None and index + 1 < self._count:
+            self._next = (index + 1, self._pool.submit(self._read, index + 1))
         return block
 
 
 @contextmanager
-def ahead(skeleton: Skeleton, device: Device | None) -> Iterator[Ahead]:
-    """Ahead, with a thread of its own where there is a device."""
+def ahead(
+    skeleton: Skeleton, device: Device | None, reading: Reading | None = None
+) -> Iterator[Ahead]:
+    """Ahead, with a thread of its own where there is a device.
+
+    reading: to where, by default onto the CPU. Onto the device on a stream of its own, which has
+    ended when a block is taken.
+    """
     if device is None:
-        yield Ahead(skeleton, None)
+        yield Ahead(skeleton.block, skeleton.count, None)
         return
+    api = cast(Any, torch.get_device_module(device.place))
+    stream = api.Stream(device.place)
+
+    def read(index: int) -> LoadedBlock:
+        with api.stream(stream):
+            block = skeleton.block(index, reading)
+        there = api.Event()
+        there.record(stream)
+        there.synchronize()
+        return block
+
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield Ahead(skeleton, pool)
+        yield Ahead(read, skeleton.count, pool)

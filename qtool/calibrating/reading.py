@@ -44,13 +44,22 @@ class OnHost:
         copy_tensor(self.weights, name, target)
 
 
-def copy_tensor(checkpoint: Weights, name: str, target: torch.Tensor) -> None:
-    """Read a tensor into `target` [same shape]; NaN and infinity are refused."""
+def copy_tensor(
+    checkpoint: Weights,
+    name: str,
+    target: torch.Tensor,
+    put: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> None:
+    """Read a tensor into `target` [same shape]; NaN and infinity are refused.
+
+    put: brings a part, as it is stored, to where the target is.
+    """
     for start, part in parts(checkpoint, name, target.dtype):
+        there = part if put is None else put(part)
         if target.ndim == 0:
-            target.copy_(part.reshape(()))
+            target.copy_(there.reshape(()))
         else:
-            target[start : start + len(part)].copy_(part)
+            target[start : start + len(part)].copy_(there)
     if target.is_floating_point():
         require_finite(checkpoint, name, target)
 

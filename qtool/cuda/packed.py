@@ -6,9 +6,8 @@ float32.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact, Entry
@@ -22,9 +21,7 @@ from qtool.gguf.weights import GgufWeights
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import GroupQuant, Scheme
 
-if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
-
+Put = Callable[[NDArray[Any]], Any]  # a copy on the device, where a kernel can begin to read
 Out = Any  # a tensor of the device, [out, in]; in a product [vectors, out]
 Room = Callable[[int], Any]  # float32 of so many numbers on the device
 _KINDS = {"int": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
@@ -45,29 +42,23 @@ class Packed:
     times: Callable[[Any, Out, Room], tuple[Task, ...]] | None = None
 
 
-def packed(weights: Weights, name: str, device: "Device") -> Packed | None:
+def packed(weights: Weights, name: str, put: Put) -> Packed | None:
     """A matrix, by its checkpoint name; None where the CPU has to dequantize it, or it is dense."""
     if isinstance(weights, GgufWeights):
-        return _blocks(weights, name, device)
+        return _blocks(weights, name, put)
     if isinstance(weights, ArtifactWeights):
         entry = weights.artifact.entry(name)
         if isinstance(entry.scheme, Scheme) and len(entry.shape) == 2 and 0 not in entry.shape:
-            return _matrix(weights.artifact, entry, entry.scheme, device)
+            return _matrix(weights.artifact, entry, entry.scheme, put)
     return None
 
 
-def _put(device: "Device", array: NDArray[Any]) -> Any:
-    """A copy on the device, which begins where its allocator likes."""
-    there = device.put(np.ascontiguousarray(array))
-    return there if device.pins else there.clone()
-
-
-def _blocks(weights: GgufWeights, name: str, device: "Device") -> Packed | None:
+def _blocks(weights: GgufWeights, name: str, put: Put) -> Packed | None:
     found = weights.stored_rows(name)
     if found is None:
         return None
     type_, rows = found
-    there, width = _put(device, rows), weights.tensors[name].shape[1]
+    there, width = put(rows), weights.tensors[name].shape[1]
 
     def dense(out: Out) -> Task:
         return float_tasks.gguf(there, type_, width, out=out)
@@ -78,33 +69,33 @@ def _blocks(weights: GgufWeights, name: str, device: "Device") -> Packed | None:
     return Packed((len(rows), width), dense, times if type_.name == "Q4_K" else None)
 
 
-def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") -> Packed | None:
+def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, put: Put) -> Packed | None:
     shape = (entry.shape[0], entry.shape[1])
     if scheme.outer in ("after", "rows"):
         return None
     if artifact.found.format == "awq":
-        return _awq(artifact, entry, scheme, shape, device)
+        return _awq(artifact, entry, scheme, shape, put)
     if artifact.found.format == "gptq":
-        return _gptq(artifact, entry, scheme, shape, device)
+        return _gptq(artifact, entry, scheme, shape, put)
     if scheme.book == "e2m1":
-        return _fp4(artifact, entry, scheme, device)
+        return _fp4(artifact, entry, scheme, put)
     if scheme.book == "int" and entry.stored[0].endswith(".weight_packed"):
-        return _words(artifact, entry, scheme, shape, device)
-    return _bytes(artifact, entry, device)
+        return _words(artifact, entry, scheme, shape, put)
+    return _bytes(artifact, entry, put)
 
 
-def _tensor(artifact: Artifact, entry: Entry, last: str, device: "Device") -> Any:
-    return _put(device, artifact.stored_tensor(f"{entry.module}.{last}"))
+def _tensor(artifact: Artifact, entry: Entry, last: str, put: Put) -> Any:
+    return put(artifact.stored_tensor(f"{entry.module}.{last}"))
 
 
 def _awq(
-    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], put: Put
 ) -> Packed | None:
     layout, size = artifact.found.layout, scheme.group_size
     if layout not in ("gemm", "gemv"):
         return None  # scaled zeros, which the CPU looks at: not all stand for whole ones
     names = ("qweight", "qzeros", "scales")
-    qweight, zeros, scales = (_tensor(artifact, entry, last, device) for last in names)
+    qweight, zeros, scales = (_tensor(artifact, entry, last, put) for last in names)
     if layout == "gemv":
         return Packed(shape, lambda out: tasks.awq_gemv(qweight, zeros, scales, size, out=out))
 
@@ -126,7 +117,7 @@ def _fused(shape: tuple[int, int], scheme: Scheme, scales: Any) -> bool:
 
 
 def _gptq(
-    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], put: Put
 ) -> Packed | None:
     if shape[1] * scheme.bits % 32:
         return None  # words that end behind the last row
@@ -135,9 +126,9 @@ def _gptq(
     version = gptq.version_of(artifact.found, scheme, zero)
     index = stored(name) if name in entry.stored else None
     order = gptq.order_of(entry.module, index, scheme, shape)
-    g_idx = None if order is None else _put(device, order)
+    g_idx = None if order is None else put(order)
     names = ("qweight", "qzeros", "scales")
-    qweight, zeros, scales = (_tensor(artifact, entry, last, device) for last in names)
+    qweight, zeros, scales = (_tensor(artifact, entry, last, put) for last in names)
     size = scheme.group_size
 
     def dense(out: Out) -> Task:
@@ -152,16 +143,16 @@ def _gptq(
 
 
 def _words(
-    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], device: "Device"
+    artifact: Artifact, entry: Entry, scheme: Scheme, shape: tuple[int, int], put: Put
 ) -> Packed:
     """compressed-tensors' pack-quantized."""
     lasts = ("weight_scale", "weight_zero_point", "weight_g_idx")
     names = {last: f"{entry.module}.{last}" for last in lasts}
     stored = {n: artifact.stored_tensor(n) for n in names.values() if n in entry.stored}
-    words, scale = (_tensor(artifact, entry, last, device) for last in ("weight_packed", lasts[0]))
-    zero = None if scheme.symmetric else _put(device, stored[names["weight_zero_point"]])
+    words, scale = (_tensor(artifact, entry, last, put) for last in ("weight_packed", lasts[0]))
+    zero = None if scheme.symmetric else put(stored[names["weight_zero_point"]])
     order = compressed.order_of(entry.module, stored, scheme, shape)
-    g_idx = None if order is None else _put(device, order)
+    g_idx = None if order is None else put(order)
     scale = scale.reshape(scheme.grid(shape))
 
     def dense(out: Out) -> Task:
@@ -171,10 +162,10 @@ def _words(
     return Packed(shape, dense)
 
 
-def _fp4(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") -> Packed:
+def _fp4(artifact: Artifact, entry: Entry, scheme: Scheme, put: Put) -> Packed:
     """MXFP4 and NVFP4, two codes a byte."""
-    codes = _put(device, artifact.stored_tensor(entry.stored[0]))
-    scale = _tensor(artifact, entry, "weight_scale", device)
+    codes = put(artifact.stored_tensor(entry.stored[0]))
+    scale = _tensor(artifact, entry, "weight_scale", put)
     shape, kind = (entry.shape[0], entry.shape[1]), _FP4_SCALES[scheme.scale_dtype]
     outer: dict[str, float] = {}
     if scheme.outer:
@@ -184,15 +175,15 @@ def _fp4(artifact: Artifact, entry: Entry, scheme: Scheme, device: "Device") -> 
     return Packed(shape, lambda out: float_tasks.fp4(codes, scale, kind, out=out, **outer))
 
 
-def _bytes(artifact: Artifact, entry: Entry, device: "Device") -> Packed | None:
+def _bytes(artifact: Artifact, entry: Entry, put: Put) -> Packed | None:
     """A code in each byte: INT8 and FP8."""
     quant = artifact.read(entry.name)
     if not isinstance(quant, GroupQuant) or quant.g_idx is not None:
         return None
     scheme, shape = quant.scheme, quant.shape
-    codes = _put(device, quant.codes)
-    scale = _put(device, quant.scale.reshape(scheme.grid(shape)))
-    zero = None if scheme.is_float else _put(device, quant.zero.reshape(scheme.grid(shape)))
+    codes = put(quant.codes)
+    scale = put(quant.scale.reshape(scheme.grid(shape)))
+    zero = None if scheme.is_float else put(quant.zero.reshape(scheme.grid(shape)))
     block = (scheme.rows, scheme.group_size)
 
     def dense(out: Out) -> Task:

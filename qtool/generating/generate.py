@@ -18,10 +18,9 @@ from torch import nn
 from qtool.calibrating.calibration import text_of, tokenize
 from qtool.calibrating.device import Device
 from qtool.calibrating.meta_model import tensors_of
-from qtool.calibrating.reading import OnHost, Reading
+from qtool.calibrating.reading import OnHost
 from qtool.calibrating.skeleton import Skeleton, move, read_parameter
-from qtool.calibrating.weights import Weights
-from qtool.cuda.reading import OnDevice
+from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating.products import Key, Matrix, Products, key, matrix
 from qtool.names import Binding
@@ -77,8 +76,8 @@ def generate(
                 f"positions of {path}; give fewer"
             )
         with progress.stage("load"):
-            reading = OnHost(weights) if device is None else OnDevice(weights, device)
-            matrices = _load(skeleton, weights, reading, device)
+            reading = reading_onto(device, weights)
+            matrices = _load(skeleton, reading)
         rounded = activations(weights, "plain").fitting(skeleton)
         products = Products(matrices, skeleton.online, rounded)
         for number, block in enumerate(skeleton.blocks):
@@ -139,9 +138,7 @@ def _at(products: Products, number: int) -> Any:
     return note
 
 
-def _load(
-    skeleton: Skeleton, weights: Weights, reading: Reading, device: Device | None
-) -> dict[Key, list[Matrix]]:
+def _load(skeleton: Skeleton, reading: OnHost | OnDevice) -> dict[Key, list[Matrix]]:
     """Fill the model but for the matrices of linear layers and experts, which are given back by
     their places."""
     of_parameter = skeleton.names.of_parameter
@@ -152,8 +149,8 @@ def _load(
         if pieces is None:
             if attribute in owner._parameters:
                 raise SourceError(
-                    f"{weights.path}: no tensor for {name!r}; the checkpoint is incomplete or "
-                    "config.json is of another model"
+                    f"{reading.weights.path}: no tensor for {name!r}; the checkpoint is incomplete "
+                    "or config.json is of another model"
                 )
             continue
         parameter = getattr(owner, attribute)
@@ -163,7 +160,7 @@ def _load(
             read_parameter(owner, attribute, pieces, reading)
             continue
         for place, names in found.items():
-            matrices[place] = [matrix(weights, one, device) for one in names]
+            matrices[place] = [matrix(reading, one) for one in names]
     move(skeleton.model, reading.place)
     return matrices
 

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 
 from qtool.calibrating.device import Device
 from qtool.calibrating.online import Online, turned
-from qtool.calibrating.reading import STORED, parts
+from qtool.calibrating.reading import STORED, OnHost, parts
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.weights import Weights
 from qtool.cuda.more_tasks import MOST
-from qtool.cuda.packed import Packed, packed
+from qtool.cuda.packed import Packed
+from qtool.cuda.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
@@ -42,14 +43,15 @@ class Matrix:
     fused: bool  # whether vectors are multiplied by packed words
 
 
-def matrix(weights: Weights, name: str, device: Device | None) -> Matrix:
+def matrix(reading: OnHost | OnDevice, name: str) -> Matrix:
     """A matrix [out, in] of the model, ready to multiply."""
-    if device is None:
+    weights = reading.weights
+    if isinstance(reading, OnHost):
         return Matrix(name, lambda x: F.linear(x, torch.from_numpy(weights.float32(name))), False)
-    found = packed(weights, name, device)
+    found = reading.packed(name)
     if found is None:
-        return Matrix(name, _dense(weights, name, device), False)
-    return Matrix(name, _packed(found, device), found.times is not None)
+        return Matrix(name, _dense(weights, name, reading.device), False)
+    return Matrix(name, _packed(found, reading.device), found.times is not None)
 
 
 def _dense(weights: Weights, name: str, device: Device) -> Product:

@@ -22,14 +22,14 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.device import Device
-from qtool.calibrating.placed import Calls, passed
-from qtool.calibrating.reading import OnHost, Reading
+from qtool.calibrating.placed import Calls, ahead, passed
+from qtool.calibrating.reading import Reading
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.cuda.reading import OnDevice
+from qtool.cuda.reading import reading_onto
 from qtool.errors import SourceError
 from qtool.quality.rounded_inputs import Activations
 from qtool.runs.progress import Progress
@@ -72,21 +72,23 @@ def forward(
     """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     skeleton = Skeleton.open(weights)
     rounded = rounded.fitting(skeleton)
-    reading = OnHost(weights) if device is None else OnDevice(weights, device)
+    reading = reading_onto(device, weights)
     place = _cached(weights, tokens, device) if keep else None
     if place is not None and (found := _read(place, tokens)) is not None:
         skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
         return Forward(skeleton, found, rounded, reading, f"taken from {place}")
-    with Workers(threads) as workers:
+    with Workers(threads) as workers, ahead(skeleton, device, reading) as blocks:
         with rounded.outside(skeleton):
             stream = skeleton.embed(tokens, _TOGETHER if device is None else MICRO_BATCH_TOKENS)
         calls = None if device is None else Calls(stream.calls, device)
         for index in progress.blocks(skeleton.count):
             if device is None or calls is None:
-                _advance(skeleton.block(index), stream, rounded, workers)
+                _advance(blocks.take(index), stream, rounded, workers)
             else:
                 with passed(device, calls, stream) as (there, turn):
-                    _advance(skeleton.block(index, reading), there, rounded, turn)
+                    block = blocks.take(index)
+                    _advance(block, there, rounded, turn)
+                del block  # when it has been computed, and before the next but one is read
             if not all(bool(torch.isfinite(part).all()) for part in stream.hidden):
                 raise SourceError(
                     f"{weights.path}: the output of block {index} is not finite on this text; the "
