@@ -14,7 +14,6 @@ qtool.errors), whose text says what to do. Nothing is printed unless `quiet=Fals
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,19 +121,20 @@ def evaluate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.calibrating.device import device_of
+    from qtool.calibrating.device import explained
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
     from qtool.runs.progress import Progress
+    from qtool.runs.request import device_of
 
     chosen = Protocol(protocol, Path(text), windows, length)
     check_protocol(chosen)
     place = device_of(device)
     progress = progress or Progress(quiet=quiet)
     reference = None if against is None else resolve(str(against), progress)
-    with nullcontext() if place is None else place.explained("the head and its logits"):
+    with explained(place, "the head and its logits"):
         (found,) = run(
             [resolve(str(artifact), progress)],
             reference,
@@ -163,17 +163,18 @@ def generate(
     share_heap()
     import torch
 
-    from qtool.calibrating.device import device_of
+    from qtool.calibrating.device import explained
     from qtool.generating.generate import generate as run
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
+    from qtool.runs.request import device_of
 
     place = device_of(device)
     progress = progress or Progress(quiet=quiet)
     path = resolve(str(artifact), progress)
     torch.set_num_threads(threads or default_threads())
-    with nullcontext() if place is None else place.explained("the model"):
+    with explained(place, "the model"):
         return run(path, prompt, tokens, place, progress)
 
 

@@ -80,12 +80,9 @@ def open_gpu() -> Device:
     return Device(place, launch, name, free // 2)
 
 
-def device_of(asked: str) -> Device | None:
-    """What --device asks for; UnsupportedError where that is not here. auto is the CPU."""
-    from qtool.runs.request import check_device
-
-    check_device(asked)
-    return open_gpu() if asked == "cuda" else None
+def explained(device: Device | None, what: str) -> AbstractContextManager[None]:
+    """`Device.explained`, where there is one."""
+    return nullcontext() if device is None else device.explained(what)
 
 
 def host(tensor: torch.Tensor) -> NDArray[Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from qtool.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
     from qtool.cuda.staging import Places
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
@@ -55,7 +54,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
     from qtool.runs.pipeline import run
-    from qtool.runs.request import Request, artifact_path, check_stats_options
+    from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -69,7 +68,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
     check_stats_options(asked.stats, asked.calibration)
-    device = _device(asked)
+    _check_max_ram(asked)
+    device = device_of(asked.device)
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=True)
@@ -139,30 +139,18 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     return replace(made, notes=[*made.notes, note])
 
 
-def _on_gpu(asked: Asked) -> bool:
-    """Whether a GPU does the work; `check_device` has seen that there is one."""
-    if asked.device != "cuda":
-        return False
-    if asked.max_ram is not None:
+def _check_max_ram(asked: Asked) -> None:
+    if asked.device == "cuda" and asked.max_ram is not None:
         raise UnsupportedError(
             "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
             "leave it out with --device cuda"
         )
-    return True
-
-
-def _device(asked: Asked) -> Device | None:
-    """The GPU that is asked for; None: the CPU."""
-    if not _on_gpu(asked):
-        return None
-    from qtool.calibrating.device import open_gpu
-
-    return open_gpu()
 
 
 def _places(asked: Asked) -> Places | None:
-    """Where GGUF blocks are encoded, if on a GPU."""
-    if not _on_gpu(asked):
+    """Where GGUF blocks are encoded, if on a GPU; `check_device` has seen that there is one."""
+    _check_max_ram(asked)
+    if asked.device != "cuda":
         return None
     from qtool.cuda.staging import places
 

@@ -56,6 +56,16 @@ def check_device(device: str) -> None:
         require()
 
 
+def device_of(asked: str) -> "Device | None":
+    """What --device asks for, None: the CPU; UnsupportedError as check_device."""
+    check_device(asked)
+    if asked != "cuda":
+        return None  # without importing torch
+    from qtool.calibrating.device import open_gpu
+
+    return open_gpu()
+
+
 def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
     """UnsupportedError where options ask for another calibration than statistics already had."""
     if stats is not None and given:
