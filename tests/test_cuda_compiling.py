@@ -150,9 +150,8 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
         assert 0 < work.nbytes <= sum(array.nbytes for array in work.arrays)
         assert work.encoded == (128 * 256 if case.name.startswith("encode") else 0)
         for task in work.tasks:
-            size = {"f32": 4, "pack": 4, "gemv": 4}.get(task.kernel.rsplit("_", 1)[-1], 2)
-            size = 2 if task.kernel == "gemv_sum" else 4 if "gemv" in task.kernel else size
-            size = {"encode": 1, "measure": 4}.get(task.kernel.split("_")[0], size)
+            place = task.fields["values"]
+            size = next(array.itemsize for array in work.arrays if array.ctypes.data == place)
             assert emulator.fault(task, task.fields["values_bytes"] // size) is None
     named = bench.cases_named("gptq 4 bits float16")
     assert [case.name for case in named] == ["dequantize gptq 4 bits float16"]

@@ -1,8 +1,11 @@
 /* Arrays of numbers as kernels see them. Included by base.h inside its namespace. */
 
-/* Sixteen bytes. */
+/* Sixteen bytes, and eight. */
 struct Four {
     uint32_t word[4];
+};
+struct Two {
+    uint32_t word[2];
 };
 
 #if defined(QT_CHECKED)
@@ -71,6 +74,24 @@ template <class T> struct Out {
     }
 };
 
+/* Memory that blocks leave each other something in. */
+template <class T> struct Scratch {
+    T *at;
+    int64_t count;
+    Scratch(int64_t address, int64_t bytes) : at((T *)address), count(bytes / (int64_t)sizeof(T)) {}
+    T *place(int64_t i) const
+    {
+        static T nowhere;
+        if (i >= 0 && i < count)
+            return at + i;
+        refuse("outside of the array, element", i, count);
+        return &nowhere;
+    }
+    T get(int64_t i) const { return *place(i); }
+    void put(int64_t i, T value) const { *place(i) = value; }
+    T count_up(int64_t i) const { return (*place(i))++; }
+};
+
 /* Memory that the threads of a block share. */
 template <class T, int COUNT> struct Shared {
     T at[COUNT];
@@ -117,6 +138,19 @@ QT_HD Four read_only(const Four *at)
     uint4 found = __ldg((const uint4 *)at);
     return Four{{found.x, found.y, found.z, found.w}};
 }
+QT_HD Two read_only(const Two *at)
+{
+    uint2 found = __ldg((const uint2 *)at);
+    return Two{{found.x, found.y}};
+}
+/* One store, which the compiler would make four of where addresses are steps apart. */
+QT_HD void write_global(Four *at, const Four &value)
+{
+    const uint32_t *word = value.word;
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
 QT_HD void write(Four *at, const Four &value)
 {
     *(uint4 *)at = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
@@ -131,6 +165,7 @@ template <class W> QT_HD W read_only(const W *at) { return *at; }
 QT_HD void write(Four *at, const Four &value) { *at = value; }
 QT_HD Four read_shared(const Four *at) { return *at; }
 #endif
+template <class W> QT_HD void write_global(W *at, const W &value) { *at = value; }
 template <class W> QT_HD void write(W *at, const W &value) { *at = value; }
 template <class W> QT_HD W read_shared(const W *at) { return *at; }
 
@@ -148,8 +183,23 @@ template <class T> struct Out {
     QT_MEMBER void put(int64_t i, T value) const { at[i] = value; }
     template <class W> QT_MEMBER void put_wide(int64_t i, const W &value) const
     {
-        write((W *)(at + i), value);
+        write_global((W *)(at + i), value);
     }
+};
+
+/* Not through the read-only cache, nor that of an SM. */
+template <class T> struct Scratch {
+    T *at;
+    QT_MEMBER Scratch(int64_t address, int64_t) : at((T *)address) {}
+#if defined(QT_ON_DEVICE)
+    QT_MEMBER T get(int64_t i) const { return __ldcg(at + i); }
+    QT_MEMBER void put(int64_t i, T value) const { __stcg(at + i, value); }
+    QT_MEMBER T count_up(int64_t i) const { return atomicAdd(at + i, 1); }
+#else
+    QT_MEMBER T get(int64_t i) const { return at[i]; }
+    QT_MEMBER void put(int64_t i, T value) const { at[i] = value; }
+    QT_MEMBER T count_up(int64_t i) const { return at[i]++; }
+#endif
 };
 
 template <class T, int COUNT> struct alignas(16) Shared {

@@ -24,11 +24,13 @@ typedef unsigned long uint64_t;
 #if defined(__CUDACC__)
 #define QT_HD __host__ __device__ __forceinline__
 #define QT_UNROLL _Pragma("unroll")
+#define QT_UNROLL_8 _Pragma("unroll 8")
 #define QT_UNROLL_32 _Pragma("unroll 32")
 #define QT_ROLLED _Pragma("unroll 1")
 #else
 #define QT_HD static inline
 #define QT_UNROLL
+#define QT_UNROLL_8
 #define QT_UNROLL_32
 #define QT_ROLLED
 #include <string.h>
@@ -63,6 +65,7 @@ namespace qt {
     X(bits)                  /* of a zero */                                                   \
     X(outer) X(divide)       /* bits of a float32; whether to divide by it */                  \
     X(batch) X(splits) X(inputs) X(inputs_bytes) /* see gemv.h */                             \
+    X(sums) X(sums_bytes) X(done) X(done_bytes)                                               \
     X(first_row) /* see encode.h */                                                            \
     X(weight) X(weight_bytes) X(importance) X(importance_bytes) X(gram) X(gram_bytes)          \
     X(ratios) X(ratios_bytes) X(ratio_count) X(symmetric) X(reach) /* see quantize.h */
@@ -111,7 +114,51 @@ QT_HD float small(int32_t code)
     return sub(float_of_bits((uint32_t)(0x4b400000 + code)), 12582912.0f);
 }
 
+/* 2^23 + code as a float, for codes from 0 on: differences of two of them are exact. */
+QT_HD float above(uint32_t code) { return float_of_bits(code | 0x4b000000u); }
+
+/* The same of what `mask` leaves of a word, which the compiler would do in two steps. */
+QT_HD float above_masked(uint32_t word, uint32_t mask)
+{
+#if defined(QT_ON_DEVICE)
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, 0x4b000000, 0xea;" : "=r"(bits) : "r"(word), "r"(mask));
+    return float_of_bits(bits);
+#else
+    return above(word & mask);
+#endif
+}
+
+/* Byte k of the result is byte s of x (s = 0 to 3) or of y (4 to 7), s being nibble k of `from`. From
+ * 8 on: the sign of byte s - 8, eight times. */
+QT_HD uint32_t byte_perm(uint32_t x, uint32_t y, uint32_t from)
+{
+#if defined(QT_ON_DEVICE)
+    return __byte_perm(x, y, from);
+#else
+    uint32_t found = 0;
+    for (int k = 0; k < 4; k++) {
+        uint32_t s = from >> (4 * k) & 15, byte = (s & 4 ? y : x) >> (8 * (s & 3)) & 255;
+        found |= (s & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * k);
+    }
+    return found;
+#endif
+}
+
+/* The same of byte i of a word. */
+QT_HD float above_byte(uint32_t word, int i)
+{
+    return float_of_bits(byte_perm(word, 0x4b000000, 0x7440 + (uint32_t)i));
+}
+
 #include "arrays.h"
+
+/* A product of numbers from 0 on and below 2^32, as those of rows, columns and strides are: one
+ * instruction, where one of 64 bits takes four. */
+QT_HD int64_t product(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)(uint32_t)a * (uint32_t)b);
+}
 
 QT_HD int32_t least(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
 
@@ -121,6 +168,21 @@ struct NoRoom {
     void clear() {}
 #endif
 };
+
+/* Whether a kernel has four parts, and not two (grid.h), and how many of its blocks an SM is to have
+ * registers for. */
+template <class KERNEL> struct Parts {
+    enum { four = 0, resident = 1 };
+};
+
+/* What this thread wrote is there for other blocks before what it writes after, and what it reads
+ * after is as they left it. */
+QT_HD void before_others_look()
+{
+#if defined(QT_ON_DEVICE)
+    __threadfence();
+#endif
+}
 
 /* Place of a block in the grid. */
 struct Place {

@@ -12,15 +12,13 @@
 
 namespace qt {
 
-/* Four bits of exponent (bias 7), three of mantissa; 0x7f is NaN, nothing is infinite. */
+/* Four bits of exponent (bias 7), three of mantissa; 0x7f is NaN, nothing is infinite. As a float
+ * with the same bits below its sign, subnormal ones included, it is 2^-120 times too small. */
 QT_HD float of_e4m3(uint32_t code)
 {
-    uint32_t size = code & 127, bits = (size << 20) + (120u << 23);
-    if (size < 8)
-        bits = bits_of_float(mul(small((int32_t)size), 0x1p-9f));
-    if (size == 127)
-        bits = 0x7fc00000;
-    return float_of_bits(bits | (code & 128) << 24);
+    uint32_t bits = (uint32_t)((int32_t)(code << 24) >> 4) & 0x87f00000u;
+    bits = bits_of_float(mul(float_of_bits(bits), 0x1p120f));
+    return float_of_bits((code & 127) == 127 ? (code & 128) << 24 | 0x7fc00000 : bits);
 }
 
 /* The upper half of a float16. */
@@ -29,51 +27,68 @@ QT_HD float of_e5m2(uint32_t code) { return of_f16(code << 8); }
 enum { I8 = 0, U8 = 1, E4M3 = 2, E5M2 = 3 };
 
 template <int KIND> struct Bytes {
-    enum { column_major = 0 };
     static QT_MEMBER float value(uint32_t code)
     {
         return KIND == E4M3 ? of_e4m3(code) : KIND == E5M2 ? of_e5m2(code)
                : KIND == I8 ? small((int8_t)code) : small((int32_t)code);
     }
+    static QT_MEMBER float zero_of_code(uint32_t code)
+    {
+        return KIND == I8 ? small((int8_t)code) : small((int32_t)code);
+    }
     static QT_MEMBER float zero(const Task &t, int64_t at)
     {
         if (KIND > U8 || !t.zero)
             return 0.0f;
-        uint32_t code = In<uint8_t>(t.zero, t.zero_bytes)[at];
-        return KIND == I8 ? small((int8_t)code) : small((int32_t)code);
+        return zero_of_code(In<uint8_t>(t.zero, t.zero_bytes)[at]);
+    }
+    /* Where the scales of a row begin. */
+    static QT_MEMBER int64_t scales_at(const Task &t, int64_t row)
+    {
+        uint32_t down = t.block_rows == 1 ? (uint32_t)row : (uint32_t)row / (uint32_t)t.block_rows;
+        return product(down, t.scale_row);
+    }
+    static QT_MEMBER bool at_once(const Task &t) { return t.group_shift >= 3; }
+    template <int STEPS>
+    static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
+    {
+        In<uint8_t> bytes(t.codes, t.codes_bytes);
+        int64_t from = product(row, t.pitch) + col, begin = scales_at(t, row);
+        Two code[STEPS];
+        int32_t group[STEPS];
+        uint32_t scale[STEPS];
+        float less[STEPS];
+        QT_UNROLL
+        for (int k = 0; k < STEPS; k++) {
+            code[k] = bytes.wide<Two>(from + k * STEP);
+            group[k] = (col + k * STEP) >> (int32_t)t.group_shift;
+            less[k] = 0.0f;
+        }
+        bits_of_numbers<STEPS>(t.scale, t.scale_bytes, t.scale_dtype, begin, group, 1, scale);
+        if (KIND <= U8 && t.zero) {
+            QT_UNROLL
+            for (int k = 0; k < STEPS; k++)
+                less[k] = zero(t, begin + group[k]);
+        }
+        QT_UNROLL
+        for (int k = 0; k < STEPS; k++) {
+            float own = number_of_bits(t.scale_dtype, scale[k]);
+            QT_UNROLL
+            for (int i = 0; i < 8; i++)
+                w[k][i] = mul(sub(value(code[k].word[i / 4] >> (8 * (i % 4)) & 255), less[k]), own);
+        }
     }
     static QT_MEMBER void eight(const Task &t, int64_t row, int32_t col, float *w)
     {
         In<uint8_t> bytes(t.codes, t.codes_bytes);
-        int64_t from = row * t.pitch + col;
-        uint32_t code[8];
-        if ((t.cols & 7) == 0) {
-            uint32_t low = bytes.wide<uint32_t>(from), high = bytes.wide<uint32_t>(from + 4);
-            QT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                code[i] = low >> (8 * i) & 255;
-                code[4 + i] = high >> (8 * i) & 255;
-            }
-        } else {
-            QT_UNROLL
-            for (int i = 0; i < 8; i++)
-                code[i] = col + i < t.cols ? bytes[from + i] : 0;
-        }
-        uint32_t down = t.block_rows == 1 ? (uint32_t)row : (uint32_t)row / (uint32_t)t.block_rows;
-        int64_t begin = down * t.scale_row;
-        if (group_follows(t)) {
-            int64_t at = begin + group_of(t, col);
-            float scale = number(t.scale, t.scale_bytes, t.scale_dtype, at), z = zero(t, at);
-            QT_UNROLL
-            for (int i = 0; i < 8; i++)
-                w[i] = mul(sub(value(code[i]), z), scale);
-            return;
-        }
+        int64_t from = product(row, t.pitch) + col, begin = scales_at(t, row);
         QT_UNROLL
         for (int i = 0; i < 8; i++) {
-            int64_t at = begin + (col + i < t.cols ? group_of(t, col + i) : 0);
+            bool own = col + i < t.cols;
+            uint32_t code = own ? bytes[from + i] : 0;
+            int64_t at = begin + (own ? group_of(t, col + i) : 0);
             float scale = number(t.scale, t.scale_bytes, t.scale_dtype, at);
-            w[i] = mul(sub(value(code[i]), zero(t, at)), scale);
+            w[i] = mul(sub(value(code), zero(t, at)), scale);
         }
     }
 };
@@ -84,28 +99,62 @@ QT_HD float of_e8m0(uint32_t code)
     return float_of_bits(code == 255 ? 0x7fc00000u : code ? code << 23 : 0x400000u);
 }
 
-/* E2M1: 0 1/2 1 3/2 2 3 4 6, then the same negative. */
-QT_HD float of_e2m1(uint32_t code)
+/* E2M1: 0 1/2 1 3/2 2 3 4 6, then the same negative; eight codes of a word. Doubled, they are bytes
+ * of a table; below a 2^22 a unit is one half. */
+QT_HD void eight_of_e2m1(uint32_t run, float *w)
 {
-    uint32_t doubled = (code & 4 ? 0x0c080604u : 0x03020100u) >> (8 * (code & 3)) & 255;
-    uint32_t size = bits_of_float(mul(small((int32_t)doubled), 0.5f));
-    return float_of_bits(size | (code & 8) << 28);
+    uint32_t doubled[2];
+    QT_UNROLL
+    for (int k = 0; k < 2; k++)
+        doubled[k] = byte_perm(0x03020100, 0x0c080604, run >> (16 * k) & 0x7777);
+    QT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        uint32_t above = byte_perm(doubled[i / 4], 0x4a800000, 0x7640 + i % 4);
+        uint32_t size = bits_of_float(sub(float_of_bits(above), 4194304.0f));
+        w[i] = float_of_bits(size | (run << (28 - 4 * i) & 0x80000000u));
+    }
 }
 
 enum { SCALE_E8M0 = 0, SCALE_E4M3 = 1 };
 
+/* Groups are a multiple of eight columns. */
 template <int SCALE> struct Fp4 {
-    enum { column_major = 0 };
-    static QT_MEMBER void eight(const Task &t, int64_t row, int32_t col, float *w)
+    static QT_MEMBER bool at_once(const Task &t) { return t.group_shift >= 3; }
+    /* What a group is multiplied with. */
+    static QT_MEMBER float scale_of(const Task &t, uint32_t code)
     {
-        uint32_t run = In<uint8_t>(t.codes, t.codes_bytes).wide<uint32_t>(row * t.pitch + col / 2);
-        uint32_t code = In<uint8_t>(t.scale, t.scale_bytes)[row * t.scale_row + group_of(t, col)];
         float scale = SCALE == SCALE_E8M0 ? of_e8m0(code) : of_e4m3(code);
         float outer = float_of_bits((uint32_t)t.outer);
-        scale = t.divide ? divide(scale, outer) : mul(scale, outer);
+        return t.divide ? divide(scale, outer) : mul(scale, outer);
+    }
+    static QT_MEMBER void values(const Task &t, uint32_t run, uint32_t code, float *w)
+    {
+        float scale = scale_of(t, code), book[8];
+        eight_of_e2m1(run, book);
         QT_UNROLL
         for (int i = 0; i < 8; i++)
-            w[i] = mul(of_e2m1(run >> (4 * i) & 15), scale);
+            w[i] = mul(book[i], scale);
+    }
+    template <int STEPS>
+    static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
+    {
+        In<uint8_t> bytes(t.codes, t.codes_bytes), scales(t.scale, t.scale_bytes);
+        int64_t from = product(row, t.pitch) + col / 2, begin = product(row, t.scale_row);
+        uint32_t run[STEPS], code[STEPS];
+        QT_UNROLL
+        for (int k = 0; k < STEPS; k++) {
+            run[k] = bytes.wide<uint32_t>(from + k * (STEP / 2));
+            code[k] = scales[begin + ((col + k * STEP) >> (int32_t)t.group_shift)];
+        }
+        QT_UNROLL
+        for (int k = 0; k < STEPS; k++)
+            values(t, run[k], code[k], w[k]);
+    }
+    static QT_MEMBER void eight(const Task &t, int64_t row, int32_t col, float *w)
+    {
+        uint32_t run = In<uint8_t>(t.codes, t.codes_bytes).wide<uint32_t>(product(row, t.pitch) + col / 2);
+        uint32_t code = In<uint8_t>(t.scale, t.scale_bytes)[product(row, t.scale_row) + group_of(t, col)];
+        values(t, run, code, w);
     }
 };
 

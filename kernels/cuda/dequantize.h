@@ -8,18 +8,18 @@
 #include "gguf_k.h"
 #include "gguf_simple.h"
 #include "grid.h"
-#include "words.h"
+#include "turned.h"
 
 #define QT_WORD_FORMATS(X)                                                       \
-    X(columns_2, Grouped<Words<COLUMNS, 2>>) X(columns_3, Grouped<Words<COLUMNS, 3>>) \
-    X(columns_4, Grouped<Words<COLUMNS, 4>>) X(columns_8, Grouped<Words<COLUMNS, 8>>) \
-    X(rows_2, Grouped<Words<ROWS, 2>>) X(rows_3, Grouped<Words<ROWS, 3>>)        \
-    X(rows_4, Grouped<Words<ROWS, 4>>) X(rows_5, Grouped<Words<ROWS, 5>>)        \
-    X(rows_6, Grouped<Words<ROWS, 6>>) X(rows_7, Grouped<Words<ROWS, 7>>)        \
-    X(rows_8, Grouped<Words<ROWS, 8>>)                                           \
-    X(padded_3, Grouped<Words<PADDED, 3>>) X(padded_5, Grouped<Words<PADDED, 5>>) \
-    X(padded_6, Grouped<Words<PADDED, 6>>) X(padded_7, Grouped<Words<PADDED, 7>>) \
-    X(across_4, Grouped<Across>) X(strips_4, Grouped<Strips>)
+    X(columns_2, InColumns<2>) X(columns_3, InColumns<3>) X(columns_4, InColumns<4>) \
+    X(columns_8, InColumns<8>) X(across_4, InAcross)                             \
+    X(rows_2, Grouped<RowWords<2>>) X(rows_3, Grouped<RowWords<3>>)              \
+    X(rows_4, Grouped<RowWords<4>>) X(rows_5, Grouped<RowWords<5>>)              \
+    X(rows_6, Grouped<RowWords<6>>) X(rows_7, Grouped<RowWords<7>>)              \
+    X(rows_8, Grouped<RowWords<8>>)                                              \
+    X(padded_3, Grouped<PaddedWords<3>>) X(padded_5, Grouped<PaddedWords<5>>)    \
+    X(padded_6, Grouped<PaddedWords<6>>) X(padded_7, Grouped<PaddedWords<7>>)    \
+    X(strips_4, Grouped<Strips>)
 #define QT_BYTE_FORMATS(X)                                                \
     X(int8, Bytes<I8>) X(uint8, Bytes<U8>) X(float8_e4m3fn, Bytes<E4M3>) \
     X(float8_e5m2, Bytes<E5M2>) X(fp4_e8m0, Fp4<SCALE_E8M0>) X(fp4_e4m3fn, Fp4<SCALE_E4M3>)
@@ -29,6 +29,20 @@
     X(tq2_0) X(mxfp4) X(nvfp4) X(q1_0) X(q2_0)
 
 namespace qt {
+
+/* Which kernel a format has: one along rows, unless its columns lie one after the other. */
+template <int BITS> struct InColumns {};
+struct InAcross {};
+template <class FORMAT, class OUT> struct Dequantize {
+    typedef Along<FORMAT, OUT> Kernel;
+};
+template <int BITS, class OUT> struct Dequantize<InColumns<BITS>, OUT> {
+    typedef Columns<BITS, OUT> Kernel;
+};
+template <class OUT> struct Dequantize<InAcross, OUT> {
+    typedef Across<OUT> Kernel;
+};
+
 namespace format {
 #define QT_FORMAT(name, ...) typedef __VA_ARGS__ name;
 #define QT_BLOCK_FORMAT(name) typedef Blocks<qt::name> name;

@@ -115,13 +115,30 @@ struct bf16 {
     }
 };
 
-/* Element i of numbers of a dtype. */
+/* The bits of elements begin + index * step of numbers of a dtype, N of them. What is made of bits is a
+ * function by itself, so that a thread can ask for more before it waits for them. */
+template <int N>
+QT_HD void bits_of_numbers(int64_t address, int64_t bytes, int64_t dtype, int64_t begin,
+                           const int32_t *index, int64_t step, uint32_t *bits)
+{
+    QT_UNROLL
+    for (int k = 0; k < N; k++)
+        bits[k] = dtype == F32 ? In<uint32_t>(address, bytes)[begin + product(index[k], step)]
+                               : In<uint16_t>(address, bytes)[begin + product(index[k], step)];
+}
+
+QT_HD float number_of_bits(int64_t dtype, uint32_t bits)
+{
+    return dtype == F32 ? float_of_bits(bits) : dtype == F16 ? of_f16(bits) : of_bf16(bits);
+}
+
+/* Element i. */
 QT_HD float number(int64_t address, int64_t bytes, int64_t dtype, int64_t i)
 {
-    if (dtype == F32)
-        return float_of_bits(In<uint32_t>(address, bytes)[i]);
-    uint32_t half = In<uint16_t>(address, bytes)[i];
-    return dtype == F16 ? of_f16(half) : of_bf16(half);
+    const int32_t none = 0;
+    uint32_t found;
+    bits_of_numbers<1>(address, bytes, dtype, i, &none, 1, &found);
+    return number_of_bits(dtype, found);
 }
 
 } // namespace qt

@@ -9,7 +9,6 @@
 
 #include "gguf_k.h"
 #include "grid.h"
-#include "scales.h"
 
 namespace qt {
 
@@ -157,12 +156,12 @@ template <int BATCH> struct GemvQ4K {
         for (int32_t i = block.y; i < blocks; i += (int32_t)t.splits) {
             Block at = {In<uint8_t>(t.codes, t.codes_bytes), row * t.pitch + i * q4_k::bytes};
             float s, m, q[8];
-            uint32_t codes[2];
-            scale_minimum(at, lane >> 2, &s, &m);
-            q4_k::codes(at, lane * 8, codes);
+            Two codes = at.two(16 + 32 * (lane >> 3) + (lane & 3) * 8);
+            scale_minimum(at.four(0), lane >> 2, &s, &m);
+            nibbles(codes.word, lane >> 2 & 1);
             QT_UNROLL
             for (int k = 0; k < 8; k++)
-                q[k] = small((int32_t)byte_of(codes, k));
+                q[k] = number_of(codes.word, k, 0);
             QT_UNROLL
             for (int b = 0; b < BATCH; b++) {
                 Four x = eight_inputs(t, b, i * q4_k::weights + lane * 8);

@@ -6,7 +6,7 @@
 #ifndef QTOOL_CUDA_GGUF_H
 #define QTOOL_CUDA_GGUF_H
 
-#include "floats.h"
+#include "scales.h"
 
 namespace qt {
 
@@ -22,17 +22,26 @@ struct Block {
     /* i a multiple of four, in a type whose blocks have such sizes. */
     QT_MEMBER uint32_t u32(int32_t i) const { return bytes.wide<uint32_t>(begin + i); }
     QT_MEMBER float half(int32_t i) const { return of_f16(u16(i)); }
+    /* Eight or sixteen bytes, as i and the sizes of blocks allow. */
+    QT_MEMBER Two two(int32_t i) const { return bytes.wide<Two>(begin + i); }
+    QT_MEMBER Four four(int32_t i) const { return bytes.wide<Four>(begin + i); }
 };
 
 /* Byte i of two words. */
 QT_HD uint32_t byte_of(const uint32_t *words, int i) { return words[i / 4] >> (8 * (i % 4)) & 255; }
 
-/* w = (q + shift) d for eight codes of `mask` in bytes. */
-QT_HD void scaled_bytes(const uint32_t *words, int32_t mask, int32_t shift, float d, float *w)
+/* Byte i of two words, less a whole number: as the last places of a 2^23. */
+QT_HD float number_of(const uint32_t *words, int i, float less)
+{
+    return sub(above_byte(words[i / 4], i % 4), 8388608.0f + less);
+}
+
+/* w = (q - less) d for eight bytes. */
+QT_HD void scaled_bytes(const uint32_t *words, float less, float d, float *w)
 {
     QT_UNROLL
     for (int i = 0; i < 8; i++)
-        w[i] = mul(small((int32_t)(byte_of(words, i) & (uint32_t)mask) + shift), d);
+        w[i] = mul(number_of(words, i, less), d);
 }
 
 /* w = q d + m. */
@@ -40,7 +49,7 @@ QT_HD void affine_bytes(const uint32_t *words, float d, float m, float *w)
 {
     QT_UNROLL
     for (int i = 0; i < 8; i++)
-        w[i] = add(mul(small((int32_t)byte_of(words, i)), d), m);
+        w[i] = add(mul(number_of(words, i, 0), d), m);
 }
 
 /* The low or the high nibbles of eight bytes, by themselves. */
@@ -66,12 +75,27 @@ QT_HD void read_eight(const Block &block, int32_t from, uint32_t *words)
 
 /* Rows of blocks as a format. */
 template <class TYPE> struct Blocks {
-    enum { column_major = 0 };
+    static QT_MEMBER bool at_once(const Task &) { return true; }
+    static QT_MEMBER Block block_at(const Task &t, int64_t row, int32_t col)
+    {
+        int32_t block = (int32_t)((uint32_t)col / TYPE::weights);
+        return Block{In<uint8_t>(t.codes, t.codes_bytes), product(row, t.pitch) + block * TYPE::bytes};
+    }
+    /* A step is a whole number of blocks, so that what lies where in a block is the same in all. */
+    template <int STEPS>
+    static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
+    {
+        Block at = block_at(t, row, col);
+        int32_t first = (int32_t)((uint32_t)col % TYPE::weights);
+        QT_UNROLL
+        for (int k = 0; k < STEPS; k++) {
+            Block own = {at.bytes, at.begin + k * (STEP / TYPE::weights * TYPE::bytes)};
+            TYPE::eight(own, first, w[k]);
+        }
+    }
     static QT_MEMBER void eight(const Task &t, int64_t row, int32_t col, float *w)
     {
-        int32_t block = col / TYPE::weights, first = col - block * TYPE::weights;
-        Block at = {In<uint8_t>(t.codes, t.codes_bytes), row * t.pitch + block * TYPE::bytes};
-        TYPE::eight(at, first, w);
+        TYPE::eight(block_at(t, row, col), (int32_t)((uint32_t)col % TYPE::weights), w);
     }
 };
 

@@ -7,11 +7,11 @@
 namespace qt {
 
 /* w = s q - m for eight codes in bytes. */
-QT_HD void minus_minimum(const uint32_t *words, uint32_t mask, float s, float m, float *w)
+QT_HD void minus_minimum(const uint32_t *words, float s, float m, float *w)
 {
     QT_UNROLL
     for (int i = 0; i < 8; i++)
-        w[i] = sub(mul(small((int32_t)(byte_of(words, i) & mask)), s), m);
+        w[i] = sub(mul(number_of(words, i, 0), s), m);
 }
 
 /* Where two bits a weight lie in types of 256: 32 bytes for each half of them. */
@@ -26,8 +26,8 @@ struct q2_k {
         uint32_t codes = block.u8(first / 16);
         float s = mul(small((int32_t)(codes & 15)), block.half(80));
         float m = mul(small((int32_t)(codes >> 4)), block.half(82));
-        uint32_t q[2] = {block.u32(at) >> shift, block.u32(at + 4) >> shift};
-        minus_minimum(q, 3, s, m, w);
+        uint32_t q[2] = {block.u32(at) >> shift & 0x03030303, block.u32(at + 4) >> shift & 0x03030303};
+        minus_minimum(q, s, m, w);
     }
 };
 
@@ -45,44 +45,33 @@ struct q3_k {
         QT_UNROLL
         for (int k = 0; k < 2; k++)
             q[k] = (q[k] >> shift & 0x03030303) | (third[k] >> bit & 0x01010101) << 2;
-        scaled_bytes(q, 255, -4, d, w);
+        scaled_bytes(q, 4, d, w);
     }
 };
 
-/* Scale and minimum of sub-block j, times d and dmin, of the twelve bytes that q4_k and q5_k keep
- * from byte 4 on. */
-QT_HD void scale_minimum(const Block &block, int32_t j, float *s, float *m)
+/* Scale and minimum of sub-block j of a q4_k or q5_k, times d and dmin: its first sixteen bytes are
+ * both of these and twelve of six-bit codes. */
+QT_HD void scale_minimum(const Four &head, int32_t j, float *s, float *m)
 {
-    uint32_t halves = block.u32(0), scale, minimum;
-    if (j < 4) {
-        scale = block.u8(4 + j) & 63;
-        minimum = block.u8(8 + j) & 63;
-    } else {
-        uint32_t both = block.u8(8 + j);
-        scale = (both & 15) | block.u8(j) >> 6 << 4;
-        minimum = both >> 4 | block.u8(4 + j) >> 6 << 4;
-    }
-    *s = mul(small((int32_t)scale), of_f16(halves & 0xffff));
-    *m = mul(small((int32_t)minimum), of_f16(halves >> 16));
+    int32_t shift = 8 * (j & 3);
+    uint32_t scales = head.word[1] >> shift, minima = head.word[2] >> shift;
+    uint32_t both = head.word[3] >> shift;
+    uint32_t scale = j < 4 ? scales & 63 : (both & 15) | (scales >> 2 & 48);
+    uint32_t minimum = j < 4 ? minima & 63 : (both >> 4 & 15) | (minima >> 2 & 48);
+    *s = mul(small((int32_t)scale), of_f16(head.word[0] & 0xffff));
+    *m = mul(small((int32_t)minimum), of_f16(head.word[0] >> 16));
 }
 
 struct q4_k {
     enum { weights = 256, bytes = 144 };
-    /* Codes in bytes; used by the fused kernel as well. */
-    static QT_MEMBER void codes(const Block &block, int32_t first, uint32_t *q)
-    {
-        int32_t at = 16 + 32 * (first >> 6) + (first & 24);
-        q[0] = block.u32(at);
-        q[1] = block.u32(at + 4);
-        nibbles(q, first >> 5 & 1);
-    }
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
         float s, m;
-        uint32_t q[2];
-        scale_minimum(block, first >> 5, &s, &m);
-        codes(block, first, q);
-        minus_minimum(q, 255, s, m, w);
+        Four head = block.four(0);
+        Two codes = block.two(16 + 32 * (first >> 6) + (first & 24));
+        scale_minimum(head, first >> 5, &s, &m);
+        nibbles(codes.word, first >> 5 & 1);
+        minus_minimum(codes.word, s, m, w);
     }
 };
 
@@ -91,13 +80,16 @@ struct q5_k {
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
         float s, m;
-        int32_t j = first >> 5, at = 48 + 32 * (first >> 6) + (first & 24), fifth = 16 + (first & 24);
-        uint32_t q[2] = {block.u32(at), block.u32(at + 4)};
-        scale_minimum(block, j, &s, &m);
-        nibbles(q, j & 1);
-        q[0] |= (block.u32(fifth) >> j & 0x01010101) << 4;
-        q[1] |= (block.u32(fifth + 4) >> j & 0x01010101) << 4;
-        minus_minimum(q, 255, s, m, w);
+        int32_t j = first >> 5;
+        Four head = block.four(0);
+        Two codes = block.two(48 + 32 * (first >> 6) + (first & 24));
+        Two fifth = block.two(16 + (first & 24));
+        scale_minimum(head, j, &s, &m);
+        nibbles(codes.word, j & 1);
+        QT_UNROLL
+        for (int k = 0; k < 2; k++)
+            codes.word[k] |= (fifth.word[k] >> j & 0x01010101) << 4;
+        minus_minimum(codes.word, s, m, w);
     }
 };
 
@@ -114,7 +106,7 @@ struct q6_k {
         for (int k = 0; k < 2; k++)
             low[k] |= (high[k] >> shift & 0x03030303) << 4;
         float d = mul(small(block.i8(192 + first / 16)), block.half(208));
-        scaled_bytes(low, 255, -32, d, w);
+        scaled_bytes(low, 32, d, w);
     }
 };
 

@@ -19,7 +19,7 @@ struct q4_0 {
     {
         uint32_t q[2];
         nibbles_of_32(block, 2, first, q);
-        scaled_bytes(q, 255, -8, block.half(0), w);
+        scaled_bytes(q, 8, block.half(0), w);
     }
 };
 
@@ -27,9 +27,9 @@ struct q4_1 {
     enum { weights = 32, bytes = 20 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
-        uint32_t q[2];
-        nibbles_of_32(block, 4, first, q);
-        affine_bytes(q, block.half(0), block.half(2), w);
+        uint32_t halves = block.u32(0), q[2] = {block.u32(4 + (first & 8)), block.u32(8 + (first & 8))};
+        nibbles(q, first >> 4 & 1);
+        affine_bytes(q, of_f16(halves & 0xffff), of_f16(halves >> 16), w);
     }
 };
 
@@ -40,7 +40,7 @@ struct q5_0 {
         uint32_t q[2];
         nibbles_of_32(block, 6, first, q);
         spread_bits(block.u8(2 + first / 8), 4, q);
-        scaled_bytes(q, 255, -16, block.half(0), w);
+        scaled_bytes(q, 16, block.half(0), w);
     }
 };
 
@@ -48,10 +48,11 @@ struct q5_1 {
     enum { weights = 32, bytes = 24 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
-        uint32_t q[2];
-        nibbles_of_32(block, 8, first, q);
-        spread_bits(block.u8(4 + first / 8), 4, q);
-        affine_bytes(q, block.half(0), block.half(2), w);
+        uint32_t halves = block.u32(0), fifth = block.u8(4 + first / 8);
+        Two q = block.two(8 + (first & 8));
+        nibbles(q.word, first >> 4 & 1);
+        spread_bits(fifth, 4, q.word);
+        affine_bytes(q.word, of_f16(halves & 0xffff), of_f16(halves >> 16), w);
     }
 };
 
@@ -62,9 +63,9 @@ struct q8_0 {
         uint32_t q[2];
         float d = block.half(0);
         read_eight(block, 2 + first, q);
-        QT_UNROLL
-        for (int i = 0; i < 8; i++)
-            w[i] = mul(small((int8_t)byte_of(q, i)), d);
+        q[0] ^= 0x80808080; /* 128 more, and no sign */
+        q[1] ^= 0x80808080;
+        scaled_bytes(q, 128, d, w);
     }
 };
 
@@ -108,16 +109,42 @@ QT_HD int32_t fp4_book(uint32_t code)
     return code & 8 ? -size : size;
 }
 
+/* Eight codes, a byte each, become bytes of a table of sixteen: of its two halves one is taken where
+ * the fourth bit of a code is. */
+QT_HD void bytes_of_book(uint32_t *words, const uint32_t *book)
+{
+    QT_UNROLL
+    for (int k = 0; k < 2; k++) {
+        uint32_t code = words[k], pairs = code | code >> 4;
+        uint32_t at = byte_perm(pairs, 0, 0x4420) & 0x7777;
+        uint32_t upper = byte_perm(code << 4, 0, 0xba98);
+        words[k] = (byte_perm(book[0], book[1], at) & ~upper) |
+                   (byte_perm(book[2], book[3], at) & upper);
+    }
+}
+
+/* w = d times the entries of iq4_book, here 128 more, or of fp4_book, 16 more. */
+QT_HD void scaled_iq4(uint32_t *words, float d, float *w)
+{
+    const uint32_t book[4] = {0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5};
+    bytes_of_book(words, book);
+    scaled_bytes(words, 128, d, w);
+}
+
+QT_HD void scaled_fp4(uint32_t *words, float d, float *w)
+{
+    const uint32_t book[4] = {0x13121110, 0x1c181614, 0x0d0e0f10, 0x04080a0c};
+    bytes_of_book(words, book);
+    scaled_bytes(words, 16, d, w);
+}
+
 struct iq4_nl {
     enum { weights = 32, bytes = 18 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
         uint32_t q[2];
-        float d = block.half(0);
         nibbles_of_32(block, 2, first, q);
-        QT_UNROLL
-        for (int i = 0; i < 8; i++)
-            w[i] = mul(small(iq4_book(byte_of(q, i))), d);
+        scaled_iq4(q, block.half(0), w);
     }
 };
 
@@ -125,15 +152,12 @@ struct iq4_xs {
     enum { weights = 256, bytes = 136 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
-        uint32_t q[2];
-        int32_t j = first / 32;
-        uint32_t low = block.u8(4 + j / 2) >> (4 * (j & 1)) & 15;
-        uint32_t high = block.u16(2) >> (2 * j) & 3;
-        float d = mul(block.half(0), small((int32_t)(low | high << 4) - 32));
-        nibbles_of_32(block, 8 + 16 * j, first & 31, q);
-        QT_UNROLL
-        for (int i = 0; i < 8; i++)
-            w[i] = mul(small(iq4_book(byte_of(q, i))), d);
+        int32_t j = first >> 5;
+        Two head = block.two(0), q = block.two(8 + 16 * j + (first & 8));
+        uint32_t low = head.word[1] >> (4 * j) & 15, high = head.word[0] >> (16 + 2 * j) & 3;
+        float d = mul(of_f16(head.word[0] & 0xffff), small((int32_t)(low | high << 4) - 32));
+        nibbles(q.word, first >> 4 & 1);
+        scaled_iq4(q.word, d, w);
     }
 };
 
@@ -141,13 +165,13 @@ struct mxfp4 {
     enum { weights = 32, bytes = 17 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
-        uint32_t e = block.u8(0);
-        float d = float_of_bits(e < 2 ? 0x200000u << e : (e - 1) << 23);
+        uint32_t e = block.u8(0), q[2] = {0, 0};
         QT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            uint32_t q = block.u8(1 + (first & 8) + i) >> (4 * (first >> 4 & 1)) & 15;
-            w[i] = mul(small(fp4_book(q)), d);
-        }
+        for (int i = 0; i < 8; i++)
+            q[i / 4] |= block.u8(1 + (first & 8) + i) << (8 * (i % 4));
+        float d = float_of_bits(e < 2 ? 0x200000u << e : (e - 1) << 23);
+        nibbles(q, first >> 4 & 1);
+        scaled_fp4(q, d, w);
     }
 };
 
@@ -168,9 +192,7 @@ struct nvfp4 {
         uint32_t q[2] = {block.u32(4 + 8 * j), block.u32(8 + 8 * j)};
         float d = half_ue4m3(block.u8(j));
         nibbles(q, first >> 3 & 1);
-        QT_UNROLL
-        for (int i = 0; i < 8; i++)
-            w[i] = mul(small(fp4_book(byte_of(q, i))), d);
+        scaled_fp4(q, d, w);
     }
 };
 
@@ -209,9 +231,9 @@ struct tq2_0 {
         uint32_t q[2];
         int32_t shift = first >> 4 & 6;
         read_eight(block, 32 * (first >> 7) + (first & 24), q);
-        q[0] >>= shift;
-        q[1] >>= shift;
-        scaled_bytes(q, 3, -1, block.half(64), w);
+        q[0] = q[0] >> shift & 0x03030303;
+        q[1] = q[1] >> shift & 0x03030303;
+        scaled_bytes(q, 1, block.half(64), w);
     }
 };
 

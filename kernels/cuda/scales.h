@@ -6,6 +6,8 @@
 
 namespace qt {
 
+enum { STEP = 256 /* columns from the eight that a thread has at one step to the next (grid.h) */ };
+
 /* Where zeros are. A stream holds codes of `bits` bits one after the other in 32-bit words. Kinds
  * that have one add zero_value to what is stored, in a field of `bits` bits (GPTQ version 1).
  *
@@ -37,17 +39,19 @@ QT_HD int32_t awq_shift(int64_t row)
 QT_HD uint32_t stream_code(const In<uint32_t> &words, int64_t begin, int64_t step, int64_t i,
                            int32_t bits)
 {
-    int64_t bit = i * bits, word = bit >> 5;
-    int32_t shift = (int32_t)(bit & 31);
-    uint32_t code = words[begin + word * step] >> shift;
-    if (shift + bits > 32)
-        code |= words[begin + (word + 1) * step] << (32 - shift);
+    uint32_t bit = (uint32_t)i * (uint32_t)bits, word = bit >> 5, shift = bit & 31;
+    uint32_t code = words[begin + product(word, step)] >> shift;
+    if (shift + (uint32_t)bits > 32)
+        code |= words[begin + product(word + 1, step)] << (32 - shift);
     return code & ((1u << bits) - 1);
 }
 
-QT_HD float scale_of(const Task &t, int64_t row, int64_t group)
+/* Scales of N groups of a row, as bits. */
+template <int N>
+QT_HD void scale_bits(const Task &t, int64_t row, const int32_t *group, uint32_t *bits)
 {
-    return number(t.scale, t.scale_bytes, t.scale_dtype, row * t.scale_row + group * t.scale_group);
+    bits_of_numbers<N>(t.scale, t.scale_bytes, t.scale_dtype, product(row, t.scale_row), group,
+                       t.scale_group, bits);
 }
 
 QT_HD int32_t nearest(float x)
@@ -59,33 +63,71 @@ QT_HD int32_t nearest(float x)
 #endif
 }
 
-/* `scale` is that of the row and group. */
-QT_HD int32_t zero_of(const Task &t, int64_t row, int64_t group, float scale)
+/* Zeros of N groups of a row; `scale`: bits of their scales. */
+template <int N>
+QT_HD void zeros_of(const Task &t, int64_t row, const int32_t *group, const uint32_t *scale,
+                    int32_t *zero)
 {
     const int32_t bits = (int32_t)t.bits, value = (int32_t)t.zero_value;
-    if (t.zero_kind == ZERO_VALUE)
-        return value;
-    if (t.zero_kind == ZERO_BYTES)
-        return In<uint8_t>(t.zero, t.zero_bytes)[row * t.zero_row + group * t.zero_group];
-    if (t.zero_kind == ZERO_SCALED) {
-        float scaled = of_f16(
-            In<uint16_t>(t.zero, t.zero_bytes)[row * t.zero_row + group * t.zero_group]);
-        return scale == 0 ? 0 : nearest(divide(-scaled, scale)) & 15;
-    }
+    const uint32_t mask = (1u << bits) - 1;
+    const int64_t begin = product(row, t.zero_row);
     In<uint32_t> words(t.zero, t.zero_bytes);
-    if (t.zero_kind == ZERO_ACROSS)
-        return (int32_t)(words[group * t.zero_group + (row >> 3)] >> awq_shift(row) & 15);
-    if (t.zero_kind == ZERO_PADDED) {
-        int32_t each = 32 / bits, word = (int32_t)row / each;
-        uint32_t found = words[word * t.zero_row + group * t.zero_group];
-        return (int32_t)(found >> ((int32_t)row % each) * bits & ((1u << bits) - 1));
+    uint32_t found[N];
+    if (t.zero_kind == ZERO_VALUE) {
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            zero[k] = value;
+    } else if (t.zero_kind == ZERO_BYTES) {
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            zero[k] = In<uint8_t>(t.zero, t.zero_bytes)[begin + product(group[k], t.zero_group)];
+    } else if (t.zero_kind == ZERO_SCALED) {
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            found[k] = In<uint16_t>(t.zero, t.zero_bytes)[begin + product(group[k], t.zero_group)];
+        QT_UNROLL
+        for (int k = 0; k < N; k++) {
+            float own = number_of_bits(t.scale_dtype, scale[k]);
+            zero[k] = own == 0 ? 0 : nearest(divide(-of_f16(found[k]), own)) & 15;
+        }
+    } else if (t.zero_kind == ZERO_ACROSS) {
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            found[k] = words[product(group[k], t.zero_group) + (row >> 3)];
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            zero[k] = (int32_t)(found[k] >> awq_shift(row) & 15);
+    } else if (t.zero_kind == ZERO_PADDED) {
+        uint32_t each = 32 / (uint32_t)bits, word = (uint32_t)row / each;
+        int32_t shift = (int32_t)((uint32_t)row - word * each) * bits;
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            found[k] = words[product(word, t.zero_row) + product(group[k], t.zero_group)];
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            zero[k] = (int32_t)(found[k] >> shift & mask);
+    } else {
+        bool along_rows = t.zero_kind == ZERO_ALONG_ROWS;
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            found[k] = along_rows
+                           ? stream_code(words, product(group[k], t.zero_group), t.zero_row, row, bits)
+                           : stream_code(words, begin, 1, group[k], bits);
+        QT_UNROLL
+        for (int k = 0; k < N; k++)
+            zero[k] = (int32_t)((found[k] + (uint32_t)value) & mask);
     }
-    uint32_t stored;
-    if (t.zero_kind == ZERO_ALONG_ROWS)
-        stored = stream_code(words, group * t.zero_group, t.zero_row, row, bits);
-    else
-        stored = stream_code(words, row * t.zero_row, 1, group, bits);
-    return (int32_t)((stored + (uint32_t)value) & ((1u << bits) - 1));
+}
+
+/* The zero of a row and group, and its scale. */
+QT_HD int32_t zero_and_scale(const Task &t, int64_t row, int32_t group, float *scale)
+{
+    uint32_t bits;
+    int32_t zero;
+    scale_bits<1>(t, row, &group, &bits);
+    zeros_of<1>(t, row, &group, &bits, &zero);
+    *scale = number_of_bits(t.scale_dtype, bits);
+    return zero;
 }
 
 /* The group of a column. */
@@ -101,7 +143,7 @@ QT_HD int32_t group_of(const Task &t, int32_t col)
 /* Whether eight columns from a multiple of eight on share their group. */
 QT_HD bool group_follows(const Task &t)
 {
-    return !t.index && (t.group_size & 7) == 0;
+    return !t.index && (t.group_shift >= 3 || (t.group_size & 7) == 0);
 }
 
 } // namespace qt

@@ -48,7 +48,7 @@ def bytes_(
         if kind not in ("int8", "uint8"):
             raise ValueError(f"zero is given, and {kind} has none")
         fields |= _place("zero", describe("zero", zero, (kind,), wanted))
-    return _dequantize(kind, out, (rows, cols), False, **fields)
+    return _dequantize(kind, out, (rows, cols), **fields)
 
 
 def fp4(
@@ -79,7 +79,7 @@ def fp4(
     fields = _groups(cols, cols // groups) | _place("codes", found) | _place("scale", scales)
     fields |= {"pitch": cols // 2, "scale_row": groups, "outer": bits}
     fields |= {"divide": int(divisor is not None)}
-    return _dequantize(f"fp4_{scale_kind}", out, (rows, cols), False, **fields)
+    return _dequantize(f"fp4_{scale_kind}", out, (rows, cols), **fields)
 
 
 def gguf(blocks: Any, block: BlockType, in_features: int, *, out: Any) -> Task:
@@ -87,4 +87,4 @@ def gguf(blocks: Any, block: BlockType, in_features: int, *, out: Any) -> Task:
     pitch = block.row_bytes(in_features)
     found = describe("blocks", blocks, ("uint8",), (None, pitch))
     fields = _place("codes", found) | {"pitch": pitch}
-    return _dequantize(block.name.lower(), out, (found.shape[0], in_features), False, **fields)
+    return _dequantize(block.name.lower(), out, (found.shape[0], in_features), **fields)

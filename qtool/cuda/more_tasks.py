@@ -103,7 +103,7 @@ def _of_words(
     zeros = describe("qzeros", qzeros, _WORDS, (groups, rows // 8))
     kind = ACROSS if layout == "across" else ALONG_ROWS
     most, fields = _batch(x, cols)
-    fields |= _codes(qweight, shape, 4, layout)[2] | {"rows": rows, "cols": cols}
+    fields |= _codes(qweight, shape, 4, layout)[1] | {"rows": rows, "cols": cols}
     fields |= _scales(scales, rows, groups, by_group=True) | _groups(cols, size)
     fields |= _zeros(zeros, kind, 1, rows // 8, 4, plus)
     blocks = ceil(rows, 256 if layout == "across" else 128)

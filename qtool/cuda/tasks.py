@@ -18,9 +18,9 @@ FIELDS = [
     "index_bytes", "values_bytes", "rows", "cols", "pitch", "group_size", "group_shift",
     "block_rows", "scale_dtype", "scale_row", "scale_group", "zero_kind", "zero_row",
     "zero_group", "zero_value", "bits", "outer", "divide", "batch", "splits",
-    "inputs", "inputs_bytes", "first_row", "weight", "weight_bytes", "importance",
-    "importance_bytes", "gram", "gram_bytes", "ratios", "ratios_bytes", "ratio_count", "symmetric",
-    "reach",
+    "inputs", "inputs_bytes", "sums", "sums_bytes", "done", "done_bytes", "first_row", "weight",
+    "weight_bytes", "importance", "importance_bytes", "gram", "gram_bytes", "ratios", "ratios_bytes",
+    "ratio_count", "symmetric", "reach",
 ]
 # fmt: on
 
@@ -28,6 +28,12 @@ FLOATS = ("float32", "float16", "bfloat16", "uint16")
 _STORED = {"float32": 0, "float16": 1, "bfloat16": 2, "uint16": 2}
 _SUFFIX = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16"}
 _WORDS = ("int32", "uint32")
+
+# Rows, columns and threads of a block: kernels/cuda/grid.h and turned.h.
+_ALONG = (8, 1024, 256)
+_TILES = {"columns": (64, 128, 256), "across": (128, 64, 128)}
+_MOST_DOWN = 65535  # blocks in y
+_WIDEST = 1 << 28
 
 # Where zeros are: kernels/cuda/scales.h.
 VALUE, BYTES, ALONG_ROWS, ALONG_GROUPS, PADDED, ACROSS, SCALED = range(7)
@@ -61,18 +67,22 @@ def _groups(in_features: int, group_size: int) -> dict[str, int]:
     if size < 1:
         raise ValueError(f"group_size is {group_size}, expected -1 or at least 1")
     power = size & (size - 1) == 0
-    return {"group_size": size, "group_shift": size.bit_length() - 1 if power else -1}
+    shift = _WIDEST.bit_length() - 1 if size >= in_features else size.bit_length() - 1
+    return {"group_size": size, "group_shift": shift if power or size >= in_features else -1}
 
 
-def _dequantize(format_: str, out: Any, shape: tuple[int, int], turned: bool, **more: int) -> Task:
-    """A task that writes `out`: rows down in x, columns in y."""
-    if min(shape) < 1 or shape[1] >= 1 << 28:
-        raise ValueError(f"a matrix of shape {shape}, expected 1 to {(1 << 28) - 1} columns")
+def _dequantize(format_: str, out: Any, shape: tuple[int, int], **more: int) -> Task:
+    """A task that writes `out`: columns along x, rows down y."""
+    down, across, threads = _TILES.get(format_.split("_")[0], _ALONG)
+    if min(shape) < 1 or shape[1] >= _WIDEST or shape[0] > down * _MOST_DOWN:
+        raise ValueError(
+            f"a matrix of shape {shape}, expected 1 to {down * _MOST_DOWN} rows and "
+            f"{_WIDEST - 1} columns"
+        )
     values = describe("out", out, FLOATS, shape)
-    down, across = (64, 64) if turned else (8, 256)
     fields = {"rows": shape[0], "cols": shape[1], **_place("values", values), **more}
-    blocks = (ceil(shape[0], down), ceil(shape[1], across))
-    return Task(f"dequantize_{format_}_{_SUFFIX[values.dtype]}", blocks, fields)
+    blocks = (ceil(shape[1], across), ceil(shape[0], down))
+    return Task(f"dequantize_{format_}_{_SUFFIX[values.dtype]}", blocks, fields, threads)
 
 
 def _scales(
@@ -113,8 +123,8 @@ def _count(in_features: int, group_size: int, scale: Any, axis: int, g_idx: Any)
 
 def _codes(
     words: Any, shape: tuple[int, int], bits: int, layout: str
-) -> tuple[str, bool, dict[str, int]]:
-    """Name, whether neighbouring rows lie beside each other, and fields of words."""
+) -> tuple[str, dict[str, int]]:
+    """Name and fields of words."""
     from qtool.native.packing import words_shape
 
     if layout == "columns" and bits not in (2, 3, 4, 8):
@@ -123,14 +133,7 @@ def _codes(
         layout = "rows"  # the same words
     wanted = words_shape(shape, bits, layout)
     found = describe("words", words, _WORDS, wanted)
-    return (
-        f"{layout}_{bits}",
-        layout in ("columns", "across"),
-        {
-            **_place("codes", found),
-            "pitch": wanted[1],
-        },
-    )
+    return f"{layout}_{bits}", {**_place("codes", found), "pitch": wanted[1]}
 
 
 def words(
@@ -147,37 +150,37 @@ def words(
 ) -> Task:
     """As `qtool.native.dequantize`: scale [out, groups], zero uint8 [out, groups]."""
     groups = _count(shape[1], group_size, scale, 1, g_idx)
-    name, turned, fields = _codes(words, shape, bits, layout)
+    name, fields = _codes(words, shape, bits, layout)
     fields |= _scales(scale, shape[0], groups, by_group=False)
     zeros = describe("zero", zero, ("uint8",), (shape[0], groups))
     fields |= _zeros(zeros, BYTES, groups, 1, bits)
     fields |= _groups(shape[1], group_size) | _order(g_idx, shape[1])
-    return _dequantize(name, out, shape, turned, **fields)
+    return _dequantize(name, out, shape, **fields)
 
 
 def awq_gemm(qweight: Any, qzeros: Any, scales: Any, group_size: int, *, out: Any) -> Task:
     """AWQ GEMM: qweight [in, out/8], qzeros [groups, out/8], scales [groups, out]."""
     shape = (int(qweight.shape[1]) * 8, int(qweight.shape[0]))
     groups = _count(shape[1], group_size, scales, 0, None)
-    name, turned, fields = _codes(qweight, shape, 4, "across")
+    name, fields = _codes(qweight, shape, 4, "across")
     fields |= _scales(scales, shape[0], groups, by_group=True)
     zeros = describe("qzeros", qzeros, _WORDS, (groups, shape[0] // 8))
     fields |= _zeros(zeros, ACROSS, 0, shape[0] // 8, 4) | _groups(shape[1], group_size)
-    return _dequantize(name, out, shape, turned, **fields)
+    return _dequantize(name, out, shape, **fields)
 
 
 def awq_gemv(qweight: Any, qzeros: Any, scales: Any, group_size: int, *, out: Any) -> Task:
     """AWQ GEMV: qweight [out, in/8], qzeros [out, zw], scales [out, 8 zw]."""
     shape = (int(qweight.shape[0]), int(qweight.shape[1]) * 8)
     groups = _count(shape[1], group_size, scales, 1, None)
-    name, turned, fields = _codes(qweight, shape, 4, "rows")
+    name, fields = _codes(qweight, shape, 4, "rows")
     zeros = describe("qzeros", qzeros, _WORDS, (shape[0], None))
     width = zeros.shape[1]
     if 8 * width < groups:
         raise ValueError(f"qzeros has room for {8 * width} groups, expected {groups}")
     fields |= _scales(scales, shape[0], groups, by_group=False, width=8 * width)
     fields |= _zeros(zeros, ALONG_GROUPS, width, 0, 4) | _groups(shape[1], group_size)
-    return _dequantize(name, out, shape, turned, **fields)
+    return _dequantize(name, out, shape, **fields)
 
 
 def awq_gemv_fast(
@@ -199,7 +202,7 @@ def awq_gemv_fast(
     fields |= _scales(scales, shape[0], groups, by_group=True, width=room)
     zeros = describe("scaled_zeros", scaled_zeros, ("float16",), (room, shape[0]))
     fields |= _zeros(zeros, SCALED, 1, shape[0], 4) | _groups(shape[1], group_size)
-    return _dequantize("strips_4", out, shape, False, **fields)
+    return _dequantize("strips_4", out, shape, **fields)
 
 
 def gptq(
@@ -221,13 +224,13 @@ def gptq(
         raise ValueError(f"version is {version}, expected 1 or 2")
     shape = (int(qweight.shape[1]), int(qweight.shape[0]) * 32 // bits)
     groups = _count(shape[1], group_size, scales, 0, g_idx)
-    name, turned, fields = _codes(qweight, shape, bits, "columns")
+    name, fields = _codes(qweight, shape, bits, "columns")
     fields |= _scales(scales, shape[0], groups, by_group=True)
     width = ceil(shape[0] * bits, 32)
     zeros = describe("qzeros", qzeros, _WORDS, (groups, width))
     fields |= _zeros(zeros, ALONG_ROWS, 1, width, bits, int(version == 1))
     fields |= _groups(shape[1], group_size) | _order(g_idx, shape[1])
-    return _dequantize(name, out, shape, turned, **fields)
+    return _dequantize(name, out, shape, **fields)
 
 
 def pack_quantized(
@@ -253,7 +256,7 @@ def pack_quantized(
             f"weight_packed has shape {have}, expected {wanted} for {bits} bits of {shape}"
         )
     groups = _count(shape[1], group_size, weight_scale, 1, g_idx)
-    name, turned, fields = _codes(weight_packed, shape, bits, layouts[0])
+    name, fields = _codes(weight_packed, shape, bits, layouts[0])
     fields |= _scales(weight_scale, shape[0], groups, by_group=False)
     if zero_point is None:
         fields |= {"zero_kind": VALUE, "zero_value": 1 << (bits - 1)}
@@ -263,4 +266,4 @@ def pack_quantized(
         zeros = describe("zero_point", zero_point, _WORDS, (words_down, groups))
         fields |= _zeros(zeros, PADDED if padded else ALONG_ROWS, groups, 1, bits)
     fields |= _groups(shape[1], group_size) | _order(g_idx, shape[1])
-    return _dequantize(name, out, shape, turned, **fields)
+    return _dequantize(name, out, shape, **fields)
