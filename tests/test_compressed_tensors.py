@@ -1,8 +1,5 @@
 """compressed-tensors: bytes by hand, older packings, targets, files that lie, and round trips."""
 
-import json
-import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +7,29 @@ import numpy as np
 import packed_definitions as definitions
 import pytest
 from artifact_files import assert_same, random_quant
+from compressed_reading import MXFP4, M, read
 from numpy.typing import NDArray
 from packed_files import compressed_tensors as config_of
 from packed_files import write
 
 from qtool.artifact import Artifact
 from qtool.errors import FormatError, QtoolError
-from qtool.formats import Facts, compressed_tensors, detect
-from qtool.formats.compressed_tensors_config import chosen_group
-from qtool.formats.float_codes import TABLES, encode, pack_nibbles
+from qtool.formats import compressed_tensors, detect
 from qtool.inspect import inspect
-from qtool.scheme import GroupQuant, Scheme
+from qtool.scheme import Scheme
 
-M = "model.layers.0.mlp.up_proj"
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+
+
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+
+
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 
 
 def group(bits: int, size: int = 32, symmetric: bool = True) -> dict[str, Any]:
     return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": size,
             "symmetric": symmetric}  # fmt: skip
-
-
-def read(folder: Path, name: str = M) -> GroupQuant:
-    found = Artifact.open(folder).read(name)
-    assert isinstance(found, GroupQuant)
-    entry = Artifact.open(folder).entry(name)
-    assert (entry.scheme, entry.shape) == (found.scheme, found.shape)
-    return found
 
 
 def words(*hexadecimal: str) -> NDArray[np.int32]:
@@ -325,16 +315,24 @@ PACKED = {
     "weight_shape": ("I64", np.array([32, 64])),
     "weight_zero_point": ("I32", np.zeros((4, 2), np.int32)),
 }
+
+
 NV = {
     "weight_packed": ("U8", np.zeros((4, 16), np.uint8)),
     "weight_scale": ("F8_E4M3", np.full((4, 2), 56, np.uint8)),
     "weight_global_scale": ("F32", np.ones(1, np.float32)),
 }
+
+
 BYTES = {
     "weight": ("F8_E4M3", np.zeros((4, 32), np.uint8)),
     "weight_scale": ("F32", np.ones((4, 1), np.float32)),
 }
+
+
 ASYM = config_of("pack-quantized", group(4, 32, False))
+
+
 LIES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "no scales": (ASYM, PACKED, {"weight_scale": None}, "weight_scale: missing"),
     "no zeros": (ASYM, PACKED, {"weight_zero_point": None}, "weight_zero_point: missing"),
@@ -387,151 +385,3 @@ def test_files_that_lie(tmp_path: Path, lie: str) -> None:
         _ = artifact.entries
         artifact.read(M)
     assert "\n" not in str(caught.value)
-
-
-def small_floats(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> GroupQuant:
-    """Random codes without NaN, and scales that the scheme's dtype holds."""
-    rng = np.random.default_rng(seed)
-    top = 16 if scheme.bits == 4 else 256
-    codes = rng.integers(0, top, (rows, columns), dtype=np.uint8)
-    codes[np.isnan(TABLES[scheme.book][codes])] = 0
-    scale = rng.uniform(0.01, 1, scheme.grid((rows, columns))).astype(np.float32)
-    if scheme.scale_dtype == "e8m0":
-        scale = np.exp2(np.floor(np.log2(scale)))
-    elif scheme.scale_dtype == "float8_e4m3":
-        scale = TABLES["e4m3"][encode(scale * 100, "e4m3")]
-    elif scheme.scale_dtype == "bfloat16":
-        scale = (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    outer = 1234.5 if scheme.outer else None
-    return GroupQuant(scheme, codes, scale, np.zeros(scale.shape, np.uint8), None, outer)
-
-
-SCHEMES = {
-    **{f"w{b} {s} {z}": Scheme(b, s, z == "sym") for b in range(2, 9) for s in (-1, 32)
-       for z in ("sym", "asym")},
-    "w8 channel float32": Scheme(8, -1, True, "float32"),
-    "w4 bfloat16": Scheme(4, 32, True, "bfloat16"),
-    "fp8 tensor": Scheme(8, -1, True, "float32", "e4m3", -1),
-    "fp8 channel": Scheme(8, -1, True, "bfloat16", "e4m3"),
-    "fp8 group": Scheme(8, 32, True, "float32", "e4m3"),
-    "fp8 block": Scheme(8, 128, True, "float32", "e4m3", 128),
-    "mxfp8": Scheme(8, 32, True, "e8m0", "e4m3"),
-    "mxfp4": Scheme(4, 32, True, "e8m0", "e2m1"),
-    "nvfp4": Scheme(4, 16, True, "float8_e4m3", "e2m1", 1, "divides"),
-}  # fmt: skip
-
-
-def a_quant(scheme: Scheme, rows: int = 200, columns: int = 256) -> GroupQuant:
-    if scheme.is_float:
-        return small_floats(scheme, rows, columns)
-    quant = random_quant(scheme, rows, columns, seed=scheme.bits)
-    scale = quant.scale.astype(np.float32)
-    if scheme.scale_dtype == "bfloat16":
-        scale = (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    return quant if scheme.scale_dtype == "float16" else replace(quant, scale=scale)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("layout", ["packed", "plain"])
-def test_round_trip(tmp_path: Path, name: str, layout: str) -> None:
-    """Through a file: codes, scales, zeros and scheme come back bit for bit."""
-    scheme = SCHEMES[name]
-    if layout == "plain" and (scheme.is_float or not scheme.symmetric):
-        assert scheme.is_float or compressed_tensors.supports(
-            scheme, (8, 256), compressed_tensors.choose([scheme], layout)
-        )
-        return
-    quant = a_quant(scheme)
-    options = compressed_tensors.choose([scheme], layout)
-    stored = compressed_tensors.pack(M, quant, options)
-    specs = compressed_tensors.specs(M, scheme, quant.shape, options)
-    assert stored.keys() == {spec.name for spec in specs}
-    tensors = {spec.name: (spec.dtype, stored[spec.name].reshape(spec.shape)) for spec in specs}
-    assert all(stored[spec.name].nbytes == spec.nbytes for spec in specs)
-    config = compressed_tensors.config(Facts({M: scheme}), options)
-    write(tmp_path, tensors, config)
-    found = read(tmp_path)
-    assert_same(found, quant)
-    assert found.outer == quant.outer
-    assert inspect(tmp_path).json()["tensors"][0]["scheme"] == str(scheme)
-
-
-def test_what_cannot_be_stored() -> None:
-    options = compressed_tensors.choose([])
-    for scheme, words_ in (
-        (Scheme(4, 48, True), "not divisible"),
-        (Scheme(4, 16, True, "e8m0", "e2m1"), "nvfp4 g16 or mxfp4 g32"),
-        (Scheme(8, -1, True, "float32", "e5m2"), "FP8 as e4m3"),
-        (Scheme(8, 64, True, "e8m0", "e4m3"), "groups of 32"),
-        (Scheme(8, -1, True, "float32", outer="after"), "one float scale"),
-    ):
-        assert words_ in str(compressed_tensors.supports(scheme, (64, 256), options))
-    ordered = random_quant(Scheme(4, 32, True), 8, 64, act_order=True)
-    with pytest.raises(FormatError, match="out of group order"):
-        compressed_tensors.pack("m", ordered, options)
-    quant = a_quant(Scheme(4, 32, True, "bfloat16"))
-    with pytest.raises(FormatError, match="a scale is no bfloat16 number"):
-        compressed_tensors.pack("m", replace(quant, scale=quant.scale + np.float32(1e-6)), options)
-    with pytest.raises(FormatError, match="no layout 'gemm'"):
-        compressed_tensors.choose([], "gemm")
-
-
-def test_the_config_names_every_module_once() -> None:
-    four, eight = Scheme(4, 128, True), Scheme(8, -1, True)
-    schemes = {f"model.layers.{i}.{n}": four for i in range(12) for n in ("q_proj", "o_proj")}
-    schemes |= {f"model.layers.{i}.mlp.down_proj": eight for i in range(12)}
-    facts = Facts(schemes, dense=["model.layers.0.mlp.gate"])
-    options = compressed_tensors.choose(schemes.values())
-    config = compressed_tensors.config(facts, options)
-    found = detect(json.loads(json.dumps(config)))
-    assert found.dense == ("model.layers.0.mlp.gate", "lm_head")
-    assert [group.targets for group in found.groups] == [
-        ("Linear",),
-        (r"re:(?:.*\.)?layers\.\d+\.mlp\.down_proj$",),
-    ]
-    from qtool.formats.compressed_tensors_config import group_of
-
-    for name, scheme in schemes.items():
-        assert group_of(name, found).scheme == scheme
-    head = Facts(schemes | {"lm_head": eight})
-    assert compressed_tensors.config(head, options)["ignore"] == []
-
-
-@pytest.mark.parametrize("tower", [False, True])
-def test_groups_are_found_under_an_engines_prefix(tower: bool) -> None:
-    """vLLM renames modules of wrapped models and rewrites targets that are names, as here; not
-    those that are expressions."""
-    four, eight = Scheme(4, 128, True), Scheme(8, -1, True)
-    schemes = {}
-    for i in range(12):
-        inner = f"model.language_model.layers.{i}"
-        schemes |= {f"{inner}.self_attn.q_proj": four, f"{inner}.self_attn.o_proj": four}
-        schemes[f"{inner}.mlp.down_proj"] = eight
-    dense = [f"model.vision_tower.encoder.layers.{i}.mlp.down_proj" for i in range(12)]
-    facts = Facts(schemes, dense=dense if tower else [])
-    config = compressed_tensors.config(facts, compressed_tensors.choose(schemes.values()))
-
-    def renamed(name: str) -> str:
-        return name.replace("model.language_model.", "language_model.model.")
-
-    targets = [
-        [t if t.startswith("re:") else renamed(t) for t in group["targets"]]
-        for group in config["config_groups"].values()
-    ]
-    for name, scheme in schemes.items():
-        assert chosen_group(targets, renamed(name)) == (scheme is eight), name
-    for name in facts.dense:
-        assert chosen_group(targets, name) == 0 and name in config["ignore"]
-    assert sum(map(len, targets)) == (13 if tower else 2)
-
-
-def test_no_warnings_from_numpy(tmp_path: Path) -> None:
-    """Extreme scales are numbers like others."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stored = {
-            f"{M}.weight_packed": ("U8", pack_nibbles(np.full((1, 32), 7, np.uint8))),
-            f"{M}.weight_scale": ("U8", np.array([[255]], np.uint8)),
-        }
-        write(tmp_path, stored, config_of("mxfp4-pack-quantized", MXFP4))
-        assert np.isnan(read(tmp_path).dequantize()).all()

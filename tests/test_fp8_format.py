@@ -11,7 +11,7 @@ import pytest
 from artifact_files import assert_same, random_quant
 from packed_files import compressed_tensors as config_of
 from packed_files import write
-from test_compressed_tensors import SCHEMES, a_quant
+from test_compressed_tensors_written import SCHEMES, a_quant
 
 from qtool.artifact import Artifact
 from qtool.dequantize import dequantize

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ import gguf_files
 import numpy as np
 import pytest
 
-import qtool
 from qtool import api, native_gguf
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -328,87 +326,12 @@ def _failing(*_: object) -> None:
     raise QtoolError("failing")
 
 
-# Where the package that is tested lies: a checkout beside an installed one has no kernels.
-HOME = Path(qtool.__file__).parent.parent
-
-
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-X", "importtime", "-m", "qtool", "quantize", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=HOME)
-
-
-@pytest.mark.parametrize("model", ["dense.gguf", "tiny"])
-def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.gguf"
-    words = ["tiny"] if model == "tiny" else [models / model, "--imatrix",
-                                             models / "dense-imatrix.gguf"]  # fmt: skip
-    done = command(*words, "--recipe", "q4_k_m", "-o", out, "--json")
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["artifact"] == str(out) and said["recipe"] == "q4_k_m" and said["layers"]
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    roots = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
-    assert "qtool" in roots and not roots & {"torch", "transformers", "safetensors"}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options", "said"),
-    [
-        ("q4_0", ["--stats", "x"], "--stats would change nothing"),
-        ("q4_0", ["--max-shard-size", "1GB"], "--max-shard-size would change nothing"),
-        ("q4_0", ["--samples", "3"], "--samples would change nothing"),
-        ("w4g128-rtn", ["--imatrix", "x"], "--imatrix would change nothing"),
-        ("w4g128-rtn", ["-o", "y.GGUF"], "-o y.GGUF: recipe w4g128-rtn makes a folder of safet"),
-        ("q4_0", ["--imatrix", "no-such-file"], "no-such-file: cannot be read"),
-        ("iq2_xs", ["--set", "importance=false"], "useless without an importance matrix"),
-    ],
-)
-def test_one_sentence(
-    recipe: str, options: list[str], said: str, models: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "x"
-    done = command(models / "dense.gguf", "--recipe", recipe, "-o", out, *options)
-    errors = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert done.returncode == 1 and len(errors) == 1 and said in errors[0], errors
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_name_that_does_not_say_gguf(models: Path, tmp_path: Path) -> None:
     source = models / "dense.gguf"
     said = "is one GGUF file; most programs know them by a name that ends in .gguf"
     made = api.quantize(source, "q8_0", tmp_path / "x")
     assert f"{tmp_path / 'x'} {said}" in made.notes
     assert api.quantize(source, "q8_0", tmp_path / "x.gguf").notes == []
-
-
-def test_requantize_needs_a_gguf_source(tmp_path: Path) -> None:
-    out = tmp_path / "x"
-    done = command("tiny", "--recipe", "w4g128-rtn", "-o", out, "--requantize")
-    assert done.returncode == 1 and "--requantize would change nothing" in done.stderr
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_a_signal_leaves_no_file(number: signal.Signals, models: Path, tmp_path: Path) -> None:
-    """Nothing, or what is finished, hidden; the same command then makes the file."""
-    folder = tmp_path / "new"
-    words = [models / "experts.gguf", "--recipe", "iq2_xs", "-o", folder / "x.gguf", "--threads",
-             1, "--imatrix", models / "experts-imatrix.gguf"]  # fmt: skip
-    line = [sys.executable, "-m", "qtool", "quantize", *map(str, words)]
-    process = subprocess.Popen(
-        line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}, cwd=HOME
-    )
-    until = time.monotonic() + 30
-    while not (folder.exists() and any(folder.iterdir())) and time.monotonic() < until:
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
-    left = [path.name for path in folder.iterdir()] if folder.exists() else []
-    assert left == ([".x.gguf.partial"] if b"what is finished is kept" in said else [])
-    subprocess.run(line, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=HOME)
-    assert [path.name for path in folder.iterdir()] == ["x.gguf"]
 
 
 def test_what_is_not_written_is_said(tmp_path: Path) -> None:

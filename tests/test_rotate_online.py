@@ -15,7 +15,6 @@ import quantizing
 import torch
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
-from typer.testing import CliRunner
 
 from qtool import hub
 from qtool.artifact import Artifact
@@ -24,13 +23,10 @@ from qtool.calibrating.online import Online, turned
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.cli.main import app
 from qtool.convert.from_artifact import artifact_model
-from qtool.errors import FormatError, QtoolError, RecipeError, UnsupportedError
+from qtool.errors import QtoolError, RecipeError, UnsupportedError
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.compressed_tensors_targets import targets_of
-from qtool.formats.compressed_tensors_transforms import turns
-from qtool.plan.plan import make_plan
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
@@ -358,48 +354,3 @@ def test_engines_that_do_not_rotate_are_named(
         if f.check == "engine-rotation"
     ]
     assert any(f.severity == severity and said in f.message for f in found)
-
-
-def test_the_recipe_of_four_bits_on_both_sides(tmp_path: Path) -> None:
-    path = recipes.shipped()["w4a4-rotated"]
-    lines = path.read_text().splitlines()
-    assert len(lines) < 25 and lines[0].startswith("# ") and lines[0].endswith(".")
-    recipe = recipes.load("w4a4-rotated")
-    assert recipe.activations is not None
-    assert (str(recipe.scheme), recipe.activations.bits) == ("w4 channel sym", 4)
-    assert recipe.rotate == RotateOptions(r4=True)
-    plan = make_plan(recipe, Checkpoint.open(hub.resolve("tiny")))
-    (said,) = (warning for warning in plan.warnings if not warning.startswith("note: "))
-    assert said.startswith("no engine runs it: vLLM, which alone rotates inputs")
-    assert "refuses 4-bit weights per channel with dynamic 4-bit inputs per token" in said
-    assert "rotate.r4" in said and "rotate.r3" not in said
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_an_engine_that_is_asked_for_is_told_of_once(engine: str) -> None:
-    words = ["plan", "tiny", "--recipe", "w4a4-rotated", "--engine", engine]
-    found = CliRunner().invoke(app, words)
-    assert found.exit_code == 1
-    said = [line for line in found.output.splitlines() if line.startswith(("warning", "error"))]
-    assert said and all(line.startswith("error: ") for line in said), said
-    assert "with a kernel for CUDA" not in found.output
-
-
-def test_who_rotates_what_is_left_to_the_engine() -> None:
-    eight = ("weights.bits=8", "activations.bits=8")
-    for sets, wanted in (
-        (eight, ["vLLM alone rotates inputs", "on one NVIDIA GPU; `qtool eval` does it too"]),
-        ((*eight, "rotate.r3=true"), ["vLLM alone rotates", "no engine rotates queries and keys"]),
-        ((*eight, "rotate.r4=false", "rotate.r3=true"), ["no engine rotates queries and keys"]),
-    ):
-        recipe = recipes.load("w4a4-rotated", sets)
-        said = make_plan(recipe, Checkpoint.open(hub.resolve("tiny"))).warnings
-        (found,) = (warning for warning in said if "rotates" in warning)
-        assert all(text in found for text in wanted) and not found.startswith("no engine runs")
-
-
-def test_an_empty_table_is_none() -> None:
-    """As llm-compressor writes one where nothing is rotated."""
-    assert turns({"transform_config": {}}) == turns({"transform_config": None}) == turns({}) == ()
-    with pytest.raises(FormatError, match="transform_config has no config_groups"):
-        turns({"transform_config": {"R4": {}}})

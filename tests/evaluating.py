@@ -1,0 +1,46 @@
+"""`qtool eval` of small artifacts of the shipped model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import quantizing
+from quantizing import Call
+
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.hub import tiny_folder
+from qtool.recipe.recipe import load
+from qtool.runs import pipeline
+from qtool.runs.progress import Progress
+from qtool.runs.request import Request
+
+WINDOWS, LENGTH = 3, 48
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text.txt, and tiny as AWQ, GPTQ and GGUF."""
+    folder = tmp_path_factory.mktemp("root")
+    quantizing.text_file(folder / "text.txt")
+    for recipe, name in (("w4g128-rtn", "awq"), ("w8-rtn", "gptq")):
+        request = Request("tiny", tiny_folder(), load(recipe), folder / name, None, 1, 1 << 30)
+        pipeline.run(request, Progress(quiet=True))
+    gguf = GgufRequest("tiny", tiny_folder(), load("q4_k_m"), folder / "q4.gguf", 1)
+    run_gguf(gguf, Progress(quiet=True))
+    return folder
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
+    return quantizing.caller(monkeypatch, capfd)
+
+
+def evaluated(call: Call, root: Path, name: str, *more: object) -> dict[str, object]:
+    said = call("eval", root / name, "--text", root / "text.txt", "--windows", WINDOWS, "--length",
+                LENGTH, "--json", *more)  # fmt: skip
+    assert said.status == 0, said.err
+    found: dict[str, object] = json.loads(said.out)
+    return found

@@ -1,0 +1,21 @@
+"""Plans of models that are headers alone."""
+
+from pathlib import Path
+from typing import Any
+
+import header_files
+
+from qtool.checkpoint import Checkpoint
+from qtool.plan.plan import Plan, make_plan
+from qtool.recipe.recipe import load
+
+
+def plan_of(
+    folder: Path, shapes: header_files.Shapes, recipe: str, *sets: str, **config: Any
+) -> Plan:
+    header_files.write(folder, shapes, config)
+    return make_plan(load(recipe, sets), Checkpoint.open(folder))
+
+
+def quantized(plan: Plan) -> set[str]:
+    return {tensor.module for tensor in plan.quantized}

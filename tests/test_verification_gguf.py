@@ -1,0 +1,142 @@
+"""`qtool verify` of GGUF files that hold no language model, or a damaged one."""
+
+from pathlib import Path
+
+import gguf_files
+import numpy as np
+import pytest
+from verifying import serious
+
+from qtool.formats.gguf_values import Value, string, strings, u32
+from qtool.gguf_types import FLOATS
+from qtool.verification.run import verify_artifact
+
+# GGUF files that hold no language model
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (
+            {"general.architecture": string("clip"), "general.type": string("mmproj")},
+            "(mmproj), no language model",
+        ),
+        ({"general.architecture": string("clip")}, "(mmproj), no language model"),
+        (
+            {"general.architecture": string("llama"), "general.type": string("adapter")},
+            "(LoRA), no language model",
+        ),
+    ],
+)
+def test_other_ggufs(metadata: dict[str, Value], said: str, tmp_path: Path) -> None:
+    kind = next(one for one in FLOATS if one.name == "F32")
+    weight = np.ones((8, 64), np.float32)
+    path = gguf_files.write(tmp_path / "x.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    verdict = verify_artifact(path, engine="llama.cpp", threads=1)
+    assert [f.severity for f in verdict.findings] == ["note"]
+    assert said in verdict.findings[0].message
+    weight = np.full((8, 64), np.nan, np.float32)
+    path = gguf_files.write(tmp_path / "y.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    assert [f.check for f in serious(path)] == ["values"]
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "severity"),
+    [
+        ("padding_token_id", 0xFFFFFFFF, None),
+        ("padding_token_id", 64, "warning"),
+        ("eos_token_id", 64, "error"),
+        ("eos_token_id", 0xFFFFFFFF, "error"),
+    ],
+)
+def test_token_ids_of_ggufs(key: str, number: int, severity: str | None, tmp_path: Path) -> None:
+    kind = next(one for one in FLOATS if one.name == "F32")
+    metadata: dict[str, Value] = {
+        "general.architecture": string("strange"),
+        "strange.block_count": u32(1), "strange.embedding_length": u32(64),
+        "tokenizer.ggml.model": string("gpt2"),
+        "tokenizer.ggml.tokens": strings([f"t{n}" for n in range(64)]),
+        f"tokenizer.ggml.{key}": u32(number),
+    }  # fmt: skip
+    weight = np.ones((64, 64), np.float32)
+    names = ("token_embd.weight", "blk.0.attn_q.weight")
+    path = gguf_files.write(tmp_path / "x.gguf", metadata, {n: (weight, kind) for n in names})
+    found = [f.severity for f in serious(path) if f.check == "tokenizer"]
+    assert found == ([] if severity is None else [severity])
+
+
+def test_holes_of_ggufs(tmp_path: Path) -> None:
+    metadata: dict[str, Value] = {
+        "general.architecture": string("clip"), "general.type": string("mmproj"),
+    }  # fmt: skip
+    kind = next(one for one in FLOATS if one.name == "F16")
+    weight = np.ones((64, 2048), np.float32)
+    weight[10:12] = 0  # whole rows
+    path = gguf_files.write(tmp_path / "x.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    assert not serious(path)
+    weight[12, :1000] = 0
+    path = gguf_files.write(tmp_path / "y.gguf", metadata, {"mm.0.weight": (weight, kind)})
+    assert [(f.severity, f.check) for f in serious(path)] == [("error", "values")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("rope.dimension_count", 64, None),
+        ("rope.dimension_count", 63, ("error", "keys", "expected 64")),
+        ("block_count", 3, ("error", "tensors", "of blocks beyond the 3")),
+    ],
+)
+def test_what_llama_cpp_refuses(
+    name: str, value: int, expected: tuple[str, str, str] | None, tmp_path: Path
+) -> None:
+    from qtool.formats.gguf_values import Kind
+    from qtool.gguf.quantize import GgufRequest, run_gguf
+    from qtool.hub import resolve
+    from qtool.recipe.recipe import Recipe, load
+    from qtool.runs.progress import Progress
+
+    recipe = load("q8_0")
+    assert not isinstance(recipe, Recipe)
+    path = tmp_path / "x.gguf"
+    run_gguf(GgufRequest("tiny", resolve("tiny"), recipe, path, 1), Progress(quiet=True))
+    data = bytearray(path.read_bytes())
+    key = f"llama.{name}".encode()
+    at = data.index(len(key).to_bytes(8, "little") + key) + 8 + len(key)
+    assert Kind(int.from_bytes(data[at : at + 4], "little")) is Kind.UINT32
+    data[at + 4 : at + 8] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    found = [f for f in serious(path) if f.severity == "error"]
+    assert bool(found) == (expected is not None)
+    if expected is not None:
+        assert (found[0].severity, found[0].check) == expected[:2]
+        assert expected[2] in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"qtool.recipe": string("{")}, "has no qtool.version"),
+        ({"qtool.recipe": string("{"), "qtool.version": string("0.1.0")}, "qtool.recipe"),
+        ({"qtool.recipe": string("[]"), "qtool.version": string("0.1.0")}, "qtool.recipe"),
+        ({"qtool.recipe": string("{}"), "qtool.version": string("0.1.0")}, "no recipe that has a"),
+        ({}, None),
+    ],
+)
+def test_a_damaged_record_of_a_gguf_is_told(
+    record: dict[str, Value], said: str | None, tmp_path: Path
+) -> None:
+    """What `reproduce` would say of it, before weights are compared with a source as it is."""
+    kind = next(one for one in FLOATS if one.name == "F32")
+    tensors = {"output_norm.weight": (np.ones(8, np.float32), kind)}
+    source = gguf_files.write(tmp_path / "source.gguf", gguf_files.llama(1), tensors)
+    path = gguf_files.write(tmp_path / "x.gguf", gguf_files.llama(1) | record, tensors)
+    found = [
+        f for f in verify_artifact(path, against=source, threads=1).findings
+        if (f.check, f.name) == ("provenance", "qtool.recipe")
+    ]  # fmt: skip
+    assert len(found) == (said is not None)
+    for finding in found:
+        assert said is not None and said in finding.message and finding.severity == "warning"
+        assert str(path) in finding.message
+        assert finding.message.endswith("it is compared with the source as that is")
