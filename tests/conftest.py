@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from remembered_ids import remembered
 
 GUARD = Path(__file__).parent / "guard"
 _LOG = Path(tempfile.mkdtemp(prefix="qtool-guard-")) / "refused"
@@ -29,6 +30,13 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Nothing stays in the folder for temporary files."""
     shutil.rmtree(_LOG.parent, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def texts_are_cut_once() -> Iterator[None]:
+    """The tokenizers are other people's; what they make of a text does not change."""
+    with remembered():
+        yield
 
 
 @pytest.fixture(autouse=True)

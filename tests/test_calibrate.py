@@ -110,8 +110,15 @@ def test_json(root: Path, tmp_path: Path, call: Call) -> None:
     assert found["unseen"] and all(".experts." in name for name in found["unseen"])
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq"])
-@pytest.mark.parametrize("model", ["llama", "moe"])
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        ("llama", "w4g128-awq"),
+        ("llama", "w4g128-gptq"),
+        ("moe", "w4g128-gptq"),
+        ("moe", "w4g128-awq-gptq"),
+    ],
+)
 def test_stats_are_used_and_nothing_is_collected(
     recipe: str, model: str, root: Path, tmp_path: Path, call: Call,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import small_tokenizers as small
 import torch
-from evaluating import LENGTH, WINDOWS, call, evaluated, root
+from evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
 from quantizing import Call
 from tokenizers import Tokenizer
 
@@ -88,10 +88,9 @@ def by_hand(root: Path, name: str, positions: range) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq"])
 @pytest.mark.parametrize(
-    ("protocol", "positions"),
-    [("plain", range(LENGTH)), ("llama.cpp", range(LENGTH // 2, LENGTH - 1))],
+    ("name", "protocol", "positions"),
+    [("awq", "plain", range(LENGTH)), ("gptq", "llama.cpp", range(LENGTH // 2, LENGTH - 1))],
 )
 def test_agrees_with_transformers(
     root: Path, call: Call, name: str, protocol: str, positions: range
@@ -209,7 +208,7 @@ def test_a_model_against_itself(root: Path, call: Call) -> None:
 
 
 def test_without_a_reference_there_is_perplexity(root: Path, call: Call) -> None:
-    alone, beside = evaluated(call, root, "awq"), evaluated(call, root, "awq", "--against", "tiny")
+    alone, beside = evaluated(call, root, "awq"), against_tiny(call, root)
     assert alone["perplexity"] == beside["perplexity"]
     assert "kld" not in alone
 
@@ -246,7 +245,7 @@ def test_one_window_tells_no_interval(root: Path, call: Call) -> None:
 
 
 def test_speed_up_of_a_draft(root: Path, call: Call) -> None:
-    found = evaluated(call, root, "awq", "--against", "tiny")
+    found = against_tiny(call, root)
     cost = size_of(root / "awq") / size_of(tiny_folder())
     a = found["acceptance"]
     assert isinstance(a, float) and isinstance(found["speed_up"], dict)

@@ -13,7 +13,7 @@ import pytest
 import quantizing
 import small_tokenizers as small
 import torch
-from evaluating import LENGTH, WINDOWS, call, evaluated, root
+from evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
 from quantizing import Call
 
 from qtool.errors import SourceError
@@ -171,7 +171,7 @@ def test_figures_are_those_of_a_run(root: Path, call: Call) -> None:
         return {name for name in names if not name.startswith(("protocol", "size_bytes"))}
 
     assert figures(evaluated(call, root, "awq")) == FIGURES
-    assert figures(evaluated(call, root, "awq", "--against", "tiny")) == FIGURES | OF_A_REFERENCE
+    assert figures(against_tiny(call, root)) == FIGURES | OF_A_REFERENCE
 
 
 class _NeverRun:

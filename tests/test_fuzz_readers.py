@@ -67,5 +67,5 @@ def test_a_reader_that_believes_is_caught(
     monkeypatch.chdir(tmp_path)
     watching = watch(reader, tmp_path)
     monkeypatch.setattr(module, name, instead)
-    fuzz_readers.own(watching, 60, 1, 150)
+    fuzz_readers.own(watching, 60, 1, 75 if reader == "index" else 150)
     assert watching.failed and list(tmp_path.glob(f"failed-{reader}-*"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf_files
 import pytest
+from quantizing import Call, caller
 
 import qtool
 from qtool.gguf.imatrix import write_importance
@@ -23,6 +24,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = gguf_files.model(folder / f"{name}.gguf", experts, gguf_files.SMALL_LAYERS)
         write_importance(folder / f"{name}-imatrix.gguf", gguf_files.importance(path))
     return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(monkeypatch, capfd)
 
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.
@@ -61,19 +67,19 @@ def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
     ],
 )
 def test_one_sentence(
-    recipe: str, options: list[str], said: str, models: Path, tmp_path: Path
+    recipe: str, options: list[str], said: str, models: Path, tmp_path: Path, call: Call
 ) -> None:
     out = tmp_path / "x"
-    done = command(models / "dense.gguf", "--recipe", recipe, "-o", out, *options)
-    errors = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert done.returncode == 1 and len(errors) == 1 and said in errors[0], errors
+    done = call("quantize", models / "dense.gguf", "--recipe", recipe, "-o", out, *options)
+    errors = done.err.splitlines()
+    assert done.status == 1 and len(errors) == 1 and said in errors[0], errors
     assert not any(tmp_path.iterdir())
 
 
-def test_requantize_needs_a_gguf_source(tmp_path: Path) -> None:
+def test_requantize_needs_a_gguf_source(tmp_path: Path, call: Call) -> None:
     out = tmp_path / "x"
-    done = command("tiny", "--recipe", "w4g128-rtn", "-o", out, "--requantize")
-    assert done.returncode == 1 and "--requantize would change nothing" in done.stderr
+    done = call("quantize", "tiny", "--recipe", "w4g128-rtn", "-o", out, "--requantize")
+    assert done.status == 1 and "--requantize would change nothing" in done.err
     assert not any(tmp_path.iterdir())
 
 

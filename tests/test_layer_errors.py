@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quantizing import first_block_of_tiny
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError
@@ -25,12 +26,16 @@ from qtool.runs.summary import LayerReport, Summary
 from qtool.scheme import Scheme
 
 ODD = "model.layers.2.mlp.up_proj.weight"
+ODD_IN_FIRST = "model.layers.0.mlp.up_proj.weight"
 SMALL = ["calibration.samples=2", "calibration.length=64"]
 
 
-def changed(folder: Path, name: str, change: Callable[[np.ndarray], None]) -> Path:
-    """The shipped model with the values of one tensor [out, in] changed in place."""
-    shutil.copytree(tiny_folder(), folder, ignore=shutil.ignore_patterns("*.py", "__*"))
+def changed(
+    folder: Path, name: str, change: Callable[[np.ndarray], None], source: Path | None = None
+) -> Path:
+    """The shipped model, or `source`, with the values of one tensor [out, in] changed in place."""
+    ignored = shutil.ignore_patterns("*.py", "__*")
+    shutil.copytree(source or tiny_folder(), folder, ignore=ignored)
     checkpoint = Checkpoint.open(folder)
     values, info = checkpoint.float32(name), checkpoint.tensors[name]
     change(values)
@@ -47,6 +52,11 @@ def quantize(model: Path, recipe: str, out: Path, *sets: str, log: Path | None =
     if isinstance(loaded, Recipe):
         return run(Request("m", model, loaded, out, None, 2, 1 << 30), progress)
     return run_gguf(GgufRequest("m", model, loaded, out, 2), progress)
+
+
+@pytest.fixture(scope="module")
+def first_block(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return first_block_of_tiny(tmp_path_factory.mktemp("first") / "model")
 
 
 def outliers(values: np.ndarray) -> None:
@@ -154,19 +164,19 @@ WRONG = {
     "recipe", ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "fp8-dynamic", "q4_k_m"]
 )
 def test_weights_that_are_wrong(
-    change: Callable[[np.ndarray], None], recipe: str, tmp_path: Path
+    change: Callable[[np.ndarray], None], recipe: str, first_block: Path, tmp_path: Path
 ) -> None:
     """A sentence that names the tensor and a remedy, and no artifact."""
     if change is huge and recipe == "fp8-dynamic":
         pytest.skip("its scales are bfloat16, which has room for it")
     if change is not huge and recipe == "w4g128-awq":
         pytest.skip("as with GPTQ")
-    model = changed(tmp_path / "model", ODD, change)
+    model = changed(tmp_path / "model", ODD_IN_FIRST, change, first_block)
     sets = SMALL if recipe in ("w4g128-gptq", "w4g128-awq") else []
     with pytest.raises(QtoolError, match=WRONG[change]) as error:
         quantize(model, recipe, tmp_path / "out", *sets)
     said = str(error.value)
-    assert ODD in said or "blk.2.ffn_up.weight" in said or change is huge
+    assert ODD_IN_FIRST in said or "blk.0.ffn_up.weight" in said or change is huge
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -178,8 +188,8 @@ def zeros(values: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "recipe", ["w4g128-rtn", "w4g128-gptq", "fp8-dynamic", "nvfp4", "q4_k_m", "q8_0"]
 )
-def test_groups_of_zeros_stay_zeros(recipe: str, tmp_path: Path) -> None:
-    model = changed(tmp_path / "model", ODD, zeros)
+def test_groups_of_zeros_stay_zeros(recipe: str, first_block: Path, tmp_path: Path) -> None:
+    model = changed(tmp_path / "model", ODD_IN_FIRST, zeros, first_block)
     sets = SMALL if recipe == "w4g128-gptq" else []
     summary = quantize(model, recipe, tmp_path / "out", *sets)
     assert all(np.isfinite(layer.relative_error) for layer in summary.layers)

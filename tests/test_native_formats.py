@@ -1,6 +1,5 @@
 """Every packed format to floats in C: its definition bit for bit, on every instruction set."""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,25 +140,18 @@ def test_large_matrices_written_past_the_caches(layout: str, bits: int) -> None:
     zero = zero_of(3, scale.shape, bits)
     in_order = np.arange(columns, dtype=np.int32) // 64
     shuffled = np.random.default_rng(4).permutation(in_order)
-    for dtype, g_idx in itertools.product(DTYPES, (None, shuffled)):
+    for g_idx in (None, shuffled):
         index = in_order if g_idx is None else g_idx
         with np.errstate(all="ignore"):
             exact = (codes.astype(np.float32) - zero[:, index]) * scale[:, index]
-        want = define.stored(exact, dtype)
-        for isa in isas():
-            found = dequantize(
-                words,
-                (rows, columns),
-                bits,
-                layout,
-                scale=scale,
-                zero=zero,
-                group_size=64,
-                g_idx=g_idx,
-                dtype=dtype,
-                threads=1,
-            )
-            define.same(found, want, f"{isa} {dtype}")
+        options: dict[str, Any] = {"scale": scale, "zero": zero, "group_size": 64, "g_idx": g_idx}
+        for dtype in DTYPES:
+            want = define.stored(exact, dtype)
+            for isa in isas():
+                found = dequantize(
+                    words, (rows, columns), bits, layout, dtype=dtype, threads=1, **options
+                )
+                define.same(found, want, f"{isa} {dtype}")
 
 
 @pytest.mark.parametrize(("layout", "bits"), WORDS)
@@ -199,12 +191,16 @@ def test_pack_and_unpack_touch_nothing_else(layout: str, bits: int) -> None:
             source = define.Fenced(words, at_end)
             room = define.Fenced(np.zeros(size, np.uint8), at_end)
             back = define.Fenced(np.full(words.shape, -1, np.int32), at_end)
+            right: NDArray[Any] | None = None
             for isa in isas():
                 native.unpack(source.array, size, bits, layout, threads=1, out=room.array)
                 np.testing.assert_array_equal(room.array, codes, isa)
+                back.array[...] = -1
                 native.pack(room.array, bits, layout, threads=1, out=back.array)
-                again = define.codes(back.array, size, bits, layout)
-                np.testing.assert_array_equal(again, codes, isa)
+                if right is None or not np.array_equal(back.array, right):
+                    again = define.codes(back.array, size, bits, layout)
+                    np.testing.assert_array_equal(again, codes, isa)
+                    right = back.array.copy()
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,16 @@ def recorded_logits(skeleton: Skeleton, weights: dict[str, Any], tokens: Any) ->
         return torch.cat([skeleton.head(hidden) for hidden in stream.hidden])
 
 
+AWQ, GPTQ = ("w4g128-awq", 32, "bfloat16"), ("w4g128-gptq", 16, "float32")
+BOTH = ("w4g128-awq-gptq", 32, "float32")
+
+
 @pytest.mark.parametrize(
-    ("recipe", "group", "dtype"),
-    [
-        ("w4g128-awq", 32, "bfloat16"),
-        ("w4g128-gptq", 16, "float32"),
-        ("w4g128-awq-gptq", 32, "float32"),
-    ],
+    ("name", "recipe", "group", "dtype"),
+    [(name, *one) for name in arch_models.ARCHITECTURES for one in (AWQ, GPTQ)]
+    # Norms of 1 + weight, fused matrices, experts, and none of these.
+    + [(name, *BOTH) for name in ("llama", "gemma3", "phi3", "qwen3_moe")],
 )
-@pytest.mark.parametrize("name", arch_models.ARCHITECTURES)
 def test_artifact_is_the_model_in_memory(
     name: str, recipe: str, group: int, dtype: str, models: Models, tmp_path: Path
 ) -> None:

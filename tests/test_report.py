@@ -278,14 +278,14 @@ def test_quality_is_that_of_eval(root: Path, call: Call, tmp_path: Path) -> None
 
 def test_a_sweep_from_files(root: Path, call: Call, tmp_path: Path) -> None:
     """Artifacts of one recipe and three sizes of groups, measured for the page."""
-    made = []
+    made, model = [], quantizing.first_block_of_tiny(tmp_path / "model")
     for size in (32, 64, 128):
         recipe = load("w4g128-rtn", [f"weights.group_size={size}"])
         made.append(tmp_path / f"g{size}")
-        request = Request("tiny", tiny_folder(), recipe, made[-1], None, 1, 1 << 30)
+        request = Request("tiny", model, recipe, made[-1], None, 1, 1 << 30)
         pipeline.run(request, Progress(quiet=True))
     html, found = reported(
-        call, tmp_path / "r.html", *reversed(made), "--against", "tiny", "--text",
+        call, tmp_path / "r.html", *reversed(made), "--against", model, "--text",
         root / "text.txt", "--windows", 2, "--length", 32,
     )  # fmt: skip
     assert found["sweep"]["key"] == "weights.group_size"

@@ -259,18 +259,21 @@ main()
 """
 
 
-def test_kill_9(model: Path, tmp_path: Path) -> None:
+def test_kill_9(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The real thing: the lock is free again, the folder is found, --json tells of nothing else."""
     out = tmp_path / "out"
     words = ["quantize", model, "--recipe", "w4g128-rtn", "--set", "weights.group_size=32",
              "-o", out, "--json"]  # fmt: skip
     home = Path(qtool.__file__).parent.parent
-    for code in (["-c", KILLED], ["-c", KILLED], ["-m", "qtool"]):
-        ended = subprocess.run(
-            [sys.executable, *code, *map(str, words)], cwd=home, capture_output=True, text=True
-        )
-        assert ended.returncode == (-9 if code[0] == "-c" else 0), ended.stderr
-    assert json.loads(ended.stdout)["artifact"] == str(out)
+    killed = [sys.executable, "-c", KILLED, *map(str, words)]
+    ended = subprocess.run(killed, cwd=home, capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    assert (tmp_path / ".out.partial" / "journal").read_bytes().count(b'"done"') == 1
+    done = caller(monkeypatch, capfd)(*words)
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["artifact"] == str(out)
     quantize(model, "w4g128-rtn", tmp_path / "whole", model / "none")
     for name in ("model.safetensors", "config.json"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -108,8 +108,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("recipe", ["w4g64-rtn", "q8_0"])
+@pytest.mark.parametrize(("recipe", "moment"), [("w4g64-rtn", "before"), ("q8_0", "after")])
 def test_killed_about_when_the_artifact_gets_its_name(
     moment: str, recipe: str, tmp_path: Path
 ) -> None:
