@@ -52,9 +52,9 @@ kernels:
 	cmake --build build
 
 # Every CUDA kernel for every architecture, warnings being errors; fails where registers spill.
-# ARCHS="90 100" compiles for those alone; NVRTC too, where cuda-core is installed.
-cuda-kernels:
-	$(PYTHON) tests/cuda/compile.py $(ARCHS)
+# ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.
+cuda-kernels: $(VENV)/.installed-nvrtc
+	$(BIN)/python tests/cuda/compile.py $(ARCHS)
 
 # On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer
 # where there is one, and timed; a short table last.
@@ -186,6 +186,10 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 $(VENV)/.installed-test: $(SOURCES) | $(BIN)/python
 	$(PIP) install -q -c constraints.txt '.[test]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-nvrtc: constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt cuda-core cuda-bindings nvidia-cuda-nvrtc
+	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(PIP) install -q -c constraints.txt '.[test,dev]'

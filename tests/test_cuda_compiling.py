@@ -2,7 +2,10 @@
 
 import builtins
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,34 @@ def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
     assert len(units) == len(alone) + 4
     with pytest.raises(ValueError, match="no kernel is called 'other'"):
         compiling.unit_of("other")
+
+
+@pytest.mark.parametrize(
+    "kernel", ["dequantize_q4_k_f16", "encode_q4_k", "measure_squares", "pack_rows_4", "gemv_sum",
+               "quantize_sweep"],
+)  # fmt: skip
+def test_a_unit_includes_all_it_needs(kernel: str, tmp_path: Path) -> None:
+    """Each is compiled by itself where there is a GPU; here a host's compiler reads it, CUDA's words
+    taken for plain C++."""
+    words = tmp_path / "words.h"
+    words.write_text(
+        "#include <string.h>\n#define __CUDACC__\n#define __global__\n#define __device__\n#define __host__\n"
+        "#define __shared__ static\n#define __forceinline__ inline\n"
+        "#define __launch_bounds__(...)\n"
+        "struct Three { unsigned x, y, z; };\nextern Three blockIdx, threadIdx;\n"
+        "void __syncthreads();\n"
+    )
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on PATH (g++ or clang++)")
+    folders = [f"-I{folder}" for folder in compiling.folders()]
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-x", "c++", *folders]
+    name, source = compiling.unit_of(kernel)
+    done = subprocess.run(
+        [*command, "-include", str(words), "-"], input=source, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert kernel.startswith(name)
 
 
 def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

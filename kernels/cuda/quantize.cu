@@ -1,5 +1,4 @@
 /* Every kernel that quantizes to integer grids, for checks with nvcc. */
-#include "grid.h"
 #include "quantize.h"
 
 QT_QUANTIZE_KERNELS(QT_KERNEL)

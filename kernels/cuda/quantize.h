@@ -12,6 +12,7 @@
 #ifndef QTOOL_CUDA_QUANTIZE_H
 #define QTOOL_CUDA_QUANTIZE_H
 
+#include "grid.h"
 #include "integers.h"
 
 namespace qt {

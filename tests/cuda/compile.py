@@ -2,17 +2,19 @@
 
 Warnings are errors. ptxas tells the registers and spills of each kernel; a spill fails. Arrays that
 a kernel indexes as it runs lie in local memory by design and are no spills: the largest are told.
-Where cuda-core is installed, one kernel of each header is compiled with NVRTC as well. Needs
-Python's standard library alone, and nvcc; no GPU.
+Where cuda-core is installed, they are compiled with NVRTC as well, each as it will be on a GPU
+machine. Needs nvcc and no GPU.
 """
 
 import importlib.util
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,19 +67,25 @@ def nvcc(archs: list[str]) -> list[Kernel]:
     return found
 
 
-def nvrtc() -> None:
-    """Where cuda-core can be imported from here."""
+def nvrtc(names: list[str]) -> None:
+    """Every kernel as it is compiled on a GPU machine, for one architecture, where cuda-core can be
+    imported from here."""
     if not importlib.util.find_spec("cuda") or not importlib.util.find_spec("cuda.core"):
         print("NVRTC: not checked (cuda-core is not installed)")
         return
     sys.path.insert(0, str(ROOT))
     from qtool.cuda import compiling
 
-    kernels = ("dequantize_columns_3_f16", "dequantize_iq1_m_bf16", "pack_rows_4", "encode_q6_k")
-    for kernel in kernels:
-        for arch in ("sm_75", "sm_90"):
-            assert kernel.encode() in compiling.compile_source(*compiling.unit_of(kernel), arch)
-    print(f"NVRTC {compiling.compiler_version()}: compiled")
+    units: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        units.setdefault(compiling.unit_of(name), []).append(name)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        made = pool.map(compiling.compile_source, *zip(*units, strict=True), ["sm_90"] * len(units))
+        for own, code in zip(units.values(), made, strict=True):
+            missing = [name for name in own if name.encode() not in code]
+            if missing:
+                sys.exit(f"NVRTC made no {', '.join(missing)}")
+    print(f"NVRTC {compiling.compiler_version()}: {len(names)} kernels in {len(units)} units")
 
 
 def main() -> None:
@@ -101,7 +109,7 @@ def main() -> None:
     spilled = [kernel for kernel in found if kernel.spilled]
     for kernel in spilled:
         print(f"{kernel.name} for {kernel.arch} spills {kernel.spilled} bytes")
-    nvrtc()
+    nvrtc([kernel.name for kernel in found if kernel.arch == f"sm_{archs[0]}"])
     if spilled:
         sys.exit(f"{len(spilled)} kernels spill registers")
 
