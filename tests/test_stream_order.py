@@ -271,15 +271,6 @@ def test_recipes_of_a_small_model(recipe: str, cuda: Cuda, gpu: Device, tmp_path
     assert cuda.devices == {1}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe", ["w4g128-gptq", "w3g128-awq", "w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8"]
-)
-def test_recipes(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
-    quantized(recipe, tmp_path / "out", gpu, TINY)
-    assert cuda.devices == (set() if recipe == "kv-fp8" else {1})  # FP8 is rounded by the CPU
-
-
 def test_gguf(cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, on four streams by as many threads."""
     monkeypatch.setattr(on_device, "BATCH_WEIGHTS", 1 << 14)

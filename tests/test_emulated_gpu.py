@@ -1,0 +1,73 @@
+"""Every architecture, recipe and kind of artifact on the emulated GPU, in the order of streams."""
+
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import pytest
+import quantizing
+from cuda_emulation import emulator
+from emulated_cuda import Cuda
+from small_models import checkpoint
+from test_stream_order import cuda, gpu
+
+import qtool
+from qtool.calibrating.device import Device
+from qtool.recipe.file import shipped
+from qtool.recipe.recipe import Recipe, load
+
+__all__ = ["cuda", "emulator", "gpu"]
+pytestmark = pytest.mark.slow
+
+RECIPES = [name for name in shipped() if isinstance(load(name), Recipe)]
+RECIPES.remove("w4-gptq-rotated-learned")  # there as w4-gptq-rotated, and slow to learn
+GGUF = ["q2_k", "q3_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "q5_1", "tq2_0", "mxfp4_moe"]
+
+
+def changes(recipe: str, text: Path) -> list[str]:
+    """For a model 64 wide, with few scales to search: a thread of the emulated grid is a loop."""
+    loaded = load(recipe)
+    assert isinstance(loaded, Recipe)
+    found = [f"calibration.source={text}", "calibration.length=32", "calibration.samples=6"]
+    found += ["indivisible=dense"] if "g" in recipe or "qserve" in recipe else []
+    scheme = None if loaded.weights is None else loaded.scheme
+    if scheme is not None and scheme.group_size > 32 and scheme.rows == 1:
+        found.append("weights.group_size=32")
+    return found + (["awq.grid=1"] if "awq" in recipe else [])
+
+
+def used(out: Path, text: Path, **options: Any) -> None:
+    qtool.evaluate(
+        out, text, windows=1, length=64, cache=False, threads=1, device="cuda", **options
+    )
+    qtool.generate(out, "a b", tokens=2, threads=1, device="cuda")
+
+
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_architectures(name: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    source, text = checkpoint(tmp_path, name).path, quantizing.text_file(tmp_path / "text.txt")
+    out = tmp_path / "out"
+    given = [*changes("w4g32-gptq", text), "gptq.mse=false"]
+    qtool.quantize(source, "w4g32-gptq", out, changes=given, threads=2, device="cuda")
+    qtool.evaluate(
+        out, text, against=source, windows=1, length=16, cache=False, threads=1, device="cuda"
+    )
+    assert cuda.devices == {1}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    text, out = quantizing.text_file(tmp_path / "text.txt"), tmp_path / "out"
+    source = "tiny" if recipe == "fp8-block" else checkpoint(tmp_path, "llama").path
+    given = changes(recipe, text)
+    qtool.quantize(source, recipe, out, changes=given, threads=2, device="cuda")
+    used(out, text)
+
+
+@pytest.mark.parametrize("recipe", GGUF)
+def test_gguf(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    text, out = quantizing.text_file(tmp_path / "text.txt"), tmp_path / "x.gguf"
+    without = ["importance=false"]
+    qtool.quantize("tiny", recipe, out, threads=2, device="cuda", changes=without)
+    used(out, text, protocol="llama.cpp")
+    assert cuda.devices == {1}
