@@ -19,8 +19,8 @@ FIELDS = [
     "block_rows", "scale_dtype", "scale_row", "scale_group", "zero_kind", "zero_row",
     "zero_group", "zero_value", "bits", "outer", "divide", "batch", "splits",
     "inputs", "inputs_bytes", "sums", "sums_bytes", "done", "done_bytes", "first_row", "weight",
-    "weight_bytes", "importance", "importance_bytes", "gram", "gram_bytes", "ratios", "ratios_bytes",
-    "ratio_count", "symmetric", "reach",
+    "weight_bytes", "importance", "importance_bytes", "gram", "gram_bytes", "ratios",
+    "ratios_bytes", "ratio_count", "symmetric", "reach",
 ]
 # fmt: on
 
