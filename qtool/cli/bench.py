@@ -59,7 +59,9 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
         typer.echo(json.dumps(found))
         return
     width = max(len(result.name) for result in results)
-    typer.echo(f"{name}, matrices of 8192 x 8192, medians; % of a device-to-device copy")
+    typer.echo(
+        f"{name}, matrices of 8192 x 8192 where no other shape is told, medians; % of a copy"
+    )
     for result in results:
         speed = f"{result.bytes_per_s / 1e9:8.1f} GB/s"
         seconds = result.seconds_per_billion

@@ -1,204 +1,29 @@
 """`qtool bench --device cuda`: GB/s of each kernel beside a device-to-device copy of this run.
 
-A kernel's bytes are those it must read and write, each once. Its time is the median of runs
-between two events; the copy, of a buffer larger than the caches, counts what it reads and writes.
-Encoders compute more than they move: what counts there is seconds for 10^9 weights.
+A kernel's bytes are those it must read and write, each once. Its time is the median of replays of a
+graph of launches, whose arrays take turns so that no cache holds them; the copy, of a buffer larger
+than the caches, counts what it reads and writes. What a GPU needs from one kernel to the next
+counts: of matrices of a few megabytes it is as much as reading them. Encoders compute more than
+they move: what counts there is seconds for 10^9 weights.
 """
 
 import fnmatch
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qtool import native_gguf
-from qtool.cuda import encode_tasks, float_tasks, more_tasks, tasks
-from qtool.cuda.tasks import Task, ceil
+from qtool.cuda.bench_cases import Arrays, Case, Work, all_cases
+from qtool.cuda.tasks import ceil
 from qtool.errors import UnsupportedError
-from qtool.gguf_types import BY_NAME, BlockType
-from qtool.native.packing import words_shape
 
-GROUP = 128
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """How a case gets its arrays, by shape and dtype: random bits, ones, room to write, weights;
-    and a copy of an array of numpy."""
-
-    random: Callable[[tuple[int, ...], str], Any]
-    ones: Callable[[tuple[int, ...], str], Any]
-    empty: Callable[[tuple[int, ...], str], Any]
-    normal: Callable[[tuple[int, ...], str], Any]
-    copy: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tasks that are timed together, the arrays they use, and the bytes they must move."""
-
-    tasks: tuple[Task, ...]
-    arrays: tuple[Any, ...]
-    nbytes: int
-    encoded: int = 0  # weights
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    prepare: Callable[[Arrays, int, int], Work]  # of a matrix [out, in]
-
-
-def _work(task: Task, *arrays: Any) -> Work:
-    return Work((task,), arrays, sum(int(array.nbytes) for array in arrays))
-
-
-def _gguf(block: BlockType, dtype: str) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        blocks = arrays.random((rows, block.row_bytes(cols)), "uint8")
-        out = arrays.empty((rows, cols), dtype)
-        return _work(float_tasks.gguf(blocks, block, cols, out=out), blocks, out)
-
-    return Case(f"dequantize gguf-{block.name} {dtype}", prepare)
-
-
-def _gptq(bits: int, dtype: str, ordered: bool = False) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        groups = ceil(cols, GROUP)
-        words = arrays.random(words_shape((rows, cols), bits, "columns"), "int32")
-        zeros = arrays.random((groups, ceil(rows * bits, 32)), "int32")
-        scales = arrays.ones((groups, rows), "float16")
-        out = arrays.empty((rows, cols), dtype)
-        order = (arrays.ones((cols,), "int32"),) if ordered else ()
-        task = tasks.gptq(
-            words, zeros, scales, bits, GROUP, version=1, out=out, g_idx=order[0] if order else None
-        )
-        return _work(task, words, zeros, scales, out, *order)
-
-    return Case(f"dequantize gptq {bits} bits{' g_idx' if ordered else ''} {dtype}", prepare)
-
-
-def _awq(dtype: str) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        groups = ceil(cols, GROUP)
-        words = arrays.random((cols, rows // 8), "int32")
-        zeros = arrays.random((groups, rows // 8), "int32")
-        scales = arrays.ones((groups, rows), "float16")
-        out = arrays.empty((rows, cols), dtype)
-        task = tasks.awq_gemm(words, zeros, scales, GROUP, out=out)
-        return _work(task, words, zeros, scales, out)
-
-    return Case(f"dequantize awq gemm {dtype}", prepare)
-
-
-def _packed(bits: int, dtype: str) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        words = arrays.random(words_shape((rows, cols), bits, "rows"), "int32")
-        scale = arrays.ones((rows, ceil(cols, GROUP)), "float16")
-        out = arrays.empty((rows, cols), dtype)
-        task = tasks.pack_quantized(words, scale, (rows, cols), bits, GROUP, out=out)
-        return _work(task, words, scale, out)
-
-    return Case(f"dequantize pack-quantized {bits} bits {dtype}", prepare)
-
-
-def _bytes(kind: str, block: tuple[int, int], name: str, dtype: str) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        codes = arrays.random((rows, cols), "int8" if kind == "int8" else "uint8")
-        shape = (ceil(rows, block[0]), 1 if block[1] == -1 else ceil(cols, block[1]))
-        scale, out = arrays.ones(shape, "float32"), arrays.empty((rows, cols), dtype)
-        return _work(float_tasks.bytes_(codes, kind, scale=scale, block=block, out=out), codes, out)
-
-    return Case(f"dequantize {name} {dtype}", prepare)
-
-
-def _fp4(name: str, kind: str, group: int, dtype: str) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        codes = arrays.random((rows, cols // 2), "uint8")
-        scale = arrays.random((rows, cols // group), "uint8")
-        out = arrays.empty((rows, cols), dtype)
-        return _work(float_tasks.fp4(codes, scale, kind, out=out), codes, scale, out)
-
-    return Case(f"dequantize {name} {dtype}", prepare)
-
-
-def _gemv(kind: str, batch: int) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        x, out = arrays.ones((batch, cols), "float16"), arrays.empty((batch, rows), "float16")
-        kept: list[Any] = []
-
-        def room(count: int) -> Any:
-            kept.append(arrays.empty((count,), "float32"))
-            return kept[-1]
-
-        if kind == "q4_k":
-            stored = [arrays.random((rows, BY_NAME["Q4_K"].row_bytes(cols)), "uint8")]
-            found = more_tasks.gemv_q4_k(stored[0], cols, x, out=out, room=room)
-        else:
-            groups = ceil(cols, GROUP)
-            shape = (cols, rows // 8) if kind == "awq" else (cols // 8, rows)
-            stored = [
-                arrays.random(shape, "int32"),
-                arrays.random((groups, rows // 8), "int32"),
-                arrays.ones((groups, rows), "float16"),
-            ]
-            words, zeros, scales = stored
-            given: dict[str, Any] = {"out": out, "room": room}
-            if kind == "awq":
-                found = more_tasks.gemv_awq(words, zeros, scales, GROUP, x, **given)
-            else:
-                given["version"] = 1
-                found = more_tasks.gemv_gptq(words, zeros, scales, GROUP, x, **given)
-        moved = sum(int(array.nbytes) for array in (*stored, x, out))
-        return Work(found, (*stored, x, out, *kept), moved)
-
-    return Case(f"gemv {kind} batch {batch}", prepare)
-
-
-def _encode(block: BlockType, weighted: bool) -> Case:
-    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
-        weight = arrays.normal((rows, cols), "float16")
-        out = arrays.empty((rows, block.row_bytes(cols)), "uint8")
-        more: dict[str, Any] = {}
-        if weighted:
-            more["importance"] = arrays.ones((1, cols), "float32")
-        if encode_tasks.needs_means(block, more.get("importance")):
-            more["means"] = arrays.empty((rows,), "float32")
-        kept = list(more.values())
-        if encode_tasks.needs_lattice(block):
-            more["lattice"] = [arrays.copy(array) for array in native_gguf.lattice(block)]
-            kept += more["lattice"]
-        found = encode_tasks.encode(weight, block, out=out, **more)
-        moved = int(weight.nbytes) + int(out.nbytes)
-        return Work(found, (weight, out, *kept), moved, rows * cols)
-
-    return Case(f"encode gguf-{block.name} float16{' importance' if weighted else ''}", prepare)
-
-
-def _all() -> Iterator[Case]:
-    for dtype in ("float16", "bfloat16", "float32"):
-        yield _awq(dtype)
-        yield from (_gptq(bits, dtype) for bits in (2, 3, 4, 8))
-        yield _gptq(4, dtype, ordered=True)
-        yield from (_packed(bits, dtype) for bits in range(2, 9))
-        yield _bytes("int8", (1, -1), "int8 channel", dtype)
-        yield _bytes("float8_e4m3fn", (1, -1), "fp8 e4m3fn channel", dtype)
-        yield _bytes("float8_e4m3fn", (128, 128), "fp8 e4m3fn 128x128", dtype)
-        yield _bytes("float8_e5m2", (1, -1), "fp8 e5m2 channel", dtype)
-        yield _fp4("mxfp4", "e8m0", 32, dtype)
-        yield _fp4("nvfp4", "e4m3fn", 16, dtype)
-        yield from (_gguf(block, dtype) for block in BY_NAME.values())
-    for name in encode_tasks.ENCODED:
-        plain = () if BY_NAME[name].needs_importance else (False,)
-        yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
-    for kind in ("awq", "gptq", "q4_k"):
-        yield from (_gemv(kind, batch) for batch in (1, 2, 4, 8))
+_IN_TURN = 1 << 29  # bytes of all copies of a case
 
 
 def cases_named(pattern: str | None) -> list[Case]:
     """Cases whose name has the pattern in it, or matches it where it has * or ?."""
-    cases = list(_all())
+    cases = list(all_cases())
     if pattern is None:
         return cases
     wild = any(sign in pattern for sign in "*?[")
@@ -207,7 +32,7 @@ def cases_named(pattern: str | None) -> list[Case]:
     if not found:
         raise UnsupportedError(
             f"no CUDA kernel matches {pattern!r}; names begin with dequantize awq, gptq, "
-            "pack-quantized, int8, fp8, mxfp4, nvfp4 or gguf-, with encode gguf-, or with gemv"
+            "pack-quantized, int8, fp8, mxfp4, nvfp4 or gguf-, with encode gguf-, quantize or gemv"
         )
     return found
 
@@ -243,15 +68,24 @@ class Result:
 
 
 def _median_seconds(run: Callable[[], object], runs: int) -> float:
-    """Of `runs` runs by events, after two that are not counted."""
+    """Of `runs` replays of what `run` launches, by events, after two that are not counted.
+
+    Launches are recorded once and replayed as a graph: what Python takes to launch them is not
+    timed, only what lies between one kernel and the next on a GPU.
+    """
     import torch
 
     event: Any = torch.cuda.Event
+    run()  # compiles, loads, and allocates what it needs
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        run()
     times: list[float] = []
     for number in range(runs + 2):
         before, after = event(enable_timing=True), event(enable_timing=True)
         before.record()
-        run()
+        graph.replay()
         after.record()
         after.synchronize()
         if number >= 2:
@@ -259,11 +93,22 @@ def _median_seconds(run: Callable[[], object], runs: int) -> float:
     return statistics.median(times)
 
 
-def bench(cases: list[Case], rows: int = 8192, cols: int = 8192, runs: int = 20) -> list[Result]:
+def _timed(case: Case, arrays: Arrays, runs: int) -> tuple[Work, float]:
+    """One of the works, and its seconds: as many copies of its arrays take turns as have no room in
+    any cache, and keep the GPU busy for much longer than events can tell."""
+    from qtool.cuda.running import launch
+
+    works = [case.prepare(arrays, *case.shape)]
+    works += [case.prepare(arrays, *case.shape) for _ in range(1, ceil(_IN_TURN, works[0].nbytes))]
+    tasks = [task for work in works for task in work.tasks]
+    return works[0], _median_seconds(partial(launch, *tasks), runs) / len(works)
+
+
+def bench(cases: list[Case], runs: int = 20) -> list[Result]:
     """Times cases on torch's current GPU; a copy of 1 GiB is timed before each."""
     import torch
 
-    from qtool.cuda.running import launch, require
+    from qtool.cuda.running import require
 
     require()
     source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
@@ -286,9 +131,8 @@ def bench(cases: list[Case], rows: int = 8192, cols: int = 8192, runs: int = 20)
     )
     results = []
     for case in cases:
-        work = case.prepare(arrays, rows, cols)
         copied = 2 * source.nbytes / _median_seconds(partial(target.copy_, source), runs)
-        seconds = _median_seconds(partial(launch, *work.tasks), runs)
+        work, seconds = _timed(case, arrays, runs)
         made = Result(case.name, work.nbytes / seconds, copied, work.encoded / seconds)
         results.append(made)
     return results

@@ -28,6 +28,12 @@ template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, in
                 KERNEL::first(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
             for (int i = 0; i < KERNEL::BLOCK; i++)
                 KERNEL::second(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
+            if constexpr ((bool)qt::Parts<KERNEL>::four) {
+                for (int i = 0; i < KERNEL::BLOCK; i++)
+                    KERNEL::third(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
+                for (int i = 0; i < KERNEL::BLOCK; i++)
+                    KERNEL::fourth(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
+            }
             if (qt::fault.what)
                 return;
         }

@@ -24,7 +24,8 @@ FEW += " or test_groups[4"
 # Artifacts of the shipped model by many recipes: the CPU's bytes, or its KL divergence within 2 %.
 RECIPES = ["tests/test_cuda_run.py", "-m", "slow", "-k", "as_good"]
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
-TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "gemv"]
+TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "gemv"]
+TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS float16"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
 
 
