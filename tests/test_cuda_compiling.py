@@ -67,11 +67,12 @@ def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
                "quantize_sweep"],
 )  # fmt: skip
 def test_a_unit_includes_all_it_needs(kernel: str, tmp_path: Path) -> None:
-    """Each is compiled by itself where there is a GPU; here a host's compiler reads it, CUDA's words
-    taken for plain C++."""
+    """Each is compiled by itself where there is a GPU; here a host's compiler reads it, and takes
+    CUDA's words for plain C++."""
     words = tmp_path / "words.h"
     words.write_text(
-        "#include <string.h>\n#define __CUDACC__\n#define __global__\n#define __device__\n#define __host__\n"
+        "#include <string.h>\n#define __CUDACC__\n"
+        "#define __global__\n#define __device__\n#define __host__\n"
         "#define __shared__ static\n#define __forceinline__ inline\n"
         "#define __launch_bounds__(...)\n"
         "struct Three { unsigned x, y, z; };\nextern Three blockIdx, threadIdx;\n"
