@@ -292,11 +292,13 @@ class Cuda:
         for name in (name for name in _ARRAYS if fields[f"{name}_bytes"]):
             memory = self.memory_at(fields[name], fields[f"{name}_bytes"])
             assert memory is not None and memory.device == on.device, f"{kernel}: where is {name}?"
-            (writes if name == "values" else reads).append(memory)
+            (writes if name in ("values", "sums", "done") else reads).append(memory)
         self.order.access(kernel, on.actor, reads, writes)
         self.launched.append(kernel)
         self.devices.add(on.device.index)
         size = _SIZES.get(kernel.rsplit("_", 1)[-1], 1 if kernel.startswith("encode") else 4)
+        if kernel.startswith("gemv") and fields["splits"] == 1:
+            size = 2  # no partial sums
         assert self._emulator is not None
         with self._one:
             task = Task(kernel, config.grid, fields, config.block)
