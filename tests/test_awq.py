@@ -134,6 +134,7 @@ def test_statistics_of_the_scaled_input() -> None:
     for name in ("gram", "mean_abs", "max_abs", "square"):
         assert np.allclose(getattr(mapped, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
     assert map_stats(SiteStats(3), scale) == SiteStats(3)
+    assert map_stats(SiteStats(3, there=torch.ones(2, 2)), scale).there is None
 
 
 def opened(

@@ -30,6 +30,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
 from qtool.cuda import running
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.recipe.recipe import Recipe, load
@@ -244,6 +245,23 @@ def test_a_run_of_the_cpu_is_not_continued_there(
     made("w4g32-gptq", out, device, *sets, source=source)
     whole = made("w4g32-gptq", tmp_path / "whole", device, *sets, source=source)
     assert quantizing.files(out) == quantizing.files(whole)
+
+
+def test_gram_matrices_stay_there(
+    small: tuple[Path, list[str]], tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is room, and else come back to be factored and to tell errors by: same bytes."""
+    (source, sets), put = small, Device.put
+    there: list[int] = []
+    monkeypatch.setattr(Device, "put", lambda self, a: there.append(a.size) or put(self, a))
+    counts = []
+    for room in (1 << 30, 0):
+        there.clear()
+        given = replace(device, sums_bytes=room)
+        made("w4g32-gptq", tmp_path / str(room), given, *sets, source=source)
+        counts.append(len(there))
+    assert quantizing.files(tmp_path / "0") == quantizing.files(tmp_path / str(1 << 30))
+    assert counts[1] - counts[0] == 2 * 4 * Skeleton.open(Checkpoint.open(source)).count
 
 
 def test_too_little_memory_is_a_sentence(small: tuple[Path, list[str]], tmp_path: Path) -> None:

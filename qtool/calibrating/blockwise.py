@@ -242,8 +242,9 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
 def _collected(
     run: _Run, block: LoadedBlock, sites: Sequence[Site], needs: frozenset[str]
 ) -> dict[str, SiteStats]:
+    kept_bytes = 0 if run.device is None else run.device.sums_bytes // 2
     with run.placed(block) as (there, stream, workers):
-        return collect(there, stream, sites, needs, workers)
+        return collect(there, stream, sites, needs, workers, kept_bytes=kept_bytes)
 
 
 def _check_finite(site: Site, stats: SiteStats) -> None:

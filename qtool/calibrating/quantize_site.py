@@ -18,7 +18,7 @@ from qtool import methods
 from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
 from qtool.calibrating.sites import BlockSites, Site
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, is_rare
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.weights import Weights
 from qtool.methods import gptq, rtn
@@ -161,9 +161,8 @@ def _swept(
     """All readers by name, which share a factor that leaves the device with the last of them."""
     from qtool.methods import gptq_device
 
-    assert seen.gram is not None
     with device.alone, device.explained():
-        given = gptq_device.factor(device.put(seen.gram), options, seen.count)
+        given = gptq_device.factor(gram_on(device, seen), options, seen.count)
         made = {}
         for planned in readers:
             with methods.named(planned.name):
@@ -196,7 +195,7 @@ def _output_errors(
     if device is None:
         return _with_gram(parts, torch.from_numpy(stats.gram))
     with device.alone, device.explained():
-        return _with_gram(parts, device.put(stats.gram))
+        return _with_gram(parts, gram_on(device, stats))
 
 
 def _with_gram(

@@ -16,7 +16,7 @@ not depend on the number of threads. A thread holds one strip, never a Gram matr
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating import ranges
+from qtool.calibrating.device import Device
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stream import CPU, LoadedBlock, Stream
@@ -49,11 +50,18 @@ class SiteStats:
     square: NDArray[np.float32] | None = None  # [in]
     histogram: NDArray[np.int64] | None = None  # [ranges.BINS]
     halves: NDArray[np.float32] | None = None  # [2, in]
+    there: torch.Tensor | None = field(default=None, compare=False)  # gram on the device, or not
 
 
 def is_rare(site: Site, stats: SiteStats) -> bool:
     """Whether the site's statistics are of too few tokens to go by, as a rare expert's are."""
     return site.per_token is None and stats.count < MIN_EXPERT_TOKENS
+
+
+def gram_on(device: Device, stats: SiteStats) -> torch.Tensor:
+    """The Gram matrix there; who asks has the device alone."""
+    assert stats.gram is not None
+    return device.put(stats.gram) if stats.there is None else stats.there
 
 
 class _AllSeenError(Exception):
@@ -120,15 +128,15 @@ class _Sum:
         if "histogram" in needs:
             self.histogram = torch.zeros(ranges.BINS, dtype=torch.int64, device=place)
 
-    def result(self) -> SiteStats:
-        """Round to float32 and mirror; the sums are used up."""
+    def result(self, keep: bool = False) -> SiteStats:
+        """Round to float32 and mirror; the sums are used up. keep: the Gram matrix there, too."""
         if self.count == 0:
             return SiteStats(0)
         mean = _array(self.abs / self.count) if self.abs is not None else None
         halves = _array(self.max) if self.max is not None else None
         largest = halves.max(0) if halves is not None else None
         square = _array(self.square) if self.square is not None else None
-        gram = None
+        gram = there = None
         if self.gram is not None:
             full = torch.empty(self.width, self.width, device=self.place)
             for number, (start, stop) in enumerate(self.strips):
@@ -138,9 +146,9 @@ class _Sum:
                 full[stop:, start:stop] = full[start:stop, stop:].T
                 corner = full[start:stop, start:stop]
                 corner.copy_(corner.triu() + corner.triu(1).T)
-            gram = _array(full)
+            gram, there = _array(full), full if keep else None
         histogram = self.histogram.cpu().numpy() if self.histogram is not None else None
-        return SiteStats(self.count, gram, mean, largest, square, histogram, halves)
+        return SiteStats(self.count, gram, mean, largest, square, histogram, halves, there)
 
 
 def _array(values: torch.Tensor) -> NDArray[np.float32]:
@@ -175,13 +183,14 @@ def collect(
     needs: Iterable[str],
     workers: Workers,
     advance: bool = False,
+    kept_bytes: int = 0,
 ) -> dict[str, SiteStats]:
     """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
 
     needs: any of NEEDS and HISTOGRAM. Where memory is short, call it for some sites at a time: the
     forward pass stops after the last of them. advance: run it to its end instead and leave its
     outputs in the stream, which spares Skeleton.advance a second pass where the block is not
-    changed.
+    changed. kept_bytes: of a device, for Gram matrices that stay there, too.
     """
     wanted = frozenset(needs)
     assert wanted <= NEEDS | HISTOGRAM
@@ -243,7 +252,13 @@ def collect(
 
     if sites or advance:
         workers.map(measure, range(len(stream.hidden)))
-    return {site.id: sums.pop(site.id).result() for site in sites}
+    found = {}
+    for site in sites:
+        size = 4 * site.in_features**2
+        keep = "gram" in wanted and size <= kept_bytes
+        kept_bytes -= size if keep else 0
+        found[site.id] = sums.pop(site.id).result(keep)
+    return found
 
 
 def _add(

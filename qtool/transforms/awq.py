@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from qtool import grid, native
 from qtool.calibrating.device import Device
 from qtool.calibrating.sites import Site
-from qtool.calibrating.stats import SiteStats, is_rare
+from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
 from qtool.methods import gptq, named
 from qtool.plan.plan import Plan
@@ -202,15 +202,14 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     return Applied(result, frozenset(changed), tuple(notes), tuple(factors))
 
 
-def _importance(
-    gram: NDArray[np.floating], rounding: gptq.Options, tokens: int, device: Device | None
-) -> Floats:
+def _importance(stats: SiteStats, rounding: gptq.Options, device: Device | None) -> Floats:
     if device is None:
-        return gptq.importance(gram, rounding, tokens)
+        assert stats.gram is not None
+        return gptq.importance(stats.gram, rounding, stats.count)
     from qtool.methods import gptq_device
 
     with device.alone, device.explained():
-        return gptq_device.importance(device.put(gram), rounding, tokens)
+        return gptq_device.importance(gram_on(device, stats), rounding, stats.count)
 
 
 def _mean_abs(sites: Sequence[Site], stats: Mapping[str, SiteStats]) -> Floats:
@@ -256,7 +255,7 @@ def _measured(
         else:
             mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
             with named(site_id):
-                cost = _importance(gram, rounding, stats[site_id].count, device)
+                cost = _importance(stats[site_id], rounding, device)
             costs[site_id] = cost * np.float32(mean), None
     rows = sum(block.weights[name].shape[0] for _, name, _ in readers)
     result = []

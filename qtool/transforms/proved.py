@@ -79,6 +79,7 @@ def map_stats(stats: SiteStats, scale: Floats) -> SiteStats:
         square=None if stats.square is None else stats.square / scale / scale,
         halves=None if stats.halves is None else stats.halves / scale,
         histogram=None,  # of all channels together: to be measured again
+        there=None,
     )
 
 
