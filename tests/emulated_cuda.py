@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from cuda_emulation import Emulator
 from stream_order import Clock, Memory, Order, watched
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -361,7 +362,9 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
         "get_device_properties": lambda _: found, "mem_get_info": lambda _: (1 << 31, 1 << 31),
         "get_device_capability": lambda _: (9, 0),
     }  # fmt: skip
-    with patch.context() as patches, _guarded(), watched(patches, cuda.order, Mode):
+    # In the same way with every build of PyTorch: others ask for the GPU's properties.
+    plain = sdpa_kernel(SDPBackend.MATH)
+    with patch.context() as patches, _guarded(), plain, watched(patches, cuda.order, Mode):
         for name, one in replaced.items():
             patches.setattr(torch.cuda, name, one)
         patches.setattr(compiling, "core", cuda.core)
