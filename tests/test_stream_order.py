@@ -31,6 +31,7 @@ from qtool.calibrating.workers import Workers
 from qtool.cuda import uploads
 from qtool.gguf import on_device
 from qtool.gguf.imatrix import write_importance
+from qtool.quality import forward
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
@@ -230,8 +231,8 @@ def test_statistics(
     name: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skeleton = Skeleton.open(checkpoint(tmp_path, name))
-    tokens = np.random.default_rng(2).integers(3, VOCABULARY, (7, 40), dtype=np.int64)
-    stream = skeleton.embed(tokens, micro_batch_tokens=80)
+    tokens = np.random.default_rng(2).integers(3, VOCABULARY, (5, 16), dtype=np.int64)
+    stream = skeleton.embed(tokens, micro_batch_tokens=32)
     calls = placed.Calls(stream.calls, gpu)
     begun: list[int] = []
     begin = placed.Passing._begin
@@ -331,7 +332,8 @@ def test_eval_and_generate(
     monkeypatch.setattr(uploads, "BUFFER_BYTES", 1 << 16)
     out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
     text = quantizing.text_file(tmp_path / "text.txt")
-    given: dict[str, Any] = {"against": TINY, "windows": 2, "length": 64, "cache": False}
+    monkeypatch.setattr(forward, "MICRO_BATCH_TOKENS", 32)  # three, of a window each
+    given: dict[str, Any] = {"against": TINY, "windows": 3, "length": 32, "cache": False}
     here = qtool.evaluate(out, text, **given, threads=1).found
     counted = blocks_there(cuda, monkeypatch)
     there = qtool.evaluate(out, text, **given, threads=1, device="cuda").found
