@@ -53,7 +53,7 @@ kernels:
 
 # Every CUDA kernel for every architecture, warnings being errors; fails where registers spill.
 # ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.
-cuda-kernels: $(VENV)/.installed-nvrtc
+cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
 
 # On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer

@@ -92,6 +92,7 @@ class Emulator:
             fields,
             ctypes.c_int64(task.blocks[0]),
             ctypes.c_int64(task.blocks[1]),
+            ctypes.c_int64(task.threads),
             order,
             ctypes.c_void_p(written.ctypes.data),
             ctypes.byref(what),
@@ -99,6 +100,7 @@ class Emulator:
             ctypes.byref(count),
         )
         assert code != 1, f"no kernel {task.kernel}"
+        assert code != 3, f"{task.kernel}: {task.threads} threads a block are not the kernel's"
         if what.value is not None:
             return f"{task.kernel}: {what.value.decode()} {at.value} of {count.value}"
         if not written.all():

@@ -1,7 +1,6 @@
 """Tasks on the GPU: launched on torch's current stream, one after the other."""
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -22,16 +21,6 @@ def require() -> None:
             "leave --device out to stay on the CPU"
         )
     compiling.core()
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """torch's stream as cuda-core takes streams of others."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
 
 
 _LOADING = Lock()  # compiling takes seconds, and other threads want the same kernel
@@ -63,7 +52,7 @@ def launch(*tasks: Task) -> None:
     api, index = compiling.core(), torch.cuda.current_device()
     # Its context is the one that torch uses; what is current is so for a thread.
     api.Device(index).set_current()
-    stream = _Stream(torch.cuda.current_stream().cuda_stream)
+    stream = api.Stream.from_handle(torch.cuda.current_stream().cuda_stream)
     for task in tasks:
         config = api.LaunchConfig(grid=task.blocks, block=task.threads)
         arguments = [ctypes.c_int32(0), *map(ctypes.c_int64, task.arguments())]

@@ -3,7 +3,7 @@
 Warnings are errors. ptxas tells the registers and spills of each kernel; a spill fails. Arrays that
 a kernel indexes as it runs lie in local memory by design and are no spills: the largest are told.
 Where cuda-core is installed, they are compiled with NVRTC as well, each as it will be on a GPU
-machine. Needs nvcc and no GPU.
+machine, and launched by a driver that has no GPU. Needs nvcc and no GPU.
 """
 
 import importlib.util
@@ -15,10 +15,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Werror", "all-warnings", "-Xptxas", "-v"]
 _KERNEL = re.compile(
@@ -68,24 +70,33 @@ def nvcc(archs: list[str]) -> list[Kernel]:
 
 
 def nvrtc(names: list[str]) -> None:
-    """Every kernel as it is compiled on a GPU machine, for one architecture, where cuda-core can be
-    imported from here."""
+    """Every kernel as it is compiled on a GPU machine, for one architecture, and launched as there
+    but for the driver (launching.py), where cuda-core can be imported from here."""
     if not importlib.util.find_spec("cuda") or not importlib.util.find_spec("cuda.core"):
         print("NVRTC: not checked (cuda-core is not installed)")
         return
-    sys.path.insert(0, str(ROOT))
     from qtool.cuda import compiling
 
-    units: dict[tuple[str, str], list[str]] = {}
+    units: dict[str, list[str]] = {}
     for name in names:
-        units.setdefault(compiling.unit_of(name), []).append(name)
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        made = pool.map(compiling.compile_source, *zip(*units, strict=True), ["sm_90"] * len(units))
-        for own, code in zip(units.values(), made, strict=True):
-            missing = [name for name in own if name.encode() not in code]
-            if missing:
-                sys.exit(f"NVRTC made no {', '.join(missing)}")
-    print(f"NVRTC {compiling.compiler_version()}: {len(names)} kernels in {len(units)} units")
+        units.setdefault(compiling.unit_of(name)[0], []).append(name)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["QTOOL_CACHE"] = folder
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            made = pool.map(compiling.cubin, [own[0] for own in units.values()], repeat("sm_90"))
+            for own, code in zip(units.values(), made, strict=True):
+                missing = [name for name in own if f".text.{name}\0".encode() not in code]
+                if missing:
+                    sys.exit(f"NVRTC made no {', '.join(missing)}")
+        print(f"NVRTC {compiling.compiler_version()}: {len(names)} kernels in {len(units)} units")
+        driver = [os.environ.get("CC", "gcc"), "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared"]
+        driver += ["-fPIC", str(HERE / "driver.c"), "-ldl", "-o", f"{folder}/libcuda.so.1"]
+        environment = {**os.environ, "LD_LIBRARY_PATH": folder}
+        for line in (driver, [sys.executable, str(HERE / "launching.py")]):
+            if subprocess.run(line, env=environment).returncode != 0:
+                sys.exit(
+                    "what a driver is given at a launch was not checked, or is not what was asked"
+                )
 
 
 def main() -> None:

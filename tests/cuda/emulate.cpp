@@ -42,14 +42,19 @@ template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, in
 struct Entry {
     const char *name;
     void (*run)(const Task &, int64_t, int64_t, int);
+    int64_t threads;
 };
 
+template <class KERNEL> constexpr Entry entry(const char *name)
+{
+    return {name, run_grid<KERNEL>, KERNEL::BLOCK};
+}
+
 #define DEQUANTIZE(name, out) \
-    {"dequantize_" #name "_" #out, \
-     run_grid<qt::Dequantize<qt::format::name, qt::out>::Kernel>},
+    entry<qt::Dequantize<qt::format::name, qt::out>::Kernel>("dequantize_" #name "_" #out),
 #define ALL(name, ...) DEQUANTIZE(name, f32) DEQUANTIZE(name, f16) DEQUANTIZE(name, bf16)
-#define ENCODED(name, ...) {"encode_" #name, run_grid<qt::Encode<qt::encoded::name>>},
-#define OTHER(name, ...) {#name, run_grid<__VA_ARGS__>},
+#define ENCODED(name, ...) entry<qt::Encode<qt::encoded::name>>("encode_" #name),
+#define OTHER(name, ...) entry<__VA_ARGS__>(#name),
 
 static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
@@ -68,15 +73,18 @@ extern "C" const char *field_name(int64_t i)
     return names[i];
 }
 
-/* 0, or 1 where there is no such kernel, or 2 after an access that is not allowed. `written`: a
- * zero for each element of the result. */
-extern "C" int emulate(const char *name, const int64_t *fields, int64_t x, int64_t y, int order,
-                       uint8_t *written, const char **what, int64_t *at, int64_t *count)
+/* 0, or 1 where there is no such kernel, or 2 after an access that is not allowed, or 3 where blocks
+ * of so many threads are not the kernel's. `written`: a zero for each element of the result. */
+extern "C" int emulate(const char *name, const int64_t *fields, int64_t x, int64_t y,
+                       int64_t threads, int order, uint8_t *written, const char **what, int64_t *at,
+                       int64_t *count)
 {
     Task task;
     memcpy(&task, fields, sizeof task);
     for (const Entry &entry : entries)
         if (!strcmp(entry.name, name)) {
+            if (threads != entry.threads)
+                return 3;
             qt::fault = qt::Fault{nullptr, 0, 0};
             qt::written = written;
             entry.run(task, x, y, order);
