@@ -48,7 +48,7 @@ template <int KIND> struct Bytes {
         uint32_t down = t.block_rows == 1 ? (uint32_t)row : (uint32_t)row / (uint32_t)t.block_rows;
         return product(down, t.scale_row);
     }
-    static QT_MEMBER bool at_once(const Task &t) { return t.group_shift >= 3; }
+    static QT_MEMBER bool at_once(const Task &t) { return (int32_t)t.group_shift >= 3; }
     template <int STEPS>
     static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
     {
@@ -64,7 +64,7 @@ template <int KIND> struct Bytes {
             group[k] = (col + k * STEP) >> (int32_t)t.group_shift;
             less[k] = 0.0f;
         }
-        bits_of_numbers<STEPS>(t.scale, t.scale_bytes, t.scale_dtype, begin, group, 1, scale);
+        bits_of_numbers<STEPS>(t.scale, t.scale_bytes, (int32_t)t.scale_dtype, begin, group, 1, scale);
         if (KIND <= U8 && t.zero) {
             QT_UNROLL
             for (int k = 0; k < STEPS; k++)
@@ -72,7 +72,7 @@ template <int KIND> struct Bytes {
         }
         QT_UNROLL
         for (int k = 0; k < STEPS; k++) {
-            float own = number_of_bits(t.scale_dtype, scale[k]);
+            float own = number_of_bits((int32_t)t.scale_dtype, scale[k]);
             QT_UNROLL
             for (int i = 0; i < 8; i++)
                 w[k][i] = mul(sub(value(code[k].word[i / 4] >> (8 * (i % 4)) & 255), less[k]), own);
@@ -87,7 +87,7 @@ template <int KIND> struct Bytes {
             bool own = col + i < t.cols;
             uint32_t code = own ? bytes[from + i] : 0;
             int64_t at = begin + (own ? group_of(t, col + i) : 0);
-            float scale = number(t.scale, t.scale_bytes, t.scale_dtype, at);
+            float scale = number(t.scale, t.scale_bytes, (int32_t)t.scale_dtype, at);
             w[i] = mul(sub(value(code), zero(t, at)), scale);
         }
     }
@@ -119,7 +119,7 @@ enum { SCALE_E8M0 = 0, SCALE_E4M3 = 1 };
 
 /* Groups are a multiple of eight columns. */
 template <int SCALE> struct Fp4 {
-    static QT_MEMBER bool at_once(const Task &t) { return t.group_shift >= 3; }
+    static QT_MEMBER bool at_once(const Task &t) { return (int32_t)t.group_shift >= 3; }
     /* What a group is multiplied with. */
     static QT_MEMBER float scale_of(const Task &t, uint32_t code)
     {

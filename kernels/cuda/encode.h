@@ -147,7 +147,7 @@ struct Squares {
             In<float> back(t.codes, t.codes_bytes);
             int64_t from = index[run] * t.cols, to = index[run + 1] * t.cols;
             for (int64_t i = from + thread % SUMS; i < to; i += SUMS) {
-                float x = number(t.inputs, t.inputs_bytes, t.scale_dtype, i);
+                float x = number(t.inputs, t.inputs_bytes, (int32_t)t.scale_dtype, i);
                 double apart = (double)x - (double)back[i];
                 size += (double)x * (double)x;
                 lost += apart * apart;

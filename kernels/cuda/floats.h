@@ -118,7 +118,7 @@ struct bf16 {
 /* The bits of elements begin + index * step of numbers of a dtype, N of them. What is made of bits is a
  * function by itself, so that a thread can ask for more before it waits for them. */
 template <int N>
-QT_HD void bits_of_numbers(int64_t address, int64_t bytes, int64_t dtype, int64_t begin,
+QT_HD void bits_of_numbers(int64_t address, int64_t bytes, int32_t dtype, int64_t begin,
                            const int32_t *index, int64_t step, uint32_t *bits)
 {
     QT_UNROLL
@@ -127,13 +127,13 @@ QT_HD void bits_of_numbers(int64_t address, int64_t bytes, int64_t dtype, int64_
                                : In<uint16_t>(address, bytes)[begin + product(index[k], step)];
 }
 
-QT_HD float number_of_bits(int64_t dtype, uint32_t bits)
+QT_HD float number_of_bits(int32_t dtype, uint32_t bits)
 {
     return dtype == F32 ? float_of_bits(bits) : dtype == F16 ? of_f16(bits) : of_bf16(bits);
 }
 
 /* Element i. */
-QT_HD float number(int64_t address, int64_t bytes, int64_t dtype, int64_t i)
+QT_HD float number(int64_t address, int64_t bytes, int32_t dtype, int64_t i)
 {
     const int32_t none = 0;
     uint32_t found;

@@ -37,6 +37,14 @@ template <class OUT> QT_HD void store_eight(const Task &t, int64_t row, int32_t 
             values.put(at + i, OUT::one(w[i]));
 }
 
+/* Whether a matrix has all of a tile that ends there, in runs of eight columns. A matrix that is
+ * dequantized has fewer rows and columns than 2^28. */
+QT_HD bool whole_tile(const Task &t, int32_t rows_end, int32_t cols_end)
+{
+    int32_t rows = (int32_t)t.rows, cols = (int32_t)t.cols;
+    return rows_end <= rows && cols_end <= cols && (cols & 7) == 0;
+}
+
 /* Formats whose rows lie one after the other: a warp goes along a row, eight columns a thread and
  * four such steps; a block has eight rows, and the next block goes on along them.
  *
@@ -48,10 +56,9 @@ template <class FORMAT, class OUT> struct Along {
     typedef NoRoom Room;
     static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &)
     {
-        int64_t top = (int64_t)block.y * TILE_ROWS, row = top + (thread >> 5);
+        int32_t top = block.y * TILE_ROWS, row = top + (thread >> 5);
         int32_t from = (int32_t)block.x * TILE_COLS, col = from + (thread & 31) * 8;
-        if (top + TILE_ROWS <= t.rows && from + TILE_COLS <= t.cols && (t.cols & 7) == 0 &&
-            FORMAT::at_once(t)) {
+        if (whole_tile(t, top + TILE_ROWS, from + TILE_COLS) && FORMAT::at_once(t)) {
             Out<typename OUT::Bits> values(t.values, t.values_bytes);
             int64_t at = product(row, t.cols) + col;
             float w[STEPS][8];

@@ -50,7 +50,7 @@ QT_HD uint32_t stream_code(const In<uint32_t> &words, int64_t begin, int64_t ste
 template <int N>
 QT_HD void scale_bits(const Task &t, int64_t row, const int32_t *group, uint32_t *bits)
 {
-    bits_of_numbers<N>(t.scale, t.scale_bytes, t.scale_dtype, product(row, t.scale_row), group,
+    bits_of_numbers<N>(t.scale, t.scale_bytes, (int32_t)t.scale_dtype, product(row, t.scale_row), group,
                        t.scale_group, bits);
 }
 
@@ -87,7 +87,7 @@ QT_HD void zeros_of(const Task &t, int64_t row, const int32_t *group, const uint
             found[k] = In<uint16_t>(t.zero, t.zero_bytes)[begin + product(group[k], t.zero_group)];
         QT_UNROLL
         for (int k = 0; k < N; k++) {
-            float own = number_of_bits(t.scale_dtype, scale[k]);
+            float own = number_of_bits((int32_t)t.scale_dtype, scale[k]);
             zero[k] = own == 0 ? 0 : nearest(divide(-of_f16(found[k]), own)) & 15;
         }
     } else if (t.zero_kind == ZERO_ACROSS) {
@@ -126,7 +126,7 @@ QT_HD int32_t zero_and_scale(const Task &t, int64_t row, int32_t group, float *s
     int32_t zero;
     scale_bits<1>(t, row, &group, &bits);
     zeros_of<1>(t, row, &group, &bits, &zero);
-    *scale = number_of_bits(t.scale_dtype, bits);
+    *scale = number_of_bits((int32_t)t.scale_dtype, bits);
     return zero;
 }
 

@@ -36,10 +36,10 @@ template <class OUT, int DOWN, int ACROSS> struct Tile {
     QT_MEMBER void write(const Task &t, Place block, int32_t thread) const
     {
         Out<Bits> values(t.values, t.values_bytes);
-        int64_t top = (int64_t)block.y * DOWN;
-        int32_t run = thread % RUNS, col = (int32_t)block.x * ACROSS + run * IN_FOUR;
-        if (top + DOWN <= t.rows && (block.x + 1) * ACROSS <= t.cols && (t.cols & 7) == 0) {
-            int32_t down = thread / RUNS;
+        int32_t top = block.y * DOWN, from = (int32_t)block.x * ACROSS;
+        int32_t run = (uint32_t)thread % RUNS, col = from + run * IN_FOUR;
+        if (whole_tile(t, top + DOWN, from + ACROSS)) {
+            int32_t down = (uint32_t)thread / RUNS;
             int64_t at = product(top + down, t.cols) + col, step = BLOCK / RUNS * t.cols;
             enum { EACH = DOWN * RUNS / BLOCK };
             Four four[EACH];
@@ -82,12 +82,13 @@ template <int BITS, class OUT> struct Columns {
     static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &room)
     {
         In<uint32_t> words(t.codes, t.codes_bytes);
-        int32_t down = thread % TILE_ROWS, to = thread / TILE_ROWS * UNIT;
-        int64_t top = (int64_t)block.y * TILE_ROWS, row = top + down;
-        int32_t col = (int32_t)block.x * TILE_COLS + to, word = col / UNIT * BITS;
+        int32_t down = (uint32_t)thread % TILE_ROWS, to = (uint32_t)thread / TILE_ROWS * UNIT;
+        int32_t top = block.y * TILE_ROWS, row = top + down;
+        int32_t from = (int32_t)block.x * TILE_COLS, col = from + to;
+        int32_t word = (uint32_t)col / UNIT * BITS;
         uint32_t raw[BITS];
-        if (top + TILE_ROWS <= t.rows && (block.x + 1) * TILE_COLS <= t.cols && !t.index &&
-            t.group_shift >= 5) {
+        if (whole_tile(t, top + TILE_ROWS, from + TILE_COLS) && !t.index &&
+            (int32_t)t.group_shift >= 5) {
             int64_t at = product(word, t.pitch) + row;
             QT_UNROLL
             for (int k = 0; k < BITS; k++, at += t.pitch)
@@ -150,14 +151,14 @@ template <class OUT> struct Across {
     static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &room)
     {
         In<uint32_t> words(t.codes, t.codes_bytes);
-        int32_t down = thread % ABREAST * 8, to = thread / ABREAST * 8;
-        int64_t top = (int64_t)block.y * TILE_ROWS, row = top + down;
-        int32_t col = (int32_t)block.x * TILE_COLS + to;
+        int32_t down = (uint32_t)thread % ABREAST * 8, to = (uint32_t)thread / ABREAST * 8;
+        int32_t top = block.y * TILE_ROWS, row = top + down;
+        int32_t from = (int32_t)block.x * TILE_COLS, col = from + to;
         int64_t at = product(col, t.pitch) + (row >> 3);
         uint32_t raw[8];
-        if (top + TILE_ROWS <= t.rows && (block.x + 1) * TILE_COLS <= t.cols && !t.index &&
-            t.group_shift >= 3 && t.scale_dtype == F16 && t.scale_row == 1 &&
-            t.zero_kind == ZERO_ACROSS) {
+        if (whole_tile(t, top + TILE_ROWS, from + TILE_COLS) && !t.index &&
+            (int32_t)t.group_shift >= 3 && (int32_t)t.scale_dtype == F16 && t.scale_row == 1 &&
+            (int32_t)t.zero_kind == ZERO_ACROSS) {
             float scale[8];
             int32_t zero[8];
             QT_UNROLL

@@ -158,7 +158,7 @@ QT_HD void eight_values(const Task &t, int64_t row, int32_t col, const float *co
 
 /* Rows that lie one after the other: a format of grid.h's Along. */
 template <class Codes> struct Grouped {
-    static QT_MEMBER bool at_once(const Task &t) { return !t.index && t.group_shift >= 3; }
+    static QT_MEMBER bool at_once(const Task &t) { return !t.index && (int32_t)t.group_shift >= 3; }
     template <int STEPS>
     static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
     {
@@ -177,7 +177,7 @@ template <class Codes> struct Grouped {
         QT_UNROLL
         for (int k = 0; k < STEPS; k++) {
             float code[8];
-            float own = number_of_bits(t.scale_dtype, scale[k]);
+            float own = number_of_bits((int32_t)t.scale_dtype, scale[k]);
             Codes::codes(raw[k], at, k, code);
             QT_UNROLL
             for (int i = 0; i < 8; i++)
