@@ -19,7 +19,7 @@ TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels gpu-check wheel clean
+	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-sass gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -55,6 +55,10 @@ kernels:
 # ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.
 cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
+
+# What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
+cuda-sass: $(VENV)/.installed-test
+	$(BIN)/python tests/gpu/sass.py "$(PATTERN)"
 
 # On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer
 # where there is one, and timed; a short table last.
