@@ -284,9 +284,8 @@ class Cuda:
         found = self.held[starts[place]]() if place >= 0 else None
         return found if found is not None and address + nbytes <= found.end else None
 
-    def launch(self, stream: Any, config: Any, kernel: str, *arguments: Any) -> None:
+    def launch(self, on: Stream, config: Any, kernel: str, *arguments: Any) -> None:
         """cuda.core.launch"""
-        on = self.streams[stream.__cuda_stream__()[1]]
         assert getattr(self._local, "context", None) == on.device.index, f"{kernel}: no context"
         fields = dict(zip(FIELDS, (one.value for one in arguments[1:]), strict=True))
         reads, writes = [], []
@@ -312,7 +311,9 @@ class Cuda:
         def device(index: int) -> Any:
             return SimpleNamespace(set_current=lambda: setattr(self._local, "context", index))
 
-        return SimpleNamespace(Device=device, LaunchConfig=SimpleNamespace, launch=self.launch)
+        found = SimpleNamespace(Device=device, LaunchConfig=SimpleNamespace, launch=self.launch)
+        found.Stream = SimpleNamespace(from_handle=self.streams.__getitem__)
+        return found
 
 
 def _accessed(func: Any, args: Any, kwargs: Any) -> tuple[list[Memory], list[Memory]]:
