@@ -111,7 +111,7 @@ def bench(cases: list[Case], runs: int = 20) -> list[Result]:
     from qtool.cuda.running import require
 
     require()
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
     def random(shape: tuple[int, ...], dtype: str) -> Any:

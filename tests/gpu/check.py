@@ -1,23 +1,32 @@
 """Everything that needs a GPU, in one command: `make gpu-check`. Under eight minutes.
 
-Compiles the kernels for the GPU at hand; runs the tests of the kernels on it, where the emulated
+Compiles every kernel for the GPU at hand; runs the tests of the kernels on it, where the emulated
 grid is replaced by the real one (QTOOL_TEST_DEVICE=cuda) and results must equal the CPU's bit for
-bit; runs a part of them under compute-sanitizer, where that is found; times every kernel. What was
-found is printed as a short table last; the exit status is 1 where anything failed.
+bit; times every kernel that a bar names; runs a part of the tests under compute-sanitizer, where
+that is found. What was found is printed as a short table last, and all that was timed is kept in
+out/gpu-check.json; the exit status is 1 where anything failed.
+
+Needs what `pip install '.[test,cuda]'` installs, of any version that pyproject.toml allows. Without
+a package index: `make kernels`, then `PYTHONPATH=. python3 tests/gpu/check.py`.
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
+WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k", "device or same or packed"]
 FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
 FEW += " or test_groups[4"
@@ -41,10 +50,39 @@ def run(command: list[str], seconds: float) -> tuple[bool, str]:
     return done.returncode == 0, done.stdout + done.stderr
 
 
+def compiled() -> None:
+    """Every kernel into the cache: tests and timings find them there."""
+    import torch
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    from cuda_emulation import Emulator, build
+
+    from qtool.cuda import compiling
+
+    with tempfile.TemporaryDirectory() as folder:
+        names = Emulator(build(Path(folder))).kernels()
+    units = {compiling.unit_of(name): name for name in names}
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in pool.map(compiling.cubin, units.values(), repeat(arch)):
+            pass
+    print(f"{len(names)} kernels for {arch}, {torch.cuda.get_device_name()}")
+
+
+def timed() -> None:
+    """The kernels that bars name, one after the other, as JSON."""
+    from qtool.cuda.bench import bench, cases_named
+
+    cases = {case.name: case for pattern in TIMED for case in cases_named(pattern)}
+    print(json.dumps([result.json() for result in bench(list(cases.values()))]))
+
+
 def main() -> None:
     began = time.monotonic()
     rows: list[tuple[str, bool | None, str]] = []
+    itself = [sys.executable, str(Path(__file__))]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    many = ["-n", WORKERS, "--dist", "worksteal"]
 
     def check(name: str, command: list[str], seconds: float) -> str:
         left = 480 - (time.monotonic() - began)
@@ -54,11 +92,19 @@ def main() -> None:
             print(f"-- {name}\n{said[-6000:]}\n", flush=True)
         last = said.strip().splitlines()[-1] if said.strip() else ""
         rows.append((name, good, f"{time.monotonic() - before:.0f} s  {last[:70]}"))
+        print(f"{name}: {'ok' if good else 'FAILED'}", flush=True)
         return said if good else ""
 
-    check("the same bits as the CPU", [*pytest, *TESTS], 250)
-    check("eval and generate as on the CPU", [*pytest, *RUNS], 100)
-    check("recipes as good as the CPU's", [*pytest, *RECIPES], 150)
+    check("every kernel compiles", [*itself, "--compile"], 120)
+    check("the same bits as the CPU", [*pytest, *many, *TESTS], 150)
+    said = check("times", [*itself, "--time"], 120)
+    results: list[dict[str, Any]] = json.loads(said.strip().splitlines()[-1]) if said else []
+    if results:
+        rows[-1] = ("times", True, rows[-1][2].split("  ")[0])
+        kept = ROOT / "out" / "gpu-check.json"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    check("eval and generate as on the CPU", [*pytest, *many, *RUNS], 100)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
         check("quantize --device cuda", [*command, "--device", "cuda", "-o", f"{folder}/out"], 60)
@@ -72,23 +118,17 @@ def main() -> None:
             continue
         line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
         check(name, [*line, *pytest, *TESTS[:3], "-k", FEW], 90)
-    timed = []
-    for pattern in TIMED:
-        bench = [sys.executable, "-m", "qtool", "bench", "--device", "cuda", "--json"]
-        said = check(f"bench {pattern}", [*bench, "--kernels", pattern], 60)
-        if said:
-            timed += json.loads(said[said.index("{") : said.rindex("}") + 1])["results"]
-            rows[-1] = (*rows[-1][:2], rows[-1][2].split()[0] + " s")
-    print(f"{'check':40} {'':8} {time.monotonic() - began:.0f} s in all")
+    check("recipes as good as the CPU's", [*pytest, *many, *RECIPES], 150)
+    print(f"\n{'check':44} {'':8} {time.monotonic() - began:.0f} s in all")
     for name, good, note in rows:
-        print(f"{name:40} {'skipped' if good is None else 'ok' if good else 'FAILED':8} {note}")
-    for result in timed:
+        print(f"{name:44} {'skipped' if good is None else 'ok' if good else 'FAILED':8} {note}")
+    for result in results:
         share = f"{result['fraction']:.0%} of a copy's {result['copy_gb_per_s']} GB/s"
         seconds = result.get("seconds_per_1e9_weights")
         share = share if seconds is None else f"{seconds:.3f} s for 10^9 weights"
-        print(f"{result['kernel']:40} {result['gb_per_s']:8.1f} GB/s  {share}")
+        print(f"{result['kernel']:44} {result['gb_per_s']:8.1f} GB/s  {share}")
     sys.exit(any(good is False for _, good, _ in rows))
 
 
 if __name__ == "__main__":
-    main()
+    {"--compile": compiled, "--time": timed}.get("".join(sys.argv[1:]), main)()
