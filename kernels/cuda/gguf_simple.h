@@ -161,14 +161,26 @@ struct iq4_xs {
     }
 };
 
+/* Eight bytes from wherever on: the two aligned words that begin before them or with them, and one to
+ * three bytes more. Nothing is read beyond the eighth. */
+QT_HD void read_eight_anywhere(const Block &block, int32_t from, uint32_t *words)
+{
+    int64_t at = block.begin + from;
+    int32_t past = (int32_t)at & 3;
+    Block aligned = {block.bytes, at - past};
+    uint32_t low = aligned.u32(0), high = aligned.u32(4), last = block.u8(from + 7);
+    uint32_t pair = aligned.u16(past < 2 ? 0 : 8);
+    uint32_t rest = past == 1 ? last : past == 2 ? pair : pair | last << 16;
+    words[0] = (uint32_t)((low | (uint64_t)high << 32) >> (8 * past));
+    words[1] = (uint32_t)((high | (uint64_t)rest << 32) >> (8 * past));
+}
+
 struct mxfp4 {
     enum { weights = 32, bytes = 17 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
-        uint32_t e = block.u8(0), q[2] = {0, 0};
-        QT_UNROLL
-        for (int i = 0; i < 8; i++)
-            q[i / 4] |= block.u8(1 + (first & 8) + i) << (8 * (i % 4));
+        uint32_t e = block.u8(0), q[2];
+        read_eight_anywhere(block, 1 + (first & 8), q);
         float d = float_of_bits(e < 2 ? 0x200000u << e : (e - 1) << 23);
         nibbles(q, first >> 4 & 1);
         scaled_fp4(q, d, w);
@@ -196,31 +208,29 @@ struct nvfp4 {
     }
 };
 
-/* The top trit of a byte that was multiplied by 3^n before. */
-QT_HD int32_t trit(uint32_t byte, int32_t n)
+/* The top trit of a byte that was multiplied by a power of three before. */
+QT_HD int32_t trit(uint32_t byte, uint32_t power) { return (int32_t)((byte * power & 255) * 3 >> 8); }
+
+QT_HD uint32_t power_of_three(int32_t n)
 {
-    uint32_t power = n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
-    return (int32_t)((byte * power & 255) * 3 >> 8);
+    return n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
 }
 
+/* Trit n of bytes 0 to 31 for the first 160 weights, of bytes 32 to 47 for the next 80, and of bytes 48
+ * to 51 for the last 16. */
 struct tq1_0 {
     enum { weights = 256, bytes = 54 };
     static QT_MEMBER void eight(const Block &block, int32_t first, float *w)
     {
+        bool last = first >= 240;
+        int32_t from = first < 160 ? first & 31 : last ? 48 : 32 + (first & 15);
+        int32_t n = first < 160 ? first >> 5 : last ? (first - 240) >> 2 : (first - 160) >> 4;
         float d = block.half(52);
+        uint32_t q[2] = {block.u32_by_halves(from), block.u32_by_halves(last ? from : from + 4)};
+        uint32_t power[2] = {power_of_three(n), power_of_three(last ? n + 1 : n)};
         QT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            int32_t at = first + i, byte = at & 31, n = at >> 5;
-            if (at >= 160) {
-                byte = 32 + (at & 15);
-                n = (at - 160) >> 4;
-            }
-            if (at >= 240) {
-                byte = 48 + (at & 3);
-                n = (at - 240) >> 2;
-            }
-            w[i] = mul(small(trit(block.u8(byte), n) - 1), d);
-        }
+        for (int i = 0; i < 8; i++)
+            w[i] = mul(small(trit(byte_of(q, i), power[i / 4]) - 1), d);
     }
 };
 

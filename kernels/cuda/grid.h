@@ -13,6 +13,13 @@ namespace qt {
 
 enum { THREADS = 256 };
 
+/* So many blocks of THREADS an SM is to have registers for: 48 each. sm_75 has room for 1024 threads. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+enum { MANY_BLOCKS = 4 };
+#else
+enum { MANY_BLOCKS = 5 };
+#endif
+
 /* Stores eight columns of a row from `at` on, all of which the matrix has. */
 template <class OUT>
 QT_HD void store_whole(const Out<typename OUT::Bits> &values, int64_t at, const float *w)
@@ -80,6 +87,9 @@ template <class FORMAT, class OUT> struct Along {
         }
     }
     static QT_MEMBER void second(const Task &, Place, int32_t, Room &) {}
+};
+template <class FORMAT, class OUT> struct Parts<Along<FORMAT, OUT>> {
+    enum { four = 0, resident = MANY_BLOCKS };
 };
 
 #if defined(__CUDACC__)

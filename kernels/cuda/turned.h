@@ -129,6 +129,10 @@ template <int BITS, class OUT> struct Columns {
     }
 };
 
+template <int BITS, class OUT> struct Parts<Columns<BITS, OUT>> {
+    enum { four = 0, resident = MANY_BLOCKS };
+};
+
 /* AWQ GEMM: words [cols, rows / 8], each of eight rows of a column: a thread has eight columns of
  * eight rows, sixteen threads half a line of memory, which is what a GPU fetches at least. */
 template <class OUT> struct Across {

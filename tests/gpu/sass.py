@@ -31,6 +31,7 @@ launch's own time, which at 2 to 4 microseconds is most of what a small matrix t
 
 import argparse
 import math
+import os
 import re
 import shutil
 import struct
@@ -110,8 +111,9 @@ class Compiled:
 
 
 def tool(name: str) -> str:
-    """On PATH, in a CUDA toolkit, or beside an installed Triton."""
-    places = [shutil.which(name), shutil.which(name, path="/usr/local/cuda/bin")]
+    """On PATH, in the toolkit of CUDA_HOME, or beside an installed Triton."""
+    home = os.environ.get("CUDA_HOME", "")
+    places = [shutil.which(name), shutil.which(name, path=f"{home}/bin")]
     for entry in sys.path:
         places.append(shutil.which(name, path=f"{entry}/triton/backends/nvidia/bin"))
     found = next((place for place in places if place), None)
