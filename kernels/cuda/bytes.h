@@ -27,6 +27,7 @@ QT_HD float of_e5m2(uint32_t code) { return of_f16(code << 8); }
 enum { I8 = 0, U8 = 1, E4M3 = 2, E5M2 = 3 };
 
 template <int KIND> struct Bytes {
+    enum { lean = 1 };
     static QT_MEMBER float value(uint32_t code)
     {
         return KIND == E4M3 ? of_e4m3(code) : KIND == E5M2 ? of_e5m2(code)
@@ -119,6 +120,7 @@ enum { SCALE_E8M0 = 0, SCALE_E4M3 = 1 };
 
 /* Groups are a multiple of eight columns. */
 template <int SCALE> struct Fp4 {
+    enum { lean = 1 };
     static QT_MEMBER bool at_once(const Task &t) { return (int32_t)t.group_shift >= 3; }
     /* What a group is multiplied with. */
     static QT_MEMBER float scale_of(const Task &t, uint32_t code)

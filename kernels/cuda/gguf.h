@@ -75,6 +75,7 @@ QT_HD void read_eight(const Block &block, int32_t from, uint32_t *words)
 
 /* Rows of blocks as a format. */
 template <class TYPE> struct Blocks {
+    enum { lean = 1 };
     static QT_MEMBER bool at_once(const Task &) { return true; }
     static QT_MEMBER Block block_at(const Task &t, int64_t row, int32_t col)
     {

@@ -57,7 +57,7 @@ QT_HD bool whole_tile(const Task &t, int32_t rows_end, int32_t cols_end)
  *
  * A format has `steps`, eight columns at each of several steps, where `at_once` allows it, and
  * `eight`, which can do anything. Which of them is used is the same for a whole block, and `steps` asks
- * for all that it reads before it waits for any of it. */
+ * for all that it reads before it waits for any of it. `lean`: few registers do for both. */
 template <class FORMAT, class OUT> struct Along {
     enum { BLOCK = THREADS, STEPS = 4, TILE_ROWS = 8, TILE_COLS = STEPS * STEP };
     typedef NoRoom Room;
@@ -89,7 +89,7 @@ template <class FORMAT, class OUT> struct Along {
     static QT_MEMBER void second(const Task &, Place, int32_t, Room &) {}
 };
 template <class FORMAT, class OUT> struct Parts<Along<FORMAT, OUT>> {
-    enum { four = 0, resident = MANY_BLOCKS };
+    enum { four = 0, resident = FORMAT::lean ? MANY_BLOCKS : 1 };
 };
 
 #if defined(__CUDACC__)

@@ -44,6 +44,7 @@ template <int BITS> QT_HD void eight_of_stream(const Raw &raw, int32_t shift, fl
 /* Rows that are streams of words. Of a run of eight: `at` is its first word, of which `left` are in
  * the row from it on. */
 template <int BITS> struct RowWords {
+    enum { lean = 32 % BITS == 0 };
     struct At {
         int64_t word;
         int32_t left, shift;
@@ -72,7 +73,7 @@ template <int BITS> struct RowWords {
 
 /* 32 / BITS codes in each word. */
 template <int BITS> struct PaddedWords {
-    enum { EACH = 32 / BITS };
+    enum { EACH = 32 / BITS, lean = 0 };
     struct At {
         int64_t row;
         int32_t count, col;
@@ -106,6 +107,7 @@ template <int BITS> struct PaddedWords {
 /* GEMV-fast: for each 64 columns 16 half words of each of four rows, 8 for each 32 columns; nibble
  * j of half word m is column 8j + m. */
 struct Strips {
+    enum { lean = 0 };
     struct At {
         int64_t word;
         int32_t shift;
@@ -158,6 +160,7 @@ QT_HD void eight_values(const Task &t, int64_t row, int32_t col, const float *co
 
 /* Rows that lie one after the other: a format of grid.h's Along. */
 template <class Codes> struct Grouped {
+    enum { lean = Codes::lean };
     static QT_MEMBER bool at_once(const Task &t) { return !t.index && (int32_t)t.group_shift >= 3; }
     template <int STEPS>
     static QT_MEMBER void steps(const Task &t, int64_t row, int32_t col, float (*w)[8])
