@@ -248,3 +248,8 @@ def test_refusals() -> None:
         tasks.words(words, (4, 64), 4, "rows", **{**given, "scale": odd})
     with pytest.raises(ValueError, match="5 bits, expected 2, 3, 4 or 8 in the layout columns"):
         tasks.words(words, (4, 64), 5, "columns", **given)
+    rows = 8 * 65535 + 1  # a grid has no more blocks down
+    codes, high = room((rows, 1), np.uint8), room((rows, 1), np.float16)
+    with pytest.raises(ValueError, match="expected 1 to 524280 rows and 268435455 columns"):
+        one = room((rows, 1), np.float32)
+        float_tasks.bytes_(codes, "uint8", scale=one, block=(1, -1), out=high)
