@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
@@ -99,10 +99,12 @@ class Artifact:
     checkpoint: Checkpoint
     found: ArtifactScheme
     provenance: Mapping[str, Any] | None
+    unreadable: str = ""  # why the qtool.json that is there says nothing
 
     @classmethod
     def open(cls, path: Path | str) -> Artifact:
-        """Read headers and configs; FormatError where they contradict each other."""
+        """Read headers and configs; FormatError where they contradict each other. A damaged record
+        of how it was made is no error: weights are read without it."""
         return cls.of(Checkpoint.open(path))
 
     @classmethod
@@ -112,9 +114,7 @@ class Artifact:
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
             found = _guess(checkpoint, packed[0].removesuffix(".qweight"))
-        beside = checkpoint.folder / PROVENANCE
-        provenance = st.read_json(beside) if beside.is_file() else None
-        return cls(checkpoint, found, provenance)
+        return cls(checkpoint, found, *record_in(checkpoint.folder))
 
     @property
     def decoded(self) -> bool:
@@ -274,6 +274,15 @@ class Artifact:
                 continue
             value = self.read(name)
             yield name, value.dequantize() if isinstance(value, GroupQuant) else value
+
+
+def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
+    """The qtool.json of a folder, None without one; and why it cannot be read, where that is so."""
+    file = folder / PROVENANCE
+    try:
+        return (st.read_json(file) if file.is_file() else None), ""
+    except QtoolError as error:
+        return None, str(error).replace(str(file), PROVENANCE)
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:

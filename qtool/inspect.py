@@ -54,6 +54,7 @@ class Inspection:
     def json(self) -> dict[str, Any]:
         """The --json object."""
         found = self.artifact.found
+        damaged = self.artifact.unreadable
         return {
             "format": found.format,
             "quant_method": found.quant_method,
@@ -62,6 +63,7 @@ class Inspection:
             "parameters": self.parameters,
             "unquantized_share": self.unquantized_share,
             "provenance": sayable(self.artifact.provenance),
+            **({"provenance_unreadable": sayable(damaged)} if damaged else {}),
             "tensors": [_row(entry) for entry in self.entries],
         }
 
@@ -84,6 +86,8 @@ class Inspection:
         ]
         if (wide := _wide(self.entries)) is not None:
             lines.append(("codes", wide))
+        if self.artifact.unreadable:
+            lines.append(("record of its making", _damaged(self.artifact)))
         lines += [
             (label, value)
             for label, value in _flat("", without_layers(self.artifact.provenance or {}))
@@ -112,6 +116,10 @@ class Inspection:
                 rate,
                 f"{nbytes:,}",
             )
+
+
+def _damaged(artifact: Artifact) -> str:
+    return f"cannot be read ({printable(artifact.unreadable)})"
 
 
 def _wide(entries: Sequence[Entry]) -> str | None:

@@ -14,7 +14,7 @@ from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.checkpoint import Checkpoint
 from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
-from qtool.errors import UnsupportedError
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
@@ -37,6 +37,11 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             f"{path}: is not quantized; `qtool quantize` does that, into GGUF too"
         )
     checkpoint = artifact.checkpoint
+    if artifact.unreadable:
+        raise FormatError(
+            f"{path}: its record of how it was made cannot be read ({artifact.unreadable}), and "
+            "what is converted carries that on; fetch the file again, or remove it"
+        )
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
         raise UnsupportedError(

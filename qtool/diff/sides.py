@@ -117,6 +117,8 @@ class CheckpointSide:
         found = dict(flat(checkpoint.config))
         found |= {f"__metadata__.{key}": value for key, value in checkpoint.metadata.items()}
         found |= dict(flat(without_layers(self.artifact.provenance or {}), "qtool.json"))
+        if self.artifact.unreadable:
+            found["qtool.json"] = f"cannot be read ({self.artifact.unreadable})"
         if checkpoint.path.is_dir():
             for file in checkpoint.side_files:
                 found[f"file {file.as_posix()}"] = _digest(checkpoint.folder / file)

@@ -25,7 +25,7 @@ from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating.products import Key, Matrix, Products, key, matrix
 from qtool.names import Binding
 from qtool.quality.engine_inputs import activations
-from qtool.quality.weights import open_weights
+from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
 
 
@@ -65,6 +65,7 @@ def generate(
     run it with a cache.
     """
     with open_weights(path) as weights:
+        say_damaged_record(path, weights, progress)
         ids = tokenize(prompt, weights.folder, special=True).tolist()
         if not ids:
             raise SourceError("--prompt: it has no tokens; give a word or more")

@@ -34,7 +34,7 @@ from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
-from qtool.quality.weights import open_weights
+from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def evaluate(
     check_protocol(protocol)
     text = read_text(protocol.text, raw=protocol.name == "llama.cpp")
     with open_weights(against or artifacts[0]) as weights:
+        if against is not None:
+            say_damaged_record(against, weights, progress)
         vocabulary = _vocabulary(weights)
         tokens = window_tokens(weights, text, protocol, vocabulary)
         for path in artifacts if against is not None else ():
@@ -125,6 +127,7 @@ def evaluate(
             if len(artifacts) > 1:
                 progress.say(f"measuring {number} of {len(artifacts)}: {path}")
             with open_weights(path) as its:
+                say_damaged_record(path, its, progress)
                 with progress.stage("forward"):
                     rounded = activations(its, protocol.name)
                     run = forward(

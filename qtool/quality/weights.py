@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifact import Artifact, record_in
 from qtool.calibrating.online import Online
 from qtool.calibrating.weights import Weights
 from qtool.dequantize import dequantize
@@ -21,6 +21,7 @@ from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.quality.engine_turns import online_of
+from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 
 
@@ -91,6 +92,13 @@ def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     for key in ("quantization_config", "compression_config"):
         config.pop(key, None)
     return ArtifactWeights(artifact, config, tensors, online_of(artifact, tensors))
+
+
+def say_damaged_record(path: Path, weights: Weights, progress: Progress) -> None:
+    """A line where what an artifact says of its making is damaged; weights do not need it."""
+    _, damaged = (None, "") if is_gguf(path) else record_in(weights.folder)
+    if damaged:
+        progress.say(f"{path}: its record of how it was made cannot be read ({damaged})")
 
 
 @contextmanager

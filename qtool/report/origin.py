@@ -52,6 +52,8 @@ def of_artifact(artifact: Artifact) -> tuple[list[tuple[str, str]], str, dict[st
         said = "Made by qtool; this is the record that lies inside it (qtool.json)."
     else:
         said = "Nothing in it says who made it; this is what its config says."
+        if artifact.unreadable:
+            said = f"Its record cannot be read ({artifact.unreadable}); {said[0].lower()}{said[1:]}"
         rows += flat(config if isinstance(config, Mapping) else {}, "quantization_config")
         rows = rows[:60]
     return rows, said, recipe if isinstance(recipe, dict) else None

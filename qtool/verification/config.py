@@ -287,6 +287,12 @@ def dequantized(subject: Subject) -> list[Mapping[str, Any]]:
 
 def check_provenance(subject: Subject) -> Iterator[Finding]:
     """provenance: qtool.json speaks of this artifact."""
+    if subject.artifact.unreadable:
+        yield Finding(
+            "error", "provenance", "qtool.json",
+            f"cannot be read ({subject.artifact.unreadable}), so that nothing says how the "
+            "artifact was made; fetch or make it again",
+        )  # fmt: skip
     record = subject.artifact.provenance or {}
     recipe = record.get("recipe", {})
     if not isinstance(recipe, Mapping):

@@ -27,6 +27,12 @@ _KINDS = ("r1", "r2", "r3", "r4")
 
 def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, list[Finding]]:
     """What the artifact's weights are to be compared with, None where there is nothing."""
+    if artifact.unreadable:
+        words = (
+            "weights were not compared: qtool.json, which would say whether the model was rotated, "
+            f"cannot be read ({artifact.unreadable}); fetch or make the artifact again"
+        )
+        return None, [Finding("error", CHECK, "qtool.json", words)]
     record = (artifact.provenance or {}).get("rotation")
     if not isinstance(record, Mapping) or not any(map(record.get, _KINDS)):
         return source, []
