@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from pathlib import Path
 import hub_server
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from qtool.calibrating import calibration
 from qtool.calibrating.calibration import (
     calibration_tokens,
     chunks,
@@ -67,6 +70,33 @@ def test_the_default_text_is_on_every_machine() -> None:
     assert len(text) > 400_000 and "assert" in text
     found = calibration_tokens(Settings(samples=128, length=512), tiny_folder())
     assert found.tokens.shape == (128, 512)
+
+
+def test_the_default_text_is_cut_once_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+
+    def counted(text: str, model: Path) -> NDArray[np.int64]:
+        cut.append(text)
+        return tokenize(text, model)
+
+    monkeypatch.setattr(calibration, "tokenize", counted)
+    file = tmp_path / "tokenizer.json"
+    shutil.copy(tiny_folder() / "tokenizer.json", file)
+    first = calibration_tokens(Settings(), tmp_path)
+    assert np.array_equal(calibration_tokens(Settings(), tmp_path).tokens, first.tokens)
+    other = calibration_tokens(Settings(samples=1, length=64), tmp_path).tokens
+    assert cut == [default_text()]
+    whole = tokenize(default_text(), tmp_path)
+    assert np.array_equal(first.tokens, chunks(whole, 4, 16, 0))
+    assert np.array_equal(other, chunks(whole, 1, 64, 0))
+    # Another tokenizer in the same place.
+    content = json.loads(file.read_text())
+    content["model"]["merges"] = []
+    file.write_text(json.dumps(content))
+    assert not np.array_equal(calibration_tokens(Settings(), tmp_path).tokens, first.tokens)
+    assert len(cut) == 2
 
 
 def test_the_record_says_what_was_used(tmp_path: Path) -> None:

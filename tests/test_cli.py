@@ -59,6 +59,19 @@ def test_little_is_imported(arguments: list[str], allowed: set[str], tmp_path: P
     assert set(result.stderr.split()) & HEAVY <= allowed
 
 
+def test_what_is_refused_at_once_imports_little(tmp_path: Path) -> None:
+    script = (
+        "import sys; from qtool.cli.main import main\ntry: main()\nfinally: print(*sys.modules)"
+    )
+    words = ["quantize", "tiny", "--recipe", "w4g128-rtn", "-o", str(tmp_path / "x")]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *words, "--imatrix", "x"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 1 and "--imatrix would change nothing" in result.stderr
+    assert not set(result.stdout.split()) & {"torch", "transformers"}
+
+
 def test_module_runs() -> None:
     result = run("--version")
     assert (result.returncode, result.stdout) == (0, f"qtool {__version__}\n")

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, cast
@@ -80,7 +81,10 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
     SourceError where the text is missing or too short, with the numbers.
     """
     text, name = load_text(settings.source)
-    ids = tokenize(text, model)
+    if name == TOPICS:
+        ids = _usual_ids(text, model, _state(model / "tokenizer.json"))
+    else:  # may be as long as anybody likes, and is not kept
+        ids = tokenize(text, model)
     if ids.size and (highest := int(ids.max())) >= (vocabulary := _vocabulary(model, highest + 1)):
         raise SourceError(
             f"{model}: its tokenizer gives the id {highest}, but config.json has a vocabulary of "
@@ -89,6 +93,24 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
     where = f"the calibration text ({settings.source or TOPICS})"
     tokens = chunks(ids, settings.samples, settings.length, settings.seed, where)
     return Calibration(tokens, name, settings.seed)
+
+
+@lru_cache(maxsize=1)
+def _usual_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
+    """Of the default text, all of it, since which chunks are taken depends on how many there are.
+    A run wants them for a digest, for what it measures and for what it proves: once will do."""
+    ids = tokenize(text, model)
+    ids.flags.writeable = False
+    return ids
+
+
+def _state(file: Path) -> tuple[int, int, int] | None:
+    """Differs where a file was written anew."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def chunks(

@@ -53,9 +53,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
-    from qtool.runs.pipeline import run
-    from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
-    from qtool.runs.workspace import check_free
 
     refuse(
         recipe,
@@ -67,6 +64,11 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
+    # These import torch: seconds, which nobody waits for to be told that an option is wrong.
+    from qtool.runs.pipeline import run
+    from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
+    from qtool.runs.workspace import check_free
+
     check_stats_options(asked.stats, asked.calibration)
     _check_max_ram(asked)
     device = device_of(asked.device)
