@@ -14,6 +14,8 @@ from quantizing import Call
 from tokenizers import Tokenizer
 
 from qtool.artifact import Artifact
+from qtool.calibrating import skeleton
+from qtool.calibrating.weights import Weights
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out
@@ -196,6 +198,24 @@ def test_size_of_what_was_opened(root: Path, tmp_path: Path) -> None:
     shutil.copy(root / "q4.gguf", folder)  # and another model beside it
     assert size_of(folder) == (folder / "model.safetensors").stat().st_size
     assert size_of(root / "q4.gguf") == (root / "q4.gguf").stat().st_size
+
+
+def test_each_model_is_made_of_its_modules_once(
+    root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = skeleton.meta_model
+
+    def counted(weights: Weights) -> object:
+        made.append(weights.path.name)
+        return real(weights)
+
+    monkeypatch.setattr(skeleton, "meta_model", counted)
+    evaluated(call, root, "awq", "--against", "tiny")
+    assert sorted(made) == ["awq", tiny_folder().name]
+    made.clear()
+    evaluated(call, root, "q4.gguf")
+    assert made == ["q4.gguf"]
 
 
 def test_a_model_against_itself(root: Path, call: Call) -> None:

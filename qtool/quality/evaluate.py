@@ -14,6 +14,7 @@ tools/perplexity/perplexity.cpp.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
-from qtool.quality.forward import Forward, forward
+from qtool.quality.forward import Forward, forward_of
+from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
 
@@ -75,6 +77,15 @@ class Evaluation:
         return {"artifact": self.artifact, "size_bytes": self.size_bytes, **self.found}
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A model until it has been measured."""
+
+    files: ExitStack  # which closes it
+    skeleton: Skeleton
+    rounded: Activations
+
+
 def check_protocol(protocol: Protocol) -> None:
     """UsageError or SourceError for what cannot be evaluated at all."""
     if protocol.name not in PROTOCOLS:
@@ -94,7 +105,7 @@ def evaluate(
     device: "Device | None" = None,
 ) -> list[Evaluation]:
     """Evaluate each artifact over the same windows; the reference is run once. Of several it is
-    said which is measured.
+    said which is measured; several have a reference.
 
     device: that does the work; None: the CPU.
     """
@@ -102,37 +113,37 @@ def evaluate(
 
     check_protocol(protocol)
     text = read_text(protocol.text, raw=protocol.name == "llama.cpp")
-    with open_weights(against or artifacts[0]) as weights:
-        if against is not None:
-            say_damaged_record(against, weights, progress)
-        vocabulary = _vocabulary(weights)
+    with ExitStack() as stack:
+        base = _open(against or artifacts[0], protocol, progress, stack)
+        weights, vocabulary = base.skeleton.checkpoint, _vocabulary(base.skeleton)
         tokens = window_tokens(weights, text, protocol, vocabulary)
-        for path in artifacts if against is not None else ():
-            with open_weights(path) as its:
-                _check_same(its, weights, vocabulary, text)
-                activations(its, protocol.name)  # a scale that lacks is told before hours of work
+        ready = [base]
+        if against is not None:
+            # Whatever one of them lacks is told before hours of work.
+            ready = [_open(path, protocol, progress, stack) for path in artifacts]
+            for one in ready:
+                _check_same(one.skeleton, weights, vocabulary, text)
         reference = None
         if against is not None:
             if len(artifacts) > 1:
                 progress.say(f"running the reference: {against}")
             with progress.stage("reference"):
-                exact = activations(weights, protocol.name)
-                reference = forward(
-                    weights, exact, tokens, threads, progress, keep=cache, device=device
-                )
+                reference = forward_of(
+                    base.skeleton, base.rounded, tokens, threads, progress, keep=cache,
+                    device=device,
+                )  # fmt: skip
                 if reference.cached is not None:
                     progress.say(f"reference: {reference.cached}")
         found = []
-        for number, path in enumerate(artifacts, 1):
+        for number, (path, one) in enumerate(zip(artifacts, ready, strict=True), 1):
             if len(artifacts) > 1:
                 progress.say(f"measuring {number} of {len(artifacts)}: {path}")
-            with open_weights(path) as its:
-                say_damaged_record(path, its, progress)
+            with one.files:
                 with progress.stage("forward"):
-                    rounded = activations(its, protocol.name)
-                    run = forward(
-                        its, rounded, tokens, threads, progress, keep=False, device=device
-                    )
+                    run = forward_of(
+                        one.skeleton, one.rounded, tokens, threads, progress, keep=False,
+                        device=device,
+                    )  # fmt: skip
                 torch.set_num_threads(threads)
                 with progress.stage("compare"):
                     measured = metrics.measure(tokens, protocol.positions, run, reference, progress)
@@ -157,9 +168,16 @@ def _where(tokens: NDArray[np.int64], protocol: Protocol, run: Forward) -> dict[
     }
 
 
-def _vocabulary(weights: Weights) -> int:
+def _open(path: Path, protocol: Protocol, progress: Progress, stack: ExitStack) -> _Opened:
+    files = stack.enter_context(ExitStack())
+    weights = files.enter_context(open_weights(path))
+    say_damaged_record(path, weights, progress)
+    return _Opened(files, Skeleton.open(weights), activations(weights, protocol.name))
+
+
+def _vocabulary(skeleton: Skeleton) -> int:
     """Rows of the embedding."""
-    return int(Skeleton.open(weights).model.get_input_embeddings().num_embeddings)
+    return int(skeleton.model.get_input_embeddings().num_embeddings)
 
 
 def window_tokens(
@@ -202,9 +220,10 @@ def _bos(weights: Weights, vocabulary: int) -> int | None:
     return bos_of(tokenizer_metadata(weights.folder, architecture, vocabulary, config))
 
 
-def _check_same(its: Weights, reference: Weights, vocabulary: int, text: str) -> None:
+def _check_same(skeleton: Skeleton, reference: Weights, vocabulary: int, text: str) -> None:
     """The same text has to be the same tokens, or the comparison says nothing."""
-    if (found := _vocabulary(its)) != vocabulary:
+    its = skeleton.checkpoint
+    if (found := _vocabulary(skeleton)) != vocabulary:
         raise SourceError(
             f"{its.path}: a vocabulary of {found}, the reference has {vocabulary}; they cannot be "
             "compared"

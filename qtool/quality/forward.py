@@ -71,6 +71,21 @@ def forward(
 ) -> Forward:
     """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     skeleton = Skeleton.open(weights)
+    return forward_of(skeleton, rounded, tokens, threads, progress, keep=keep, device=device)
+
+
+def forward_of(
+    skeleton: Skeleton,
+    rounded: Activations,
+    tokens: NDArray[np.int64],
+    threads: int,
+    progress: Progress,
+    *,
+    keep: bool,
+    device: Device | None = None,
+) -> Forward:
+    """The same of a model whose modules are there already."""
+    weights = skeleton.checkpoint
     rounded = rounded.fitting(skeleton)
     reading = reading_onto(device, weights)
     place = _cached(weights, tokens, device) if keep else None
