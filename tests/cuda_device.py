@@ -18,8 +18,9 @@ _SIZES = {"codes": 1, "f16": 2, "bf16": 2, "sum": 2}  # of what a kernel writes,
 
 
 def _size(task: Task) -> int:
-    """Of a number that a kernel writes; products whose blocks share no rows leave no sums."""
-    if task.kernel.startswith("gemv") and task.fields["splits"] == 1:
+    """Of a number that a kernel writes; products whose blocks share no rows, or count
+    themselves, leave no sums."""
+    if task.kernel.startswith("gemv") and (task.fields["splits"] == 1 or task.fields.get("done")):
         return 2
     return _SIZES.get(task.kernel.rsplit("_", 1)[-1], 4)
 

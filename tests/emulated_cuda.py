@@ -297,7 +297,7 @@ class Cuda:
         self.launched.append(kernel)
         self.devices.add(on.device.index)
         size = _SIZES.get(kernel.rsplit("_", 1)[-1], 1 if kernel.startswith("encode") else 4)
-        if kernel.startswith("gemv") and fields["splits"] == 1:
+        if kernel.startswith("gemv") and (fields["splits"] == 1 or fields.get("done")):
             size = 2  # no partial sums
         assert self._emulator is not None
         with self._one:

@@ -16,7 +16,7 @@ import qtool
 from qtool.errors import UnsupportedError
 
 EXTRA = "pip install 'qtool[cuda]'"
-OPTIONS = ("std=c++17", "fma=false", "diag-error=all")
+OPTIONS = ("std=c++17", "fma=false", "ftz=false", "diag-error=all")
 # What the kernels share with those of the CPU; CMakeLists.txt installs the same.
 SHARED = (
     "gguf_encode_book_body.h",
@@ -102,6 +102,7 @@ def compile_source(unit: str, source: str, arch: str) -> bytes:
         arch=arch,
         std="c++17",
         fma=False,
+        ftz=False,
         include_path=[str(folder) for folder in folders()],
     )
     return bytes(api.Program(source, "c++", options).compile("cubin").code)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact, Entry
@@ -84,6 +85,13 @@ def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, put: Put) -> Packe
     return _bytes(artifact, entry, put)
 
 
+def _counters(shape: tuple[int, int], scheme: Scheme, scales: Any, put: Put) -> Any:
+    """What the blocks of a product count themselves by; None where no kernel multiplies."""
+    if not _fused(shape, scheme, scales):
+        return None
+    return put(np.zeros(more_tasks.counters(shape[0]), np.int32))
+
+
 def _tensor(artifact: Artifact, entry: Entry, last: str, put: Put) -> Any:
     return put(artifact.stored_tensor(f"{entry.module}.{last}"))
 
@@ -98,14 +106,15 @@ def _awq(
     qweight, zeros, scales = (_tensor(artifact, entry, last, put) for last in names)
     if layout == "gemv":
         return Packed(shape, lambda out: tasks.awq_gemv(qweight, zeros, scales, size, out=out))
+    done = _counters(shape, scheme, scales, put)
 
     def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
-        return more_tasks.gemv_awq(qweight, zeros, scales, size, x, out=out, room=room)
+        return more_tasks.gemv_awq(qweight, zeros, scales, size, x, out=out, room=room, done=done)
 
     return Packed(
         shape,
         lambda out: tasks.awq_gemm(qweight, zeros, scales, size, out=out),
-        times if _fused(shape, scheme, scales) else None,
+        None if done is None else times,
     )
 
 
@@ -130,16 +139,17 @@ def _gptq(
     names = ("qweight", "qzeros", "scales")
     qweight, zeros, scales = (_tensor(artifact, entry, last, put) for last in names)
     size = scheme.group_size
+    done = None if g_idx is not None else _counters(shape, scheme, scales, put)
 
     def dense(out: Out) -> Task:
         given = (qweight, zeros, scales, scheme.bits, size)
         return tasks.gptq(*given, version=version, out=out, g_idx=g_idx)
 
     def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
-        options: dict[str, Any] = {"version": version, "out": out, "room": room}
+        options: dict[str, Any] = {"version": version, "out": out, "room": room, "done": done}
         return more_tasks.gemv_gptq(qweight, zeros, scales, size, x, **options)
 
-    return Packed(shape, dense, times if g_idx is None and _fused(shape, scheme, scales) else None)
+    return Packed(shape, dense, None if done is None else times)
 
 
 def _words(
