@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,39 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
         "kernel": "x", "gb_per_s": 80.0, "copy_gb_per_s": 100.0, "fraction": 0.8,
     }  # fmt: skip
     assert bench.Result("x", 1.0, 1.0, 2e9).json()["seconds_per_1e9_weights"] == 0.5
+
+
+@pytest.mark.parametrize(("seconds", "replays"), [(1e-3, 22), (0.3, 7), (6.0, 5)])
+def test_what_takes_long_is_timed_fewer_times(
+    seconds: float, replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two count for nothing."""
+    import torch
+
+    from qtool.cuda import bench
+
+    replayed: list[int] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(1)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, _: "Event") -> float:
+            return 1e3 * seconds * (9 if len(replayed) < 3 and replays == 22 else 1)
+
+    fakes = {"CUDAGraph": Graph, "Event": Event, "synchronize": lambda: None}
+    fakes["graph"] = lambda graph, capture_error_mode: nullcontext()
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert bench._median_seconds(lambda: None, 20) == pytest.approx(seconds)
+    assert len(replayed) == replays

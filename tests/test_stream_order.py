@@ -1,6 +1,7 @@
 """The order of streams, threads and memory, where torch has a GPU that is emulated: the checker
 finds what is wrong, and nothing is wrong with what runs on a GPU."""
 
+import ctypes
 import re
 import sys
 import threading
@@ -17,6 +18,7 @@ import quantizing
 import torch
 from arch_models import VOCABULARY
 from cuda_emulation import Emulator, OnGpu, emulator
+from cuda_emulation import placed as placed_
 from emulated_cuda import Cuda, Tensor, emulated
 from small_models import checkpoint
 
@@ -28,7 +30,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, collect
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
-from qtool.cuda import uploads
+from qtool.cuda import more_tasks, uploads
 from qtool.gguf import on_device
 from qtool.gguf.imatrix import write_importance
 from qtool.quality import forward
@@ -342,3 +344,36 @@ def test_eval_and_generate(
     made = qtool.generate(out, "def main(", tokens=3, threads=1, device="cuda")
     assert 1 <= len(made.tokens) <= 3
     assert any(name.startswith("gemv") for name in cuda.launched) and cuda.devices == {1}
+
+
+def test_a_gpu_machine_notices(cuda: Cuda, emulator: Emulator) -> None:
+    """What the tests of kernels look at there: counters that are not zero again, and what was only
+    to be read."""
+    shape, groups = (128, 2048), 16
+    words, zeros = (placed_(np.full((n, 16), 0x11111111, np.int32)) for n in (shape[1], groups))
+    scales = placed_(np.ones((groups, 128), np.float16))
+    x, out = (placed_(np.ones((1, n), np.float16)) for n in (shape[1], shape[0]))
+    done = placed_(np.zeros(more_tasks.counters(shape[0]), np.int32))
+    kept = [x]
+
+    def room(numbers: int) -> Any:
+        kept.append(placed_(np.zeros(numbers, np.float32)))
+        return kept[-1]
+
+    given: dict[str, Any] = {"out": out, "room": room, "done": done}
+    (task,) = more_tasks.gemv_awq(words, zeros, scales, 128, x, **given)
+    assert task.fields["splits"] > 1
+    gpu = OnGpu(emulator.library)
+    gpu.run(task, out)
+    right, what = emulator.fault, ""
+
+    def wrong(task: Any, *rest: Any) -> Any:
+        fault = right(task, *rest)
+        np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(task.fields[what]))[0] ^= 1
+        return fault
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulator, "fault", wrong)
+        for what in ("done", "inputs", "codes"):
+            with pytest.raises(AssertionError, match=f"gemv_across_4_1: {what}"):
+                gpu.run(task, out)

@@ -9,7 +9,7 @@ they move: what counts there is seconds for 10^9 weights.
 
 import fnmatch
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from qtool.cuda.tasks import ceil
 from qtool.errors import UnsupportedError
 
 _IN_TURN = 1 << 29  # bytes of all copies of a case
+_LONGEST = 2.0  # seconds of replays, after which three are enough
 
 
 def cases_named(pattern: str | None) -> list[Case]:
@@ -68,7 +69,8 @@ class Result:
 
 
 def _median_seconds(run: Callable[[], object], runs: int) -> float:
-    """Of `runs` replays of what `run` launches, by events, after two that are not counted.
+    """Of `runs` replays of what `run` launches, by events, after two that are not counted; of fewer
+    where they take long.
 
     Launches are recorded once and replayed as a graph: what Python takes to launch them is not
     timed, only what lies between one kernel and the next on a GPU.
@@ -82,15 +84,14 @@ def _median_seconds(run: Callable[[], object], runs: int) -> float:
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         run()
     times: list[float] = []
-    for number in range(runs + 2):
+    while len(times) < runs + 2 and (len(times) < 5 or sum(times) < _LONGEST):
         before, after = event(enable_timing=True), event(enable_timing=True)
         before.record()
         graph.replay()
         after.record()
         after.synchronize()
-        if number >= 2:
-            times.append(before.elapsed_time(after) / 1e3)
-    return statistics.median(times)
+        times.append(before.elapsed_time(after) / 1e3)
+    return statistics.median(times[2:])
 
 
 def _timed(case: Case, arrays: Arrays, runs: int) -> tuple[Work, float]:
@@ -104,8 +105,9 @@ def _timed(case: Case, arrays: Arrays, runs: int) -> tuple[Work, float]:
     return works[0], _median_seconds(partial(launch, *tasks), runs) / len(works)
 
 
-def bench(cases: list[Case], runs: int = 20) -> list[Result]:
-    """Times cases on torch's current GPU; a copy of 1 GiB is timed before each."""
+def bench(cases: list[Case], runs: int = 20) -> Iterator[Result]:
+    """Times cases on torch's current GPU, one when it is asked for; a copy of 1 GiB is timed before
+    each."""
     import torch
 
     from qtool.cuda.running import require
@@ -129,10 +131,7 @@ def bench(cases: list[Case], runs: int = 20) -> list[Result]:
         lambda shape, dtype: torch.randn(shape, dtype=getattr(torch, dtype), device="cuda"),
         lambda array: torch.from_numpy(array).cuda(),
     )
-    results = []
     for case in cases:
         copied = 2 * source.nbytes / _median_seconds(partial(target.copy_, source), runs)
         work, seconds = _timed(case, arrays, runs)
-        made = Result(case.name, work.nbytes / seconds, copied, work.encoded / seconds)
-        results.append(made)
-    return results
+        yield Result(case.name, work.nbytes / seconds, copied, work.encoded / seconds)

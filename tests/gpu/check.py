@@ -3,8 +3,8 @@
 Compiles every kernel for the GPU at hand; runs the tests of the kernels on it, where the emulated
 grid is replaced by the real one (QTOOL_TEST_DEVICE=cuda) and results must equal the CPU's bit for
 bit; times every kernel that a bar names; runs a part of the tests under compute-sanitizer, where
-that is found. What was found is printed as a short table last, and all that was timed is kept in
-out/gpu-check.json; the exit status is 1 where anything failed.
+that is found. What was found is printed as a short table last; in out/gpu-check all that was timed
+is kept (times.json), and all that each check said. The exit status is 1 where anything failed.
 
 Needs what `pip install '.[test,cuda]'` installs, of any version that pyproject.toml allows. Without
 a package index: `make kernels`, then `PYTHONPATH=. python3 tests/gpu/check.py`.
@@ -14,11 +14,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,25 @@ ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "encode", "gguf", "quantize", "run"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
-RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k", "device or same or packed"]
-FEW = "test_awq or test_gptq or test_four_bit_floats or test_pack[ or Q4_K or Q6_K or IQ3_S"
-FEW += " or test_groups[4"
+RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
+RUNS.append(
+    "test_the_same or test_on_a_device or test_packed_words or test_experts or test_a_dense"
+)
+# For compute-sanitizer.
+FEW = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py", "tests/test_cuda_encode.py"]
+FEW += ["tests/test_cuda_quantize.py", "-k"]
+FEW.append(
+    "test_awq or test_gptq_times or test_gptq[4 or test_four_bit_floats or test_pack[ or Q4_K or "
+    "Q6_K or IQ3_S or test_groups[4"
+)
+# What the tests start themselves is no part of it. A process may take its time before it uses CUDA.
+# Calls that fail are asked for by cuda-core and PyTorch, which try what a driver has; arrays have
+# memory of their own, with nothing around them, so that what is read past their ends is found.
+SANITIZER = ["--target-processes", "application-only", "--launch-timeout", "0"]
+SANITIZER += ["--error-exitcode", "9"]
+TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
+ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "QTOOL_TEST_FENCE": "0"}
+KEPT = ROOT / "out" / "gpu-check"
 # Artifacts of the shipped model by many recipes: the CPU's bytes, or its KL divergence within 2 %.
 RECIPES = ["tests/test_cuda_run.py", "-m", "slow", "-k", "as_good"]
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
@@ -38,16 +57,25 @@ TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS flo
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
 
 
-def run(command: list[str], seconds: float) -> tuple[bool, str]:
-    """Whether it went well, and what it said."""
-    environment = {**os.environ, "QTOOL_TEST_DEVICE": "cuda"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+def run(
+    command: list[str], seconds: float, log: Path, more: Mapping[str, str] | None = None
+) -> tuple[bool, str]:
+    """Whether it went well, and what it said, also where it was ended; more: of its environment."""
+    environment = {**os.environ, "QTOOL_TEST_DEVICE": "cuda", **(more or {})}
+    good, ended = False, ""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=out, process_group=0
         )
-    except subprocess.TimeoutExpired:
-        return False, f"took more than {seconds:.0f} s"
-    return done.returncode == 0, done.stdout + done.stderr
+        try:
+            good = process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            ended = f"\ntook more than {seconds:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
+            process.wait()
+    return good, log.read_text(encoding="utf-8", errors="replace") + ended
 
 
 def compiled() -> None:
@@ -70,11 +98,17 @@ def compiled() -> None:
 
 
 def timed() -> None:
-    """The kernels that bars name, one after the other, as JSON."""
+    """The kernels that bars name, one after the other, each as a line of JSON."""
     from qtool.cuda.bench import bench, cases_named
 
     cases = {case.name: case for pattern in TIMED for case in cases_named(pattern)}
-    print(json.dumps([result.json() for result in bench(list(cases.values()))]))
+    for result in bench(list(cases.values())):
+        print(json.dumps(result.json()), flush=True)
+
+
+def results_of(said: str) -> list[dict[str, Any]]:
+    """What `timed` has printed, however it ended."""
+    return [json.loads(line) for line in said.splitlines() if line.startswith('{"kernel"')]
 
 
 def main() -> None:
@@ -84,26 +118,26 @@ def main() -> None:
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     many = ["-n", WORKERS, "--dist", "worksteal"]
 
-    def check(name: str, command: list[str], seconds: float) -> str:
+    def check(
+        name: str, command: list[str], seconds: float, more: Mapping[str, str] | None = None
+    ) -> str:
         left = 480 - (time.monotonic() - began)
         before = time.monotonic()
-        good, said = run(command, max(1.0, min(seconds, left)))
+        log = KEPT / f"{len(rows)} {name}.txt".replace(" ", "-").replace("'", "")
+        good, said = run(command, max(1.0, min(seconds, left)), log, more)
         if not good:
             print(f"-- {name}\n{said[-6000:]}\n", flush=True)
         last = said.strip().splitlines()[-1] if said.strip() else ""
         rows.append((name, good, f"{time.monotonic() - before:.0f} s  {last[:70]}"))
         print(f"{name}: {'ok' if good else 'FAILED'}", flush=True)
-        return said if good else ""
+        return said
 
+    KEPT.mkdir(parents=True, exist_ok=True)
     check("every kernel compiles", [*itself, "--compile"], 120)
     check("the same bits as the CPU", [*pytest, *many, *TESTS], 150)
-    said = check("times", [*itself, "--time"], 120)
-    results: list[dict[str, Any]] = json.loads(said.strip().splitlines()[-1]) if said else []
-    if results:
-        rows[-1] = ("times", True, rows[-1][2].split("  ")[0])
-        kept = ROOT / "out" / "gpu-check.json"
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    results = results_of(check("times", [*itself, "--time"], 120))
+    rows[-1] = (*rows[-1][:2], f"{rows[-1][2].split('  ')[0]}  {len(results)} kernels")
+    (KEPT / "times.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     check("eval and generate as on the CPU", [*pytest, *many, *RUNS], 100)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
@@ -111,13 +145,13 @@ def main() -> None:
         command = [sys.executable, "-m", "qtool", "generate", f"{folder}/out", "--device", "cuda"]
         check("generate --device cuda", command, 60)
     sanitizer = shutil.which("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
+    for tool, more in TOOLS.items():
         name = f"compute-sanitizer {tool}"
         if sanitizer is None:
             rows.append((name, None, "not found"))
             continue
-        line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
-        check(name, [*line, *pytest, *TESTS[:3], "-k", FEW], 90)
+        line = [sanitizer, "--tool", tool, *SANITIZER, *more]
+        check(name, [*line, *pytest, *FEW], 90, ALONE)
     check("recipes as good as the CPU's", [*pytest, *many, *RECIPES], 150)
     print(f"\n{'check':44} {'':8} {time.monotonic() - began:.0f} s in all")
     for name, good, note in rows:
