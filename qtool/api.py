@@ -13,7 +13,9 @@ qtool.errors), whose text says what to do. Nothing is printed unless `quiet=Fals
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,8 +97,20 @@ def quantize(
     sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
     loaded = load(str(recipe), sets)
     progress = progress or Progress(quiet=quiet, log=_path(log_file))
-    with progress.logged("quantize", model=asked.model, recipe=loaded.name):
+    with progress.logged("quantize", model=asked.model, recipe=loaded.name), _threads_as_before():
         return run(loaded, asked, progress)
+
+
+@contextmanager
+def _threads_as_before() -> Iterator[None]:
+    """The caller's number of torch's threads comes back after; the work has its own."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch is not None and before is not None:
+            torch.set_num_threads(before)
 
 
 def _path(given: str | Path | None) -> Path | None:
@@ -134,7 +148,7 @@ def evaluate(
     place = device_of(device)
     progress = progress or Progress(quiet=quiet)
     reference = None if against is None else resolve(str(against), progress)
-    with explained(place, "the head and its logits"):
+    with _threads_as_before(), explained(place, "the head and its logits"):
         (found,) = run(
             [resolve(str(artifact), progress)],
             reference,
@@ -173,8 +187,8 @@ def generate(
     place = device_of(device)
     progress = progress or Progress(quiet=quiet)
     path = resolve(str(artifact), progress)
-    torch.set_num_threads(threads or default_threads())
-    with explained(place, "the model"):
+    with _threads_as_before(), explained(place, "the model"):
+        torch.set_num_threads(threads or default_threads())
         return run(path, prompt, tokens, place, progress)
 
 

@@ -59,6 +59,29 @@ def test_quantize_open_evaluate(
     assert said.out == said.err == ""
 
 
+def test_the_callers_threads_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        qtool.generate("tiny", "def main(", tokens=1, threads=2)
+        assert torch.get_num_threads() == 3
+        qtool.evaluate("tiny", text, windows=1, length=32, threads=2)
+        assert torch.get_num_threads() == 3
+        qtool.quantize(
+            "tiny", "w4g128-awq", tmp_path / "a", samples=1, length=16, calibration=str(text)
+        )
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_gguf_and_a_modelfile(tmp_path: Path) -> None:
     made = qtool.quantize("tiny", "q4_k_m", tmp_path / "t.gguf", modelfile=True)
     model = qtool.open(made.artifact)

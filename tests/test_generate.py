@@ -15,6 +15,7 @@ from small_models import checkpoint
 from typer.testing import CliRunner
 
 import qtool
+from qtool.calibrating import calibration
 from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.device import Device
 from qtool.cli.main import app
@@ -141,6 +142,24 @@ def test_what_is_ours_is_not_said_of_the_model(tmp_path: Path, device: Device) -
 
     with pytest.raises(ValueError, match="a kernel that is not there"):
         generate(out, PROMPT, 2, Device(device.place, launch, "", 0), QUIET)
+
+
+def test_the_tokenizer_is_read_once_to_cut_and_once_to_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[Path] = []
+    real = calibration._fast
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(calibration, "_fast", counted)
+    found = generate(TINY, PROMPT, 3, None, QUIET)
+    assert len(read) == 2
+    tokenizer = real(TINY / "tokenizer.json")
+    ids = tokenizer.encode(PROMPT, add_special_tokens=True).ids
+    assert tokenizer.decode([*ids, *found.tokens]) == tokenizer.decode(ids) + found.text
 
 
 def test_the_command() -> None:

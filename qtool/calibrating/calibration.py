@@ -204,14 +204,19 @@ def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]
     return np.array(slow.encode(text, add_special_tokens=special), dtype=np.int64)
 
 
-def text_of(ids: Sequence[int], model: Path) -> str:
-    """The text that ids are, without special tokens."""
+def text_after(before: Sequence[int], ids: Sequence[int], model: Path) -> str:
+    """What ids add to the text of those before them, without special tokens. What characters a
+    token is can depend on its neighbours, so that both are decoded and the difference taken."""
     fast = model / "tokenizer.json"
+    both = [*before], [*before, *ids]
     if fast.is_file():
         tokenizer = _fast(fast)
         with _TokenizerErrors(fast):
-            return str(tokenizer.decode(list(ids)))
-    return str(transformers_tokenizer(model).decode(list(ids), skip_special_tokens=True))
+            first, whole = (str(tokenizer.decode(some)) for some in both)
+    else:
+        slow = transformers_tokenizer(model)
+        first, whole = (str(slow.decode(some, skip_special_tokens=True)) for some in both)
+    return whole[len(first) :]
 
 
 def _fast(path: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.calibration import text_of, tokenize
+from qtool.calibrating.calibration import text_after, tokenize
 from qtool.calibrating.device import Device
 from qtool.calibrating.meta_model import tensors_of
 from qtool.calibrating.reading import OnHost
@@ -104,7 +104,7 @@ def generate(
             str(path),
             "cpu" if device is None else device.name,
             prompt,
-            text_of([*ids, *found], weights.folder)[len(text_of(ids, weights.folder)) :],
+            text_after(ids, found, weights.folder),
             len(ids),
             tuple(found),
             found[-1] in ends,
