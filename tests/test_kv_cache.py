@@ -171,7 +171,21 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="expected positive numbers"):
         declared(Artifact.open(tmp_path / "1"))
     config = json.loads((out / "config.json").read_text())
-    config["quantization_config"]["kv_cache_scheme"] |= {"type": "int"}
+    arguments = config["quantization_config"]["kv_cache_scheme"]
+    whole = dict(arguments)
+    for changed, said in (
+        ({"num_bits": 5}, "5-bit float, expected 4 or 8 bits"),
+        ({"num_bits": "8"}, "8-bit float, expected 4 or 8 bits"),
+        ({"num_bits": 9, "type": "int"}, "9-bit int, expected 2 to 8 bits"),
+        ({"type": "flout"}, "8-bit flout, expected int or float"),
+        ({"type": ["int"]}, "8-bit ['int'], expected int or float"),
+    ):
+        arguments |= whole | changed
+        (out / "config.json").write_text(json.dumps(config))
+        (finding,) = verify_artifact(out).findings
+        assert (finding.severity, finding.check) == ("error", "kv-scales")
+        assert f"kv_cache_scheme asks for {said}" in finding.message
+    arguments |= whole | {"type": "int"}
     (out / "config.json").write_text(json.dumps(config))
     (finding,) = verify_artifact(out, engine="vllm").findings
     assert finding.check == "engine-kv-cache" and "8-bit float" in finding.message

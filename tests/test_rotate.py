@@ -285,6 +285,12 @@ def test_gguf_of_a_rotated_checkpoint_is_that_of_the_dense_run(
     assert "error" in [level for level, _ in said(folder)]  # it is rotated already
     ((level, message),) = said(tmp_path / f"{source.path.name}-q8_0.gguf")
     assert level == "note" and "no checkpoint of safetensors" in message
+    file = tmp_path / f"{source.path.name}-q8.gguf"
+    whole, key = file.read_bytes(), b'"kind":"hadamard"'
+    assert whole.count(key) == 1
+    file.write_bytes(whole.replace(key, key.replace(b"rd", b"rt")))
+    ((level, message),) = said(source.path)
+    assert level == "error" and 'its recipe says rotate.kind "hadamart" (input sho' in message
 
 
 def test_verify_rotates_the_source_as_the_artifact_was(models: Path, tmp_path: Path) -> None:
@@ -306,6 +312,13 @@ def test_verify_rotates_the_source_as_the_artifact_was(models: Path, tmp_path: P
     (run.out / "qtool.json").write_text(json.dumps(record))
     verdict = verify_artifact(run.out, against=source.path)
     assert any(f.severity == "error" for f in verdict.findings)
+    for key, value, shown in (("kind", "hadamart", '"hadamart"'), ("seed", -1, "-1")):
+        damaged = record | {"rotation": record["rotation"] | {key: value}}
+        (run.out / "qtool.json").write_text(json.dumps(damaged))
+        verdict = verify_artifact(run.out, against=source.path)
+        (finding,) = [f for f in verdict.findings if f.check == "rotation"]
+        assert finding.severity == "error" and f"rotation.{key} {shown}" in finding.message
+        assert not verdict.layers
     record["rotation"]["kind"] = "learned"
     (run.out / "qtool.json").write_text(json.dumps(record))
     verdict = verify_artifact(run.out, against=source.path)

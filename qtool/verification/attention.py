@@ -1,7 +1,7 @@
 """Scales of a quantized key/value cache: all there where the config promises them, and sane."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -61,6 +61,27 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
                 )  # fmt: skip
     if isinstance(scheme, dict):
         yield from _number_of_scales(subject, scheme)
+        if (why := _nobodys(scheme)) is not None:
+            yield Finding(
+                "error", CHECK, "config.json",
+                f"kv_cache_scheme asks for {why}; put back the config that the artifact was made "
+                "with",
+            )  # fmt: skip
+
+
+def _nobodys(scheme: Mapping[str, object]) -> str | None:
+    """What no QuantizationArgs of keys and values are, with what they may be; None if all is well.
+
+    Source: compressed-tensors' quant_args.py, where floats have 4 or 8 bits.
+    """
+    bits, kind = scheme.get("num_bits", 8), scheme.get("type", "int")
+    said = f"{str(bits)[:20]}-bit {str(kind)[:20]}"
+    if kind not in ("int", "float"):
+        return f"{said}, expected int or float"
+    widths = (4, 8) if kind == "float" else range(2, 9)
+    if type(bits) is not int or bits not in widths:
+        return f"{said}, expected {'4 or 8' if kind == 'float' else '2 to 8'} bits, a whole number"
+    return None
 
 
 def _number_of_scales(subject: Subject, scheme: dict[str, object]) -> Iterator[Finding]:

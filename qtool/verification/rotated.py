@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated
 
 CHECK, SCALES = "rotation", "smoothing"
+_SEEDS = "a whole number from 0 to 4,294,967,295"
 _KINDS = ("r1", "r2", "r3", "r4")
 
 
@@ -40,7 +41,8 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     if kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if kind not in ("hadamard", "random") or type(seed) is not int or not 0 <= seed < 2**32:
-        return None, [_note("in a way that qtool.json does not say: its weights are not")]
+        found = f"qtool.json says rotation.kind {_short(kind)} and rotation.seed {_short(seed)}"
+        return None, [_damaged("qtool.json", found, f"expected hadamard or random, and {_SEEDS}")]
     if not isinstance(source, Checkpoint):
         return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
     from qtool.recipe.rotate import RotateOptions
@@ -73,8 +75,11 @@ def as_transformed_gguf(
     rotates, scaled = "rotate" in chain, any(name != "rotate" for name in chain)
     try:
         options = RotateOptions.model_validate(recipe.get("rotate") if rotates else {})
-    except ValidationError:
-        return None, [_note("in a way that its recipe does not say: its weights are not")]
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        key = ".".join(("rotate", *map(str, first["loc"])))
+        found = f"its recipe says {key} {_short(first['input'])}"
+        return None, [_damaged("qtool.recipe", found, first["msg"].lower())]
     if options.kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if is_gguf(source):
@@ -121,6 +126,15 @@ def _done(where: str) -> Finding:
 
 def _failed(problem: QtoolError) -> Finding:
     return Finding("error", CHECK, "", f"the source cannot be rotated: {problem}")
+
+
+def _damaged(where: str, found: str, expected: str) -> Finding:
+    words = f"weights were not compared: {found} ({expected}); fetch or make the artifact again"
+    return Finding("error", CHECK, where, words)
+
+
+def _short(value: object) -> str:
+    return json.dumps(value)[:50]
 
 
 def _note(why: str) -> Finding:
