@@ -41,8 +41,8 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
     if kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if kind not in ("hadamard", "random") or type(seed) is not int or not 0 <= seed < 2**32:
-        found = f"qtool.json says rotation.kind {_short(kind)} and rotation.seed {_short(seed)}"
-        return None, [_damaged("qtool.json", found, f"expected hadamard or random, and {_SEEDS}")]
+        words = f"qtool.json says rotation.kind {_short(kind)} and rotation.seed {_short(seed)}"
+        return None, [_damaged("qtool.json", words, f"expected hadamard or random, and {_SEEDS}")]
     if not isinstance(source, Checkpoint):
         return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
     from qtool.recipe.rotate import RotateOptions
@@ -78,8 +78,8 @@ def as_transformed_gguf(
     except ValidationError as problem:
         first = problem.errors()[0]
         key = ".".join(("rotate", *map(str, first["loc"])))
-        found = f"its recipe says {key} {_short(first['input'])}"
-        return None, [_damaged("qtool.recipe", found, first["msg"].lower())]
+        words = f"its recipe says {key} {_short(first['input'])}"
+        return None, [_damaged("qtool.recipe", words, first["msg"].lower())]
     if options.kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if is_gguf(source):
