@@ -175,6 +175,14 @@ def test_indivisible(tmp_path: Path) -> None:
     assert {name.rsplit(".")[-1] for name in quantized(dense)} == {"down_proj"}
 
 
+def test_a_block_that_is_not_square_could_be(tmp_path: Path) -> None:
+    shapes = header_files.llama(hidden=576, inner=1536, kv=192)
+    with pytest.raises(FormatError, match=r"Choose: --set weights\.rows=64, or --set indivisible"):
+        plan_of(tmp_path, shapes, "fp8-block-hf", "weights.group_size=64")
+    sets = ("weights.group_size=64", "weights.rows=64")
+    assert len(quantized(plan_of(tmp_path, shapes, "fp8-block-hf", *sets))) == 14
+
+
 def test_columns_out_of_group_order_do_not_go_into_awq(tmp_path: Path) -> None:
     """Told by the plan, and not by the first block's packing after its calibration."""
     shapes, loose = header_files.llama(), "gptq.static_groups=false"

@@ -1,6 +1,7 @@
 """Smoothing: the formula by hand, what a search looks at, and models that stay what they were."""
 
 from pathlib import Path
+from types import ModuleType
 
 import arch_models
 import numpy as np
@@ -15,7 +16,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import make_plan
 from qtool.recipe import recipe
-from qtool.transforms import smooth, smooth_attention
+from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.fold import restored
 from qtool.transforms.proved import Subject, proved_folds, too_large
 
@@ -27,6 +28,14 @@ KEYS_SCALED = {
     "self_attn.q_proj.weight (2 times)",
     "gpt_neox": "2 pairs of channels and 12 single channels in each of 4 heads, in "
     "attention.query_key_value.weight (2 times)",
+}
+_ATTENTION = "self_attn.q_proj.weight, self_attn.k_proj.weight, self_attn.v_proj.weight"
+_EXPERTS = "block_sparse_moe.experts.*"
+SMOOTHED = {  # each input by those that read it
+    "llama": f"{_ATTENTION}; mlp.gate_proj.weight, mlp.up_proj.weight; self_attn.o_proj.weight; "
+    "mlp.down_proj.weight (3 times)",
+    "mixtral": f"{_ATTENTION}; {_EXPERTS}.w1.weight, {_EXPERTS}.w3.weight; "
+    f"self_attn.o_proj.weight; {_EXPERTS}.w2.weight (2 times)",
 }
 OPTIONS = ["weights.group_size=-1", "indivisible=dense"]
 
@@ -43,6 +52,24 @@ def test_channels_that_say_nothing_keep_their_scale() -> None:
     assert found[0] == found[1] == 1
     assert found[2] == pytest.approx(np.sqrt(4e-4))  # as 1 / 10 000 of the largest
     assert (smooth.scales(np.zeros(2, np.float32), w[:2], 0.5) == 1).all()
+
+
+@pytest.mark.parametrize(("name", "module", "said"), [
+    ("w8a8-dynamic", smooth, "not smoothed: the input of {}; x could not hold its scales"),
+    ("w4g128-awq", awq, "no AWQ scales for the input of {}: x could not hold them"),
+])  # fmt: skip
+def test_who_is_left_out_is_named(
+    name: str, module: ModuleType, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "too_large", lambda *_: "x")
+    text = text_file(tmp_path / "text.txt", 6000)
+    sets = [f"calibration.source={text}", "calibration.samples=1", "calibration.length=32"]
+    sets += ["transforms=[smooth]"] if module is smooth else ["indivisible=dense"]
+    sets += ["weights.group_size=-1"] if module is awq else []
+    model = build("llama", tmp_path / "m")
+    notes = quantize(model, name, tmp_path / "out", *sets).summary.notes
+    for names in (_ATTENTION, "mlp.gate_proj.weight, mlp.up_proj.weight"):
+        assert any(note.startswith(said.format(names)) for note in notes), notes
 
 
 def logits(folder: Path, tokens: np.ndarray) -> torch.Tensor:
@@ -71,7 +98,10 @@ def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
     assert any("norm" in key for key in changed)
     left_out = [note for note in made.summary.notes if "keys not scaled" in note]
     assert bool(left_out) == (name in NORMS_OF_KEYS)
-    assert any(note.startswith("smoothed: the inputs of ") for note in made.summary.notes)
+    smoothed = [note for note in made.summary.notes if note.startswith("smoothed: the inputs of ")]
+    assert smoothed
+    if name in SMOOTHED:
+        assert smoothed == [f"smoothed: the inputs of {SMOOTHED[name]}"]
     scaled = [note for note in made.summary.notes if "keys scaled: " in note]
     assert bool(scaled) != bool(left_out)
     if name in KEYS_SCALED:

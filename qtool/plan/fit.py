@@ -190,6 +190,12 @@ def _ways_out(
             group = "/".join(map(str, sizes)) + " for these layers"
         ways.append(f"--set weights.group_size={sizes[0]}")
         ways.append(f"--set indivisible=smaller-group (group {group})")
+    square = {schemes[name].group_size for name in failures if schemes[name].rows > 1}
+    if len(square) == 1 and all(
+        _obstacle(recipe, replace(schemes[name], rows=min(square)), tensors[name].shape) is None
+        for name in failures
+    ):
+        ways.append(f"--set weights.rows={min(square)}")
     ways.append(f"--set indivisible=dense (leaves {share:.0%} of the weights unquantized)")
     return (
         f"recipe {recipe.name} does not fit {len(failures)} of {len(schemes)} matrices "

@@ -173,9 +173,9 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
         measured = _measured(block, sites, stats, plan, rounding, subject.device)
         if not measured:
             continue
+        names = [name for site in sites for name in site.names]
+        said = listed([name.removeprefix(block.prefix) for name in names])
         if chosen is None:
-            names = [name for site in sites for name in site.names]
-            said = listed([name.removeprefix(block.prefix) for name in names])
             notes.append(f"no AWQ scales for the input of {said}: nothing before it takes them")
             continue
         scales = candidates(
@@ -195,7 +195,9 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             continue
         lost = too_large(block, chosen, scales[best], plan)
         if lost is not None:
-            notes.append(f"no AWQ scales: {lost} could not hold them in float16")
+            notes.append(
+                f"no AWQ scales for the input of {said}: {lost} could not hold them in float16"
+            )
             continue
         changed |= apply_fold(block, chosen, sites, scales[best], plan, result)
         factors += factors_of(block, chosen, scales[best])

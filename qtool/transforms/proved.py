@@ -4,6 +4,7 @@ A transform is `apply(subject, stats) -> Applied`: it rewrites weights of the su
 place, and the block computes what it did before.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -91,6 +92,13 @@ def powers_of_two(scale: Floats) -> Floats:
 def listed(names: Sequence[str]) -> str:
     """The first few of the names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def inputs_listed(groups: Iterable[Sequence[str]]) -> str:
+    """Each input by the first few of its readers in a block; those of experts are one."""
+    shown = (listed([*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)])
+             for names in groups)  # fmt: skip
+    return "; ".join(dict.fromkeys(shown))
 
 
 def proved_folds(

@@ -32,6 +32,7 @@ from qtool.transforms.proved import (
     apply_fold,
     dense_parts,
     factors_of,
+    inputs_listed,
     listed,
     powers_of_two,
     proved_folds,
@@ -71,7 +72,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     result = dict(stats)
     changed: set[str] = set()
     notes: list[str] = []
-    smoothed: list[str] = []
+    smoothed: list[list[str]] = []
     factors: list[Factor] = []
     options = recipe.smooth
     groups = proved_folds(block, found, stats, stream, projections=options.sites == "all")
@@ -84,8 +85,9 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
         seen = [site for site in seen if stats[site.id].max_abs is not None]
         if not names or not seen:
             continue
+        readers_of = [name.removeprefix(block.prefix) for name in names]
+        said = listed(readers_of)
         if chosen is None:
-            said = listed([name.removeprefix(block.prefix) for name in names])
             notes.append(f"not smoothed: the input of {said}; nothing before it takes scales")
             continue
         max_weight = chosen.largest(_max_weight(block, names))
@@ -105,13 +107,15 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
             best = _scales(levels, max_weight, float(options.alpha), bool(exact))[0]
         lost = too_large(block, chosen, best, plan)
         if lost is not None:
-            notes.append(f"not smoothed: {lost} could not hold its scales in float16")
+            notes.append(
+                f"not smoothed: the input of {said}; {lost} could not hold its scales in float16"
+            )
         elif not (best == 1).all():
             changed |= apply_fold(block, chosen, sites, best, plan, result)
             factors += factors_of(block, chosen, best)
-            smoothed += [name.removeprefix(block.prefix) for name in names]
+            smoothed.append(readers_of)
     if smoothed:
-        notes.append(f"smoothed: the inputs of {listed(smoothed)}")
+        notes.append(f"smoothed: the inputs of {inputs_listed(smoothed)}")
     return Applied(result, frozenset(changed), tuple(notes), tuple(factors))
 
 
