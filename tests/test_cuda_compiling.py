@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +132,20 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         UnsupportedError, match=r"cuda.bindings.nvrtc is not installed: pip install"
     ):
         compiling.core()
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that are there, and no libnvrtc.so that they find."""
+
+    def missing() -> Any:
+        raise RuntimeError('Failure finding "libnvrtc.so.13":\n no such file')
+
+    bindings = SimpleNamespace(nvrtc=SimpleNamespace(nvrtcVersion=missing))
+    monkeypatch.setattr(compiling, "core", lambda: None)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    with pytest.raises(UnsupportedError, match=r"NVRTC cannot be loaded \(.*no such file\): pip"):
+        compiling.compiler_version()
 
 
 def test_without_a_gpu() -> None:

@@ -84,11 +84,15 @@ def core() -> Any:
 
 
 def compiler_version() -> str:
-    """NVRTC's version."""
+    """NVRTC's version; UnsupportedError where the library is not to be found."""
     core()
     from cuda.bindings import nvrtc
 
-    status, major, minor = nvrtc.nvrtcVersion()
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # cuda-bindings look for the library at the first call
+        said = " ".join(str(error).split())[:160]
+        raise UnsupportedError(f"NVRTC cannot be loaded ({said}): {EXTRA}") from error
     if int(status) != 0:
         raise UnsupportedError(f"NVRTC does not answer ({status}): {EXTRA}")
     return f"{major}.{minor}"

@@ -7,7 +7,7 @@ that is found. What was found is printed as a short table last; in out/gpu-check
 is kept (times.json), and all that each check said. The exit status is 1 where anything failed.
 
 Needs what `pip install '.[test,cuda]'` installs, of any version that pyproject.toml allows. Without
-a package index: `make kernels`, then `PYTHONPATH=. python3 tests/gpu/check.py`.
+a package index: `make kernels WERROR=OFF`, then `PYTHONPATH=. python3 tests/gpu/check.py`.
 """
 
 import json
