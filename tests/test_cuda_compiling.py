@@ -217,11 +217,11 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
     assert bench.Result("x", 1.0, 1.0, 2e9).json()["seconds_per_1e9_weights"] == 0.5
 
 
-@pytest.mark.parametrize(("seconds", "replays"), [(1e-3, 22), (0.3, 7), (6.0, 5)])
+@pytest.mark.parametrize(("seconds", "replays"), [(1e-3, 23), (0.3, 8), (6.0, 4)])
 def test_what_takes_long_is_timed_fewer_times(
     seconds: float, replays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two count for nothing."""
+    """The first count for nothing: 30 ms of them, in which a GPU comes to its clocks."""
     import torch
 
     from qtool.cuda import bench
@@ -243,7 +243,7 @@ def test_what_takes_long_is_timed_fewer_times(
             pass
 
         def elapsed_time(self, _: "Event") -> float:
-            return 1e3 * seconds * (9 if len(replayed) < 3 and replays == 22 else 1)
+            return 11.0 if seconds < 0.01 and len(replayed) < 4 else 1e3 * seconds
 
     fakes = {"CUDAGraph": Graph, "Event": Event, "synchronize": lambda: None}
     fakes["graph"] = lambda graph, capture_error_mode: nullcontext()

@@ -19,6 +19,7 @@ from qtool.cuda.tasks import ceil
 from qtool.errors import UnsupportedError
 
 _IN_TURN = 1 << 29  # bytes of all copies of a case
+_WARM = 0.03  # seconds of replays that are not counted: a GPU that waited runs at low clocks
 _LONGEST = 2.0  # seconds of replays, after which three are enough
 
 
@@ -69,7 +70,7 @@ class Result:
 
 
 def _median_seconds(run: Callable[[], object], runs: int) -> float:
-    """Of `runs` replays of what `run` launches, by events, after two that are not counted; of fewer
+    """Of `runs` replays of what `run` launches, by events, after some that are not counted; of fewer
     where they take long.
 
     Launches are recorded once and replayed as a graph: what Python takes to launch them is not
@@ -83,15 +84,22 @@ def _median_seconds(run: Callable[[], object], runs: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         run()
-    times: list[float] = []
-    while len(times) < runs + 2 and (len(times) < 5 or sum(times) < _LONGEST):
+
+    def replay() -> float:
         before, after = event(enable_timing=True), event(enable_timing=True)
         before.record()
         graph.replay()
         after.record()
         after.synchronize()
-        times.append(before.elapsed_time(after) / 1e3)
-    return statistics.median(times[2:])
+        return float(before.elapsed_time(after)) / 1e3
+
+    warm = replay()
+    while warm < _WARM:
+        warm += replay()
+    times: list[float] = []
+    while len(times) < runs and (len(times) < 3 or sum(times) < _LONGEST):
+        times.append(replay())
+    return statistics.median(times)
 
 
 def _timed(case: Case, arrays: Arrays, runs: int) -> tuple[Work, float]:
