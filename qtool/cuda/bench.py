@@ -70,8 +70,8 @@ class Result:
 
 
 def _median_seconds(run: Callable[[], object], runs: int) -> float:
-    """Of `runs` replays of what `run` launches, by events, after some that are not counted; of fewer
-    where they take long.
+    """Of `runs` replays of what `run` launches, by events, after some that are not counted; fewer
+    are replayed where they take long.
 
     Launches are recorded once and replayed as a graph: what Python takes to launch them is not
     timed, only what lies between one kernel and the next on a GPU.
