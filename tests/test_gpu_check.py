@@ -2,9 +2,12 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from qtool.cuda import bench
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +33,25 @@ def test_what_a_check_said_is_kept(check: object, tmp_path: Path) -> None:
         assert results == [{"kernel": "x", "gb_per_s": 1.5}]
         assert ("ValueError" in text) == ("raise" in ending)
         assert ("took more than 5 s" in text) == ("sleep" in ending)
+
+
+def test_one_kernel_that_fails_is_told_and_others_are_timed(
+    check: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def timed(cases: list[bench.Case]) -> Iterator[bench.Result]:
+        (case,) = cases
+        if case.name == "gemv awq batch 4 8192x8192":
+            raise RuntimeError("an illegal memory access")
+        yield bench.Result(case.name, 1.0, 2.0)
+
+    monkeypatch.setattr(bench, "bench", timed)
+    with pytest.raises(SystemExit) as ended:
+        check.timed()  # type: ignore[attr-defined]
+    said = capsys.readouterr().out
+    names = [one["kernel"] for one in check.results_of(said)]  # type: ignore[attr-defined]
+    assert ended.value.code == 1 and "gemv awq batch 4 8192x8192: Traceback" in said
+    assert "gemv awq batch 8 8192x8192" in names and len(names) == len(set(names)) > 40
+    assert "gemv awq batch 4 8192x8192" not in names
 
 
 @pytest.mark.parametrize("name", ["RUNS", "FEW", "RECIPES"])

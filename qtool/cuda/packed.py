@@ -39,7 +39,8 @@ class Packed:
 
     shape: tuple[int, int]
     dense: Callable[[Out], Task]  # its numbers into `out`, float32, float16 or bfloat16
-    # (x float16 [1 to 8, in], out float16 [1 to 8, out], room) -> x W', without W in memory
+    # (x float16 [1 to 8, in], out float16 [1 to 8, out], room) -> x W', without W in memory; one
+    # after the other, since blocks count themselves by numbers that the matrix has once
     times: Callable[[Any, Out, Room], tuple[Task, ...]] | None = None
 
 

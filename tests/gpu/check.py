@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -98,12 +99,19 @@ def compiled() -> None:
 
 
 def timed() -> None:
-    """The kernels that bars name, one after the other, each as a line of JSON."""
+    """The kernels that bars name, one after the other, each as a line of JSON. One that fails does
+    not keep others from it."""
     from qtool.cuda.bench import bench, cases_named
 
-    cases = {case.name: case for pattern in TIMED for case in cases_named(pattern)}
-    for result in bench(list(cases.values())):
-        print(json.dumps(result.json()), flush=True)
+    failed = False
+    for case in {case.name: case for pattern in TIMED for case in cases_named(pattern)}.values():
+        try:
+            for result in bench([case]):
+                print(json.dumps(result.json()), flush=True)
+        except Exception:
+            failed = True
+            print(f"{case.name}: {traceback.format_exc()}", flush=True)
+    sys.exit(failed)
 
 
 def results_of(said: str) -> list[dict[str, Any]]:
