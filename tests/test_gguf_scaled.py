@@ -286,6 +286,35 @@ def test_plan_tells_of_the_forward_passes(models: Path, sets: list[str]) -> None
     assert rotated[1] >= plain[1] + STARTUP_SECONDS[True]
 
 
+@pytest.mark.parametrize(
+    ("name", "chain", "where"),
+    [
+        ("llama", "smooth", "norms"),
+        ("llama", "rotate, smooth, smooth-attention", "all"),
+        ("mixtral", "smooth", "norms"),
+        ("phi3", "smooth", "all"),
+    ],
+)
+def test_a_plan_counts_the_record_of_scales(
+    name: str, chain: str, where: str, models: Path, sets: list[str], tmp_path: Path
+) -> None:
+    path, out = checkpoint(models, name, "bfloat16").path, tmp_path / "out.gguf"
+    chosen = [f"transforms=[{chain}]", f"smooth.sites={where}", *sets]
+    write(path, out, "q8_0", *chosen)
+    with GgufFile.open(out) as file:
+        record = len(str(file.metadata["qtool.scales"].value))
+    loaded = recipes.load("q8_0", chosen)
+    assert isinstance(loaded, GgufRecipe)
+    view = open_view(path, loaded, None)
+    assert view is not None
+    made = make_gguf_plan(loaded, hf_source(view), threads=1)
+    assert abs(made.scales_bytes - record) < 0.1 * record, (made.scales_bytes, record)
+    assert abs(made.size_bytes - out.stat().st_size) < 0.1 * record + 700  # and other keys
+    idle = recipes.load("q8_0", sets)
+    assert isinstance(idle, GgufRecipe)
+    assert make_gguf_plan(idle, hf_source(view), threads=1).scales_bytes == 0
+
+
 def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path) -> None:
     for chosen, why in (
         (["transforms=[smooth, rotate]"], "rotate turns the whole network and comes first"),

@@ -26,6 +26,7 @@ from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.plan import unmatched
@@ -117,6 +118,7 @@ def make_gguf_plan(
         source.dropped,
         memory,
         seconds,
+        scales_bytes(recipe, planned) if scaled is None else 0,
     )
 
 

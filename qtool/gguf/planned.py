@@ -63,6 +63,7 @@ class GgufPlan:
     dropped: tuple[tuple[str, str], ...]  # source tensors that are not written, and why
     memory: Memory
     seconds: float  # estimated, on this machine
+    scales_bytes: int = 0  # estimated, of the scales that are yet to be found
 
     @property
     def format(self) -> str:
@@ -77,7 +78,7 @@ class GgufPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of the file. Exact, but for the few that tell of what is yet to be measured."""
-        return self.layout.size
+        return self.layout.size + self.scales_bytes
 
     @cached_property
     def tensor_bytes(self) -> int:
