@@ -90,6 +90,6 @@ CONFIGS = [
     Row("an architecture nobody has", gguf({"architectures": ["Evil"]}), "Evil"),
     Row("experts that are not there", gguf({"num_experts": 10**12}), "num_experts 1000000000000"),
     Row("provenance that is no JSON",
-        lambda folder: ["inspect", [m := honest(folder), text(b"{", "qtool.json")(m)][0]],
+        lambda folder: ["reproduce", [m := honest(folder), text(b"{", "qtool.json")(m)][0]],
         r"qtool\.json: not valid JSON"),
 ]  # fmt: skip
