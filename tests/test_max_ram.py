@@ -80,10 +80,10 @@ def test_no_byte_depends_on_the_budget(
     on_disk: list[bool] = []
     collect = blockwise.collect
 
-    def counted(block: Any, stream: Any, *rest: Any) -> Any:
+    def counted(block: Any, stream: Any, *rest: Any, **more: Any) -> Any:
         passes.append(block.index)
         on_disk.append(isinstance(stream.hidden, OnDisk))
-        return collect(block, stream, *rest)
+        return collect(block, stream, *rest, **more)
 
     monkeypatch.setattr(blockwise, "collect", counted)
     text = root / "text.txt"

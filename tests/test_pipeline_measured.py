@@ -81,9 +81,9 @@ def test_sites_measured_apart_give_the_same(
     sizes: list[int] = []
     collect = blockwise.collect
 
-    def counted(block: Any, stream: Any, sites: Any, *rest: Any) -> Any:
+    def counted(block: Any, stream: Any, sites: Any, *rest: Any, **more: Any) -> Any:
         sizes.append(len(sites))
-        return collect(block, stream, sites, *rest)
+        return collect(block, stream, sites, *rest, **more)
 
     monkeypatch.setattr(blockwise, "collect", counted)
     groups = blockwise._groups
@@ -105,8 +105,8 @@ def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -
     left: list[int] = []
     collect, give = blockwise.collect, quantizing.Sink.quantized
 
-    def watched(*given: Any) -> Any:
-        found = collect(*given)
+    def watched(*given: Any, **more: Any) -> Any:
+        found = collect(*given, **more)
         alive[:] = [weakref.ref(stats.gram) for stats in found.values()]
         return found
 
@@ -129,10 +129,10 @@ def test_an_input_without_statistics_is_said(
 ) -> None:
     collect = blockwise.collect
 
-    def without(block: Any, *rest: Any) -> Any:
+    def without(block: Any, *rest: Any, **more: Any) -> Any:
         return {
             name: SiteStats(0) if "o_proj" in name else stats
-            for name, stats in collect(block, *rest).items()
+            for name, stats in collect(block, *rest, **more).items()
         }
 
     monkeypatch.setattr(blockwise, "collect", without)
