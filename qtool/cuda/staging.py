@@ -60,8 +60,9 @@ class CudaPlace:
         self._stream = self._torch.cuda.Stream(index)
 
     def host(self, nbytes: int) -> Host:
-        """Pinned memory."""
-        pinned = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+        """Pinned memory, for the stream's GPU also where another is current."""
+        with self._torch.cuda.stream(self._stream):
+            pinned = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
         return Host(pinned.numpy(), pinned)
 
     def room(self, nbytes: int) -> Any:
