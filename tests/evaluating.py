@@ -17,10 +17,8 @@ from qtool.runs.request import Request
 WINDOWS, LENGTH = 3, 48
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text.txt, and tiny as AWQ, GPTQ and GGUF."""
-    folder = tmp_path_factory.mktemp("root")
+def artifacts(folder: Path) -> Path:
+    """text.txt, and tiny as AWQ, GPTQ and GGUF, in a folder."""
     quantizing.text_file(folder / "text.txt")
     for recipe, name in (("w4g128-rtn", "awq"), ("w8-rtn", "gptq")):
         request = Request("tiny", tiny_folder(), load(recipe), folder / name, None, 1, 1 << 30)
@@ -28,6 +26,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gguf = GgufRequest("tiny", tiny_folder(), load("q4_k_m"), folder / "q4.gguf", 1)
     run_gguf(gguf, Progress(quiet=True))
     return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artifacts(tmp_path_factory.mktemp("root"))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from qtool.artifact import Artifact
+from qtool.calibrating.skeleton import Skeleton
 from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
@@ -140,7 +141,7 @@ def text_windows(text: Path) -> np.ndarray:
 def logits_here(path: Path, protocol: str, tokens: np.ndarray) -> np.ndarray:
     with open_weights(path) as weights:
         rounded = of_weights(weights, protocol)
-        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        run = forward(Skeleton.open(weights), rounded, tokens, 1, Progress(quiet=True), keep=False)
         with run.logits() as head:
             found: np.ndarray = head(run.hidden).double().numpy()
     return found
@@ -345,7 +346,7 @@ def test_experts_and_fused_matrices(
     )
     with gguf_weights(open_source(tmp_path / "m.gguf")) as (weights, _):
         rounded, tokens = of_weights(weights, "llama.cpp"), np.arange(32).reshape(2, 16)
-        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        run = forward(Skeleton.open(weights), rounded, tokens, 1, Progress(quiet=True), keep=False)
         with run.logits() as head:
             head(run.hidden)
     assert seen[False] == exact and len(seen[True]) > 3

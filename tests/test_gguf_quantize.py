@@ -22,7 +22,6 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import pieces
 from qtool.gguf import quantize as gguf_quantize
-from qtool.gguf.imatrix import write_importance
 from qtool.gguf.mixture_table import FILE_TYPES
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY
@@ -41,12 +40,7 @@ DIGESTS = json.loads((Path(__file__).parent / "gguf_files.json").read_text())
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """dense.gguf and experts.gguf, each with importance."""
-    folder = tmp_path_factory.mktemp("gguf")
-    for name, experts in gguf_files.SMALL.items():
-        path = gguf_files.model(folder / f"{name}.gguf", experts, gguf_files.SMALL_LAYERS)
-        write_importance(folder / f"{name}-imatrix.gguf", gguf_files.importance(path))
-    return folder
+    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
 
 
 def quantize(

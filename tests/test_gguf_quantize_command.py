@@ -13,17 +13,11 @@ import pytest
 from quantizing import Call, caller
 
 import qtool
-from qtool.gguf.imatrix import write_importance
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """dense.gguf and experts.gguf, each with importance."""
-    folder = tmp_path_factory.mktemp("gguf")
-    for name, experts in gguf_files.SMALL.items():
-        path = gguf_files.model(folder / f"{name}.gguf", experts, gguf_files.SMALL_LAYERS)
-        write_importance(folder / f"{name}-imatrix.gguf", gguf_files.importance(path))
-    return folder
+    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture

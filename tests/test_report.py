@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import quantizing
 from artifact_files import random_quant, write_folder
+from evaluating import artifacts
 from quantizing import Call
 from report_figures import figures
 
 from qtool.errors import FormatError, SourceError
-from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.hub import tiny_folder
 from qtool.quality.evaluate import size_of
 from qtool.recipe.recipe import load
 from qtool.report import figures as page_figures
@@ -61,14 +60,8 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text.txt, and tiny as AWQ, GPTQ and GGUF."""
-    folder = tmp_path_factory.mktemp("root")
-    quantizing.text_file(folder / "text.txt")
-    for recipe, name in (("w4g128-rtn", "awq"), ("w8-rtn", "gptq")):
-        request = Request("tiny", tiny_folder(), load(recipe), folder / name, None, 1, 1 << 30)
-        pipeline.run(request, Progress(quiet=True))
-    gguf = GgufRequest("tiny", tiny_folder(), load("q4_k_m"), folder / "q4.gguf", 1)
-    run_gguf(gguf, Progress(quiet=True))
+    """text.txt, tiny as AWQ, GPTQ and GGUF, and figures of them."""
+    folder = artifacts(tmp_path_factory.mktemp("root"))
     rows = [figures(name, size_of(folder / name), 0.1 / (place + 1)) for place, name in enumerate(
         ("awq", "gptq", "q4.gguf"))]  # fmt: skip
     (folder / "figures.json").write_text(json.dumps({"against": "tiny", "artifacts": rows}))

@@ -10,6 +10,7 @@ import torch
 from quantizing import quantize
 from test_smooth import opened
 
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, collect, first_half
 from qtool.calibrating.workers import Workers
 from qtool.hub import tiny_folder
@@ -112,7 +113,7 @@ def test_halves_are_of_whole_samples() -> None:
 def log_probabilities(path: Path, tokens: np.ndarray) -> torch.Tensor:
     with open_weights(path) as weights:
         rounded = activations(weights, "plain")
-        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        run = forward(Skeleton.open(weights), rounded, tokens, 1, Progress(quiet=True), keep=False)
         with run.logits() as head:
             return torch.log_softmax(head(run.hidden).double(), -1)
 

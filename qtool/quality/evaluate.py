@@ -34,7 +34,7 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
-from qtool.quality.forward import Forward, forward_of
+from qtool.quality.forward import Forward, forward
 from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
@@ -128,7 +128,7 @@ def evaluate(
             if len(artifacts) > 1:
                 progress.say(f"running the reference: {against}")
             with progress.stage("reference"):
-                reference = forward_of(
+                reference = forward(
                     base.skeleton, base.rounded, tokens, threads, progress, keep=cache,
                     device=device,
                 )  # fmt: skip
@@ -140,7 +140,7 @@ def evaluate(
                 progress.say(f"measuring {number} of {len(artifacts)}: {path}")
             with one.files:
                 with progress.stage("forward"):
-                    run = forward_of(
+                    run = forward(
                         one.skeleton, one.rounded, tokens, threads, progress, keep=False,
                         device=device,
                     )  # fmt: skip

@@ -60,21 +60,6 @@ class Forward:
 
 
 def forward(
-    weights: Weights,
-    rounded: Activations,
-    tokens: NDArray[np.int64],
-    threads: int,
-    progress: Progress,
-    *,
-    keep: bool,
-    device: Device | None = None,
-) -> Forward:
-    """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
-    skeleton = Skeleton.open(weights)
-    return forward_of(skeleton, rounded, tokens, threads, progress, keep=keep, device=device)
-
-
-def forward_of(
     skeleton: Skeleton,
     rounded: Activations,
     tokens: NDArray[np.int64],
@@ -84,7 +69,7 @@ def forward_of(
     keep: bool,
     device: Device | None = None,
 ) -> Forward:
-    """The same of a model whose modules are there already."""
+    """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
     weights = skeleton.checkpoint
     rounded = rounded.fitting(skeleton)
     reading = reading_onto(device, weights)

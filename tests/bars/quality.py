@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.calibration import read_text, tokenize
+from qtool.calibrating.skeleton import Skeleton
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
@@ -57,7 +58,14 @@ def main() -> None:
     def run(path: Path, reference: Forward | None) -> Forward | dict[str, object]:
         with open_weights(path) as weights:
             rounded = activations(weights, "plain")
-            found = forward(weights, rounded, tokens, given.threads, quiet, keep=reference is None)
+            found = forward(
+                Skeleton.open(weights),
+                rounded,
+                tokens,
+                given.threads,
+                quiet,
+                keep=reference is None,
+            )
             if reference is None:
                 return found
             measured = metrics.measure(tokens, range(given.length), found, reference, quiet)

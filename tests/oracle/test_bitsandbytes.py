@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from qtool.artifact import Artifact
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
@@ -42,12 +43,14 @@ def test_transformers_loads_it(
             plain = (x.double() @ weight.T - wanted).abs().mean()
             # What int8 gives goes through float16 there: 2^-12 of it on average at most.
             assert there < 2.0**-12 * wanted.abs().mean() < plain / 4, (name, there, plain)
-        run = forward(weights, rounded, tokens, 1, Progress(quiet=True), keep=False)
+        run = forward(Skeleton.open(weights), rounded, tokens, 1, Progress(quiet=True), keep=False)
         with run.logits() as head:
             logits = head(run.hidden)
         plain = type(rounded)()
         with Workers(1):
-            exact = forward(weights, plain, tokens, 1, Progress(quiet=True), keep=False)
+            exact = forward(
+                Skeleton.open(weights), plain, tokens, 1, Progress(quiet=True), keep=False
+            )
         with exact.logits() as head:
             unrounded = head(exact.hidden)
     there, here, without = (

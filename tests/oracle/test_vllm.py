@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from qtool.artifact import Artifact
+from qtool.calibrating.skeleton import Skeleton
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
@@ -95,7 +96,12 @@ def evaluated_logprobs(path: Path, text: list[list[int]]) -> np.ndarray:
     quiet = Progress(quiet=True)
     with open_weights(path) as weights:
         found = forward(
-            weights, activations(weights, "plain"), tokens, default_threads(), quiet, keep=False
+            Skeleton.open(weights),
+            activations(weights, "plain"),
+            tokens,
+            default_threads(),
+            quiet,
+            keep=False,
         )
         return -metrics.measure(tokens, range(LENGTH), found, None, quiet).loss.ravel()
 
