@@ -18,6 +18,7 @@ import qtool
 from qtool.calibrating import calibration
 from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.device import Device
+from qtool.calibrating.skeleton import Skeleton
 from qtool.cli.main import app
 from qtool.errors import SourceError, UsageError
 from qtool.generating.generate import Generated, generate
@@ -39,7 +40,9 @@ def check(path: Path, found: Generated, slack: float) -> None:
     with open_weights(path) as weights:
         given = tokenize(found.prompt, weights.folder, special=True)
         ids = np.concatenate([given, np.array(found.tokens)])[None]
-        run = forward(weights, activations(weights, "plain"), ids, 1, QUIET, keep=False)
+        run = forward(
+            Skeleton.open(weights), activations(weights, "plain"), ids, 1, QUIET, keep=False
+        )
         with run.logits() as head:
             logits = head(run.hidden)[0]
     for number, token in enumerate(found.tokens):
