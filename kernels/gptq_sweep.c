@@ -4,11 +4,12 @@
 
 #include <stdlib.h>
 
-enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20 };
+enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20, MOST_LEVELS = 256 };
 
 #define QT_REAL_BITS 32
 #include "real.h"
 #include "quantizer_body.h"
+#include "levels_body.h"
 #include "tile_body.h"
 #include "gptq_sweep_body.h"
 #undef QT_REAL_BITS
@@ -16,5 +17,6 @@ enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20 };
 #define QT_REAL_BITS 64
 #include "real.h"
 #include "quantizer_body.h"
+#include "levels_body.h"
 #include "tile_body.h"
 #include "gptq_sweep_body.h"

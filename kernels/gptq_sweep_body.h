@@ -39,7 +39,8 @@ typedef struct {
     const REAL *importance; /* in sweep order, or NULL */
     int32_t *position;      /* of each column in the sweep, or NULL where they are the same */
     int64_t groups, group_size;
-    REAL *scale, *zero; /* of a panel: [groups][PANEL] */
+    REAL *scale, *zero; /* of a panel: [groups][PANEL]; zero: offset, where levels are given */
+    const T(book) *book;
 } T(state);
 
 static int64_t T(group_at)(const T(state) *state, int64_t step)
@@ -82,13 +83,20 @@ static void T(sweep_block)(const T(state) *state, REAL *panel, int64_t from, int
             int64_t lane = half * LANES;
             T(group) g = {T(load)(state->scale + group * PANEL + lane),
                           T(load)(state->zero + group * PANEL + lane)};
-            V w = T(load)(panel + i * PANEL + lane), steps = T(quantize)(w, g, most_code);
-            V err = (w - steps * g.scale) / row[i], sum = T(load)(loss + lane);
+            V w = T(load)(panel + i * PANEL + lane), code, level;
+            if (sweep->groups == QT_GROUPS_LEVELS) {
+                level = T(nearest_level)(state->book, w, g.scale, g.zero, &code);
+            } else {
+                V steps = T(quantize)(w, g, most_code);
+                level = steps * g.scale;
+                code = steps + g.zero;
+            }
+            V err = (w - level) / row[i], sum = T(load)(loss + lane);
             T(store)(loss + lane, FMA(err, err, sum));
             minus[half] = -err;
             T(store)(errors + (i - from) * PANEL + lane, minus[half]);
-            VCODE code = __builtin_convertvector(__builtin_convertvector(steps + g.zero, VI), VCODE);
-            memcpy(codes + i * PANEL + lane, &code, sizeof code);
+            VCODE byte = __builtin_convertvector(__builtin_convertvector(code, VI), VCODE);
+            memcpy(codes + i * PANEL + lane, &byte, sizeof byte);
         }
         for (int64_t j = i + 1; j < to; j++) {
             REAL *w = panel + j * PANEL;
@@ -145,12 +153,21 @@ static void T(empty_codes)(const qt_sweep *sweep, int64_t row, const uint8_t *co
 static void T(fill_groups)(const T(state) *state, int64_t row)
 {
     const qt_sweep *sweep = state->sweep;
+    int levels = sweep->groups == QT_GROUPS_LEVELS;
     for (int64_t group = 0; group < state->groups; group++) {
         for (int64_t r = 0; r < PANEL; r++) {
             int inside = row + r < sweep->rows;
             int64_t at = (row + r) * state->groups + group;
-            state->scale[group * PANEL + r] = inside ? ((const REAL *)sweep->scale)[at] : (REAL)1;
-            state->zero[group * PANEL + r] = inside ? (REAL)sweep->zero[at] : (REAL)0;
+            REAL scale = 1, zero = 0;
+            if (inside && levels) {
+                scale = (REAL)((const float *)sweep->scale)[at];
+                zero = sweep->offset ? (REAL)sweep->offset[at] : (REAL)0;
+            } else if (inside) {
+                scale = ((const REAL *)sweep->scale)[at];
+                zero = (REAL)sweep->zero[at];
+            }
+            state->scale[group * PANEL + r] = scale;
+            state->zero[group * PANEL + r] = zero;
         }
     }
 }
@@ -179,7 +196,7 @@ static void T(sweep_chunk)(T(state) state, int64_t row, int64_t panels, REAL *we
         state.scale = scales + 2 * p * groups_size;
         state.zero = state.scale + groups_size;
         T(fill_panel)(sweep, row + p * PANEL, weights + p * panel_size);
-        if (sweep->groups == QT_GROUPS_GIVEN)
+        if (sweep->groups >= QT_GROUPS_GIVEN)
             T(fill_groups)(&state, row + p * PANEL);
         if (sweep->groups == QT_GROUPS_STATIC)
             for (int64_t group = 0; group < state.groups; group++)
@@ -211,7 +228,7 @@ static void T(sweep_chunk)(T(state) state, int64_t row, int64_t panels, REAL *we
         state.scale = scales + 2 * p * groups_size;
         state.zero = state.scale + groups_size;
         T(empty_codes)(sweep, at, codes + p * panel_size);
-        if (sweep->groups != QT_GROUPS_GIVEN)
+        if (sweep->groups < QT_GROUPS_GIVEN)
             T(empty_groups)(&state, at);
         for (int64_t r = 0; r < PANEL && at + r < sweep->rows; r++)
             sweep->loss[at + r] = (double)loss[p * PANEL + r];
@@ -225,7 +242,14 @@ int T(gptq_sweep)(const qt_sweep *sweep)
     int64_t fit = CHUNK_BYTES / (cols * PANEL * (int64_t)sizeof(REAL));
     int64_t chunk = fit < 2 ? 2 : fit > MOST_PANELS ? MOST_PANELS : fit;
     chunk = chunk < panels ? chunk : panels;
+    T(book) book;
     T(state) state = {.sweep = sweep, .groups = (cols + size - 1) / size, .group_size = size};
+    if (sweep->groups == QT_GROUPS_LEVELS) {
+        if (sweep->levels < 1 || sweep->levels > MOST_LEVELS)
+            return QT_E_ARGUMENT;
+        T(sort_book)(sweep->book, sweep->levels, &book);
+        state.book = &book;
+    }
 
     size_t real = sizeof(REAL), width = (size_t)(chunk * PANEL);
     size_t padded = (size_t)(cols + QT_TILE_COLUMNS);

@@ -12,8 +12,9 @@ enum { QT_OK = 0, QT_E_ARGUMENT = 1, QT_E_MEMORY = 2, QT_E_ISA = 3 };
 enum { QT_SCALE_F32 = 0, QT_SCALE_F16 = 1, QT_SCALE_BF16 = 2 };
 
 /* Where the scales of a sweep come from: the columns as they are when the sweep enters the group,
- * the original columns before the sweep, or the caller. */
-enum { QT_GROUPS_DYNAMIC = 0, QT_GROUPS_STATIC = 1, QT_GROUPS_GIVEN = 2 };
+ * the original columns before the sweep, or the caller; who may also give levels of any kind, which
+ * a code c of a group is rounded to: scale * book[c] - offset in float32. */
+enum { QT_GROUPS_DYNAMIC = 0, QT_GROUPS_STATIC = 1, QT_GROUPS_GIVEN = 2, QT_GROUPS_LEVELS = 3 };
 
 /* How the scale and zero of a group are found from its weights. */
 typedef struct {
@@ -48,12 +49,15 @@ typedef struct {
     const void *hinv;       /* [cols, cols] upper factor U, inverse Hessian = U'U, in sweep order */
     const int32_t *order;   /* [cols] column taken at each step, a permutation; or NULL */
     const float *importance; /* [cols] weights of the search's error, original order; or NULL */
-    int32_t groups;         /* QT_GROUPS_* */
-    int32_t reserved;
+    int32_t groups;         /* QT_GROUPS_*; of QT_GROUPS_LEVELS the quantizer says nothing */
+    int32_t levels;         /* in the book, 1 .. 256 */
     uint8_t *codes;         /* [rows, cols], original order */
-    void *scale;            /* [rows, groups], in for QT_GROUPS_GIVEN, else out */
-    uint8_t *zero;          /* [rows, groups], likewise */
+    void *scale;            /* [rows, groups], in for QT_GROUPS_GIVEN, float32 and in for
+                             * QT_GROUPS_LEVELS, else out */
+    uint8_t *zero;          /* [rows, groups], likewise; not for QT_GROUPS_LEVELS */
     double *loss;           /* [rows] sum of squared scaled errors */
+    const float *book;      /* [levels] for QT_GROUPS_LEVELS, in any order */
+    const float *offset;    /* [rows, groups] for QT_GROUPS_LEVELS, or NULL: zero */
 } qt_sweep;
 
 /* How the codes of a matrix [rows, cols] lie in 32-bit words, code k of a run of them in the bits

@@ -2,7 +2,7 @@
  * Included once per type by a source that then includes its body; no include guard.
  *
  * V is a vector, VI the integer vector of equal lanes, PANEL the number of rows a panel holds: two
- * vectors, so that a tile of accumulators fills the registers. */
+ * vectors, so that a tile of accumulators fills the registers. SINGLE rounds to float32. */
 #undef REAL
 #undef V
 #undef VI
@@ -14,6 +14,7 @@
 #undef EXPONENT_MASK
 #undef MANTISSA_BITS
 #undef EXPONENT_BIAS
+#undef SINGLE
 #undef T
 
 #if QT_REAL_BITS == 32
@@ -27,6 +28,7 @@
 #define EXPONENT_MASK 0x7f800000
 #define MANTISSA_BITS 23
 #define EXPONENT_BIAS 127
+#define SINGLE(v) (v)
 #define T(name) QT_PASTE(QT_PASTE(name, f32), QT_ISA)
 #else
 #define REAL double
@@ -39,6 +41,8 @@
 #define EXPONENT_MASK 0x7ff0000000000000
 #define MANTISSA_BITS 52
 #define EXPONENT_BIAS 1023
+#define SINGLE(v) \
+    __builtin_convertvector(__builtin_convertvector(v, qt_vf32_half), qt_vf64)
 #define T(name) QT_PASTE(QT_PASTE(name, f64), QT_ISA)
 #endif
 #define PANEL (2 * LANES)

@@ -42,6 +42,7 @@
 
 typedef float qt_vf32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef double qt_vf64 __attribute__((vector_size(QT_VECTOR_BYTES)));
+typedef float qt_vf32_half __attribute__((vector_size(QT_VECTOR_BYTES / 2)));
 typedef int32_t qt_vi32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef uint32_t qt_vu32 __attribute__((vector_size(QT_VECTOR_BYTES)));
 typedef int64_t qt_vi64 __attribute__((vector_size(QT_VECTOR_BYTES)));

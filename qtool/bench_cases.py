@@ -189,18 +189,41 @@ def _groups(search: bool) -> Case:
     return Case(name, "codes", 4, 1, prepare)
 
 
+def _factor(columns: int, kind: Any) -> NDArray[Any]:
+    upper = np.triu(np.random.default_rng(6).standard_normal((columns, columns)) * 0.01, 1)
+    return np.ascontiguousarray(upper + np.eye(columns), kind)
+
+
 def _sweep(dtype: str) -> Case:
     columns, kind = 2048, np.dtype(dtype)
 
     def prepare(rows: int, buffers: Buffers) -> Run:
         weight = _normal(rows, columns).astype(kind)
-        upper = np.triu(np.random.default_rng(6).standard_normal((columns, columns)) * 0.01, 1)
-        hinv = np.ascontiguousarray(upper + np.eye(columns), kind)
+        hinv = _factor(columns, kind)
         return lambda threads: native.gptq_sweep(
             weight, hinv, bits=4, group_size=GROUP, symmetric=False, threads=threads
         )
 
     return Case(f"gptq_sweep 4 bits g128 2048 wide {dtype}", "codes", kind.itemsize, 1, prepare)
+
+
+def _sweep_onto(name: str, affine: bool) -> Case:
+    """As blocks of Q4_K, or of IQ4_XS, have levels."""
+    columns, width = 2048, 32
+    whole = np.arange(16, dtype=np.float32)
+    book = whole if affine else whole * whole
+
+    def prepare(rows: int, buffers: Buffers) -> Run:
+        weight = _normal(rows, columns)
+        hinv = _factor(columns, np.float32)
+        scale, _ = _scales(rows, columns // width)
+        offset = np.full_like(scale, 0.05) if affine else None
+        levels = native.Levels(width, scale, offset, book)
+        return lambda threads: native.gptq_sweep_levels(
+            weight, hinv, levels=levels, threads=threads
+        )
+
+    return Case(f"gptq_sweep {name} 2048 wide", "codes", 4, 1, prepare)
 
 
 _CONVERSIONS: dict[tuple[str, str], Callable[..., NDArray[Any]]] = {
@@ -251,6 +274,7 @@ def all_cases() -> list[Case]:
     for block in BY_NAME.values():
         cases += [_encode(block, w) for w in (False, True) if w or not block.needs_importance]
     cases += [_groups(False), _groups(True), _sweep("float32"), _sweep("float64")]
+    cases += [_sweep_onto("levels", affine=True), _sweep_onto("book", affine=False)]
     layouts = [("columns", b) for b in (2, 3, 4, 8)] + [("across", 4), ("strips", 4)]
     layouts += [("rows", b) for b in range(2, 9)] + [("padded", b) for b in (3, 5, 6, 7)]
     return cases + [_pack(bits, layout, way) for way in (True, False) for layout, bits in layouts]

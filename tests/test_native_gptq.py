@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hessians import Floats, factor, hessian, trace_error
 from numpy.typing import NDArray
 
 from qtool import native
 from qtool.errors import UnsupportedError
-
-Floats = NDArray[np.float64]
 
 
 @pytest.fixture
@@ -18,21 +17,6 @@ def isa_restored() -> Iterator[None]:
     before = native.selected()
     yield
     native.select(before)
-
-
-def hessian(columns: int, seed: int, samples: int = 0) -> Floats:
-    """A damped Gram matrix of correlated inputs, some columns much stronger than others."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((samples or 3 * columns, columns))
-    x = x @ (np.eye(columns) + 0.3 * rng.standard_normal((columns, columns)) / columns**0.5)
-    x *= np.exp(rng.standard_normal(columns))
-    gram = x.T @ x / len(x)
-    return gram + 0.01 * np.diag(gram).mean() * np.eye(columns)
-
-
-def factor(h: Floats) -> Floats:
-    """Upper U with U'U equal to the inverse of h."""
-    return np.ascontiguousarray(np.linalg.cholesky(np.linalg.inv(h)).T)
 
 
 def group_parameters(w: Floats, bits: int, symmetric: bool) -> tuple[Floats, Floats]:
@@ -115,7 +99,7 @@ def output_error(w: Floats, h: Floats, sweep: native.Sweep, group_size: int) -> 
     size = columns if group_size == -1 else group_size
     index = np.arange(columns) // size if sweep.g_idx is None else sweep.g_idx
     dq = (sweep.codes.astype(np.float64) - sweep.zero[:, index]) * sweep.scale[:, index]
-    return float(np.trace((w - dq) @ h @ (w - dq).T))
+    return trace_error(w, dq, h)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -7,6 +7,7 @@ nor on the instruction set, which is chosen when the library is loaded.
 """
 
 from qtool.native.floats import from_bfloat16, from_float16, to_bfloat16, to_float16
+from qtool.native.levels import Levels, gptq_sweep_levels
 from qtool.native.library import available, default_threads, select, selected
 from qtool.native.packing import AWQ_ORDER, dequantize, pack, unpack
 from qtool.native.rounding import Groups, RangeSearch, Sweep, gptq_sweep, quantize_groups
@@ -14,6 +15,7 @@ from qtool.native.rounding import Groups, RangeSearch, Sweep, gptq_sweep, quanti
 __all__ = [
     "AWQ_ORDER",
     "Groups",
+    "Levels",
     "RangeSearch",
     "Sweep",
     "available",
@@ -22,6 +24,7 @@ __all__ = [
     "from_bfloat16",
     "from_float16",
     "gptq_sweep",
+    "gptq_sweep_levels",
     "pack",
     "quantize_groups",
     "select",

@@ -58,18 +58,22 @@ _MATRIX = (  # what both begin with
 )
 
 
-class _Sweep(ctypes.Structure):
+class SweepTask(ctypes.Structure):
+    """qt_sweep, as the column sweep takes it."""
+
     _fields_ = (
         *_MATRIX,
         ("hinv", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("importance", ctypes.c_void_p),
         ("groups", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("levels", ctypes.c_int32),
         ("codes", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("zero", ctypes.c_void_p),
         ("loss", ctypes.c_void_p),
+        ("book", ctypes.c_void_p),
+        ("offset", ctypes.c_void_p),
     )
 
 
@@ -133,7 +137,7 @@ class _Grid:
         return scale, zero
 
 
-def _group_shape(weight: NDArray[Any], group_size: int) -> tuple[int, int, int, int]:
+def group_shape(weight: NDArray[Any], group_size: int) -> tuple[int, int, int, int]:
     """(out_features, in_features, group_size, groups) of a weight that has elements."""
     out_features, in_features = weight.shape
     if not out_features or not in_features:
@@ -142,6 +146,14 @@ def _group_shape(weight: NDArray[Any], group_size: int) -> tuple[int, int, int, 
         raise ValueError(f"group_size is {group_size}, expected -1 or at least 1")
     size = in_features if group_size == -1 else min(group_size, in_features)
     return out_features, in_features, size, -(-in_features // size)
+
+
+def check_order(order: NDArray[np.int32] | None, in_features: int) -> None:
+    """ValueError unless an order takes each column once."""
+    if order is not None:
+        check("order", order, np.int32, (in_features,))
+        if not np.array_equal(np.sort(order), np.arange(in_features)):
+            raise ValueError(f"order is not a permutation of 0 .. {in_features - 1}")
 
 
 def gptq_sweep(
@@ -175,14 +187,11 @@ def gptq_sweep(
     if dtype not in (np.float32, np.float64):
         raise TypeError(f"weight is {dtype}, expected float32 or float64")
     weight = check("weight", weight, dtype, (None, None))
-    out_features, in_features, size, groups = _group_shape(weight, group_size)
+    out_features, in_features, size, groups = group_shape(weight, group_size)
     check("hinv_upper", hinv_upper, dtype, (in_features, in_features))
     options = _Grid(bits, symmetric, scale_dtype, reach, search)
     quantizer, ratios = options.structure()
-    if order is not None:
-        check("order", order, np.int32, (in_features,))
-        if not np.array_equal(np.sort(order), np.arange(in_features)):
-            raise ValueError(f"order is not a permutation of 0 .. {in_features - 1}")
+    check_order(order, in_features)
     if importance is not None:
         check("importance", importance, np.float32, (in_features,))
 
@@ -198,7 +207,7 @@ def gptq_sweep(
     function = getattr(library(), f"qt_gptq_sweep_f{dtype.itemsize * 8}")
 
     def run(first: int, last: int) -> int:
-        task = _Sweep(
+        task = SweepTask(
             quantizer,
             last - first,
             in_features,
@@ -258,7 +267,7 @@ def quantize_groups(
     stand for, (codes - zero) * scale.
     """
     weight = check("weight", weight, np.float32, (None, None))
-    out_features, in_features, size, groups = _group_shape(weight, group_size)
+    out_features, in_features, size, groups = group_shape(weight, group_size)
     options = _Grid(bits, symmetric, scale_dtype, reach, search)
     quantizer, ratios = options.structure()
     if importance is not None:

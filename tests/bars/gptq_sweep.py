@@ -1,11 +1,12 @@
 """The GPTQ column sweep of a 4096 x 4096 matrix, in matrix products of that size.
 
-    python tests/bars/gptq_sweep.py [--threads 1 2] [--rounds 5] [--bar 1.5]
+    python tests/bars/gptq_sweep.py [--threads 1 2] [--rounds 5] [--bar 1.5] [--type Q4_K]
 
 Times, in turns on the same threads, one float32 torch.matmul of 4096 x 4096 matrices and the sweep
-of one at 4 bits in groups of 128 (float32, symmetric, the Cholesky factor not counted). Prints the
-medians and their ratio on each instruction set; exit status 1 where the best one's is above the
-bar. Run it on an idle machine.
+of one at 4 bits in groups of 128 (float32, symmetric, the Cholesky factor not counted), or with
+--type onto the levels that blocks of GGUF fix (and once, how long the levels and the new codes of
+blocks take). Prints the medians and their ratio on each instruction set; exit status 1 where the
+best one's is above the bar. Run it on an idle machine.
 """
 
 import argparse
@@ -17,8 +18,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from qtool import native_gguf
+from qtool.gguf.levels import levels, put_codes
+from qtool.gguf_types import block_type
+from qtool.native import gptq_sweep, gptq_sweep_levels
 from qtool.native import library as native
-from qtool.native.rounding import gptq_sweep
 
 SIZE = 4096
 
@@ -37,6 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--isa", nargs="+", default=[native.selected()])
     parser.add_argument("--bar", type=float, default=1.5)
+    parser.add_argument("--type", type=block_type, default=None)
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(SIZE, SIZE, generator=generator)
@@ -45,6 +50,14 @@ def main() -> None:
     root = torch.linalg.cholesky(torch.linalg.inv(gram.double()), upper=True)
     factor = np.ascontiguousarray(root.float().numpy())
     matrix = weight.numpy()
+    block = options.type
+    if block is not None:
+        blocks = native_gguf.encode(matrix, block, np.ones(SIZE, np.float32))
+        fixed = levels(blocks, block, SIZE)
+        codes = gptq_sweep_levels(matrix, factor, levels=fixed)
+        told = seconds(lambda: levels(blocks, block, SIZE))
+        put = seconds(lambda: put_codes(blocks, block, codes))
+        print(f"{block.name}: levels {told:.3f} s, put_codes {put:.3f} s, one thread")
     worst = 0.0
     for threads in options.threads:
         torch.set_num_threads(threads)
@@ -56,6 +69,8 @@ def main() -> None:
                 native.select(isa)
 
                 def sweep(count: int = threads) -> object:
+                    if block is not None:
+                        return gptq_sweep_levels(matrix, factor, levels=fixed, threads=count)
                     return gptq_sweep(
                         matrix, factor, bits=4, group_size=128, symmetric=True, threads=count
                     )

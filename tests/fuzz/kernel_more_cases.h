@@ -209,7 +209,8 @@ static int run_sweep(void *task, uint8_t *out[])
         memcpy(out[0], t.scale, scales * (s->doubles ? 8 : 4));
         memcpy(out[1], t.zero, scales);
     }
-    t.scale = out[0];
+    if (t.groups != QT_GROUPS_LEVELS)
+        t.scale = out[0];
     t.zero = out[1];
     t.codes = out[2];
     t.loss = (double *)(void *)out[3];
@@ -227,6 +228,21 @@ static void *reals(input *in, float *from, int64_t count, int doubles)
     return all;
 }
 
+/* Levels of all kinds for a sweep: numbers in any order or whole ones in a row. One task in 64 has
+ * more than the kernel takes. */
+static void any_levels(input *in, qt_sweep *t, int64_t scales)
+{
+    t->levels = (int32_t)(byte(in) % 64 ? between(in, 1, byte(in) % 2 ? 16 : 256) : 257);
+    float *book = numbers(in, t->levels, 3, 0);
+    int whole = byte(in) % 2, low = (int)below(in, 200) - 128;
+    for (int32_t i = 0; whole && i < t->levels; i++)
+        book[i] = (float)(low + i);
+    t->book = book;
+    t->scale = numbers(in, scales, 3, 0);
+    if (byte(in) % 2)
+        t->offset = numbers(in, scales, 3, 0);
+}
+
 static void gptq_sweep_case(input *in)
 {
     double ratios[3];
@@ -235,7 +251,7 @@ static void gptq_sweep_case(input *in)
     t->rows = between(in, 1, 70);
     t->cols = between(in, 1, byte(in) % 4 ? 60 : 300);
     t->group_size = between(in, 1, t->cols);
-    t->groups = (int32_t)below(in, 3);
+    t->groups = (int32_t)below(in, 4);
     int64_t groups = (t->cols + t->group_size - 1) / t->group_size;
     size_t scales = (size_t)(t->rows * groups), size = (size_t)(t->rows * t->cols);
     t->weight = reals(in, numbers(in, t->rows * t->cols, 3, 0), t->rows * t->cols, s.doubles);
@@ -265,6 +281,8 @@ static void gptq_sweep_case(input *in)
         t->scale = reals(in, scale, (int64_t)scales, s.doubles);
         t->zero = zeros(in, scales, t->quantizer.bits);
     }
+    if (t->groups == QT_GROUPS_LEVELS)
+        any_levels(in, t, (int64_t)scales);
     output o[] = {{scales * (s.doubles ? 8 : 4), s.doubles ? DOUBLES : FLOATS, 0},
                   {scales, BYTES, 0}, {size, BYTES, 0}, {(size_t)t->rows * 8, DOUBLES, 0}};
     agree(in, run_sweep, &s, o, 4);

@@ -1,0 +1,61 @@
+/* Rounding onto given levels, for the type of real.h: code c stands for scale * book[c] - offset,
+ * in float32, each operation rounded, whatever the type of the weight.
+ *
+ * The nearest is looked for in units of the book, x = (w + offset) / scale: exact but for the
+ * rounding of x. Halfway between two, the even one is taken of whole numbers in a row, else the
+ * lower one; of equal numbers in a book, the first. Where the scale is zero, all codes stand for the
+ * same, and the number nearest to zero is taken. */
+
+typedef struct {
+    int32_t count; /* of numbers that differ */
+    int consecutive; /* whole numbers, each one more than the one before, codes likewise */
+    REAL value[MOST_LEVELS]; /* ascending */
+    REAL code[MOST_LEVELS];
+    REAL middle[MOST_LEVELS]; /* between each and the one before */
+} T(book);
+
+/* The book of `count` finite numbers, at most MOST_LEVELS. */
+static void T(sort_book)(const float *from, int32_t count, T(book) *book)
+{
+    book->count = 0;
+    for (int32_t c = 0; c < count; c++) {
+        REAL value = (REAL)from[c];
+        int32_t at = 0;
+        while (at < book->count && book->value[at] < value)
+            at++;
+        if (at < book->count && book->value[at] == value)
+            continue;
+        for (int32_t k = book->count++; k > at; k--) {
+            book->value[k] = book->value[k - 1];
+            book->code[k] = book->code[k - 1];
+        }
+        book->value[at] = value;
+        book->code[at] = (REAL)c;
+    }
+    REAL low = book->value[0], limit = (REAL)(1 << 20);
+    book->consecutive = low > -limit && low < limit && low == (REAL)(int32_t)low;
+    for (int32_t k = 0; k < book->count; k++) {
+        book->consecutive &= book->value[k] == low + (REAL)k && book->code[k] == (REAL)k;
+        book->middle[k] = k ? (book->value[k - 1] + book->value[k]) / 2 : low;
+    }
+}
+
+/* What the nearest level stands for, and its code. */
+static inline V T(nearest_level)(const T(book) *book, V w, V scale, V offset, V *code)
+{
+    V x = T(select)(scale == (REAL)0, (V){0}, (w + offset) / scale);
+    V low = T(splat)(book->value[0]), value = low;
+    if (book->consecutive) {
+        V high = T(splat)(book->value[book->count - 1]);
+        value = T(round)(T(min)(T(max)(x, low), high));
+        *code = value - low;
+    } else {
+        *code = T(splat)(book->code[0]);
+        for (int32_t k = 1; k < book->count; k++) {
+            VI above = x > T(splat)(book->middle[k]);
+            value = T(select)(above, T(splat)(book->value[k]), value);
+            *code = T(select)(above, T(splat)(book->code[k]), *code);
+        }
+    }
+    return SINGLE(SINGLE(scale * value) - offset);
+}

@@ -1,0 +1,99 @@
+"""The levels of GGUF blocks: codes and levels give what the kernels read, bit for bit."""
+
+import gguf_data
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qtool import native_gguf
+from qtool.errors import FormatError, UnsupportedError
+from qtool.gguf.levels import SWEPT, Levels, codes_of, levels, put_codes
+from qtool.gguf_types import BY_NAME, BlockType
+
+Bytes = NDArray[np.uint8]
+TYPES = [BY_NAME[name] for name in sorted(SWEPT)]
+each_type = pytest.mark.parametrize("block", TYPES, ids=lambda block: block.name)
+
+
+def values(found: Levels, codes: Bytes) -> NDArray[np.float32]:
+    """What codes [out, in] stand for."""
+    product = found.scale.repeat(found.width, axis=1) * found.book[codes]
+    return product if found.offset is None else product - found.offset.repeat(found.width, axis=1)
+
+
+def bits(array: NDArray[np.float32]) -> NDArray[np.uint32]:
+    return array.view(np.uint32)
+
+
+def random_blocks(block: BlockType, rows: int, in_features: int, seed: int) -> Bytes:
+    """Random bytes, scales and all, of which only those that stand for finite weights are taken."""
+    count = rows * in_features // block.weights
+    drawn = np.random.default_rng(seed).integers(0, 256, (2 * count + 50, block.nbytes), np.uint8)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(native_gguf.dequantize(drawn, block, block.weights)).all(axis=1)
+    found: Bytes = drawn[finite][:count].reshape(rows, -1)
+    return found
+
+
+def encoded(block: BlockType, rows: int, in_features: int) -> Bytes:
+    weight = gguf_data.weights("heavy", rows, in_features, seed=2)
+    weight[rows // 2] = 0
+    return native_gguf.encode(weight, block, gguf_data.importance("spread", in_features))
+
+
+@each_type
+@pytest.mark.parametrize("rows", [1, 5, 2100])
+@pytest.mark.parametrize("random", [True, False])
+def test_levels_and_codes_are_what_the_kernels_read(
+    block: BlockType, rows: int, random: bool
+) -> None:
+    blocks = random_blocks(block, rows, 512, seed=1) if random else encoded(block, rows, 512)
+    before = blocks.copy()
+    old = codes_of(blocks, block, 512)
+    put_codes(blocks, block, old)
+    np.testing.assert_array_equal(blocks, before)
+
+    found = levels(blocks, block, 512)
+    if not random:  # what no encoder writes is not in the book
+        assert old.max() < found.book.size
+        read = native_gguf.dequantize(blocks, block, 512)
+        np.testing.assert_array_equal(bits(values(found, old)), bits(read))
+
+    draw = np.random.default_rng(2)
+    codes = draw.integers(0, found.book.size, (rows, 512), np.uint8)
+    put_codes(blocks, block, codes)
+    np.testing.assert_array_equal(codes_of(blocks, block, 512), codes)
+    read = native_gguf.dequantize(blocks, block, 512)
+    np.testing.assert_array_equal(bits(values(found, codes)), bits(read))
+    after = levels(blocks, block, 512)  # nothing but codes has changed
+    np.testing.assert_array_equal(after.scale, found.scale)
+    if found.offset is not None:
+        np.testing.assert_array_equal(after.offset, found.offset)
+    put_codes(blocks, block, old)
+    np.testing.assert_array_equal(blocks, before)
+
+
+def test_single_weights_of_all_other_types_have_no_levels() -> None:
+    """Lattices, and ternary types, whose codes share bytes or have two or three levels alone."""
+    others = set(BY_NAME) - SWEPT
+    assert {name for name in others if name.startswith("IQ")} == {
+        "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
+    }  # fmt: skip
+    for name in others:
+        block = BY_NAME[name]
+        with pytest.raises(UnsupportedError, match=f"{name} has no levels .* Q4_0, Q4_1"):
+            levels(np.zeros((1, block.row_bytes(256)), np.uint8), block, 256)
+
+
+def test_refusals() -> None:
+    block = BY_NAME["Q4_K"]
+    blocks, codes = np.zeros((2, 288), np.uint8), np.zeros((2, 512), np.uint8)
+    put_codes(blocks, block, codes)
+    with pytest.raises(FormatError, match="blocks of 256 weights"):
+        levels(blocks, block, 500)
+    with pytest.raises(ValueError, match=r"blocks has shape \(2, 288\)"):
+        put_codes(blocks, block, codes[:1])
+    with pytest.raises(ValueError, match="not contiguous"):
+        put_codes(np.zeros((2, 576), np.uint8)[:, ::2], block, codes)
+    with pytest.raises(TypeError, match="codes is int64"):
+        put_codes(blocks, block, codes.astype(np.int64))

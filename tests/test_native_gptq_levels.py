@@ -1,0 +1,237 @@
+"""The column sweep onto given levels against a float64 loop that recomputes the inverse."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+from hessians import Floats, factor, hessian, trace_error
+from numpy.typing import NDArray
+
+from qtool import native, native_gguf
+from qtool.gguf.levels import SWEPT, Levels, levels, put_codes
+from qtool.gguf_types import BY_NAME, BlockType
+
+Order = NDArray[np.int32]
+TYPES = [BY_NAME[name] for name in sorted(SWEPT)]
+each_type = pytest.mark.parametrize("block", TYPES, ids=lambda block: block.name)
+
+
+@pytest.fixture
+def isa_restored() -> Iterator[None]:
+    """Leaves the instruction set as it was."""
+    before = native.selected()
+    yield
+    native.select(before)
+
+
+def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def strongest_first(h: Floats) -> Order:
+    return np.argsort(-np.diag(h), kind="stable").astype(np.int32)
+
+
+@cache
+def problem(columns: int, seed: int, ordered: bool) -> tuple[Floats, Order | None, list[Floats]]:
+    """A Gram matrix, an order, and at each step the share of its error that each column takes."""
+    h = hessian(columns, seed)
+    order = strongest_first(h) if ordered else None
+    steps = np.arange(columns) if order is None else order
+    shares = []
+    for i in range(columns):
+        rest = steps[i:]
+        inverse = np.linalg.inv(h[np.ix_(rest, rest)])
+        shares.append(inverse[0] / inverse[0, 0])
+    return h, order, shares
+
+
+def level_values(found: Levels, group: int) -> NDArray[np.float32]:
+    """[out, numbers of the book], what the codes of a group stand for."""
+    values = found.scale[:, group, None] * found.book
+    return values if found.offset is None else values - found.offset[:, group, None]
+
+
+def nearest(w: Floats, values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Floats]:
+    """Codes of the nearest of values [out, levels], the first of equals, and these."""
+    code = np.abs(w[:, None] - values.astype(np.float64)).argmin(1)
+    return code.astype(np.uint8), values[np.arange(len(w)), code].astype(np.float64)
+
+
+def oracle(
+    weight: NDArray[np.float32], found: Levels, order: Order | None, shares: list[Floats]
+) -> tuple[NDArray[np.uint8], Floats]:
+    """Optimal brain quantization in a fixed order: codes and what they stand for."""
+    w = weight.astype(np.float64)
+    steps = np.arange(w.shape[1]) if order is None else order
+    codes, values = np.zeros(w.shape, np.uint8), np.zeros(w.shape)
+    for i, column in enumerate(steps):
+        chosen = nearest(w[:, column], level_values(found, column // found.width))
+        codes[:, column], values[:, column] = chosen
+        w[:, steps[i:]] -= np.outer(w[:, column] - chosen[1], shares[i])
+    return codes, values
+
+
+def sweep(
+    weight: NDArray[np.float32],
+    h: Floats,
+    found: Levels,
+    order: Order | None = None,
+    dtype: type = np.float64,
+    threads: int = 1,
+) -> NDArray[np.uint8]:
+    permuted = h if order is None else h[np.ix_(order, order)]
+    upper = factor(permuted).astype(dtype)
+    return native.gptq_sweep_levels(
+        weight.astype(dtype), upper, order=order, levels=found, threads=threads
+    )
+
+
+def values_of(found: Levels, codes: NDArray[np.uint8]) -> Floats:
+    """What codes [out, in] stand for."""
+    groups = np.arange(codes.shape[1]) // found.width
+    product = found.scale[:, groups] * found.book[codes]
+    exact = product if found.offset is None else product - found.offset[:, groups]
+    return exact.astype(np.float64)
+
+
+def encoded(weight: NDArray[np.float32], h: Floats, block: BlockType) -> NDArray[np.uint8]:
+    """As llama.cpp would, with the importance that GPTQ gives to columns."""
+    order = strongest_first(h)
+    importance = np.empty(len(h), np.float32)
+    importance[order] = 1 / np.diag(factor(h[np.ix_(order, order)])) ** 2
+    return native_gguf.encode(weight, block, importance)
+
+
+@each_type
+@pytest.mark.parametrize("ordered", [False, True])
+def test_float64_equals_the_oracle(block: BlockType, ordered: bool) -> None:
+    h, order, shares = problem(256, 7, ordered)
+    weight = normal(64, 256, seed=block.number)
+    found = levels(encoded(weight, h, block), block, 256)
+    codes, _ = oracle(weight, found, order, shares)
+    np.testing.assert_array_equal(sweep(weight, h, found, order), codes)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("shift", [None, 0.3])
+@pytest.mark.parametrize("book", ["shuffled", "whole", "one"])
+def test_any_levels_equal_the_oracle(book: str, shift: float | None, ordered: bool) -> None:
+    """Rows that fill no panel, a smaller last group, scales of either sign and zero, numbers that
+    occur twice, codes in any order."""
+    h, order, shares = problem(300, 3, ordered)
+    rng = np.random.default_rng(5)
+    numbers = {
+        "shuffled": np.append(rng.permutation(40), [7, 7, 9]) * 0.37 - 6,
+        "whole": np.arange(-3, 9),
+        "one": np.array([2.5]),
+    }[book].astype(np.float32)
+    weight = normal(37, 300)
+    scale = rng.standard_normal((37, 13)).astype(np.float32) / 4
+    scale[rng.random(scale.shape) < 0.2] = 0
+    offset = None if shift is None else normal(37, 13, seed=6) * np.float32(shift)
+    found = Levels(24, scale, offset, numbers)
+    codes, values = oracle(weight, found, order, shares)
+    got = sweep(weight, h, found, order)
+    np.testing.assert_array_equal(values_of(found, got), values)
+    alive = scale.repeat(24, axis=1)[:, :300] != 0
+    np.testing.assert_array_equal(got[alive], codes[alive])
+    least = np.abs(numbers).argmin()
+    assert (got[~alive] == least).all()
+
+
+@each_type
+def test_float32_hardly_differs_from_float64(block: BlockType) -> None:
+    weight = normal(128, 512)
+    h = hessian(512, seed=1)
+    found = levels(encoded(weight, h, block), block, 512)
+    order = strongest_first(h)
+    double = sweep(weight, h, found, order)
+    single = sweep(weight, h, found, order, np.float32)
+    assert np.mean(single != double) <= 1e-3
+    expected = trace_error(weight, values_of(found, double), h)
+    assert abs(trace_error(weight, values_of(found, single), h) / expected - 1) < 1e-4
+
+
+@each_type
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_same_codes_on_every_instruction_set_and_thread_count(
+    block: BlockType, dtype: type, isa_restored: None
+) -> None:
+    weight = normal(75, 512)
+    h = hessian(512, seed=5)
+    order = np.random.default_rng(6).permutation(512).astype(np.int32)
+    found = levels(encoded(weight, h, block), block, 512)
+    results = []
+    for isa in native.available():
+        native.select(isa)
+        results += [sweep(weight, h, found, order, dtype, threads) for threads in (1, 2, 3)]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    alone = Levels(
+        found.width,
+        found.scale[70:71].copy(),
+        None if found.offset is None else found.offset[70:71].copy(),
+        found.book,
+    )
+    row = sweep(weight[70:71].copy(), h, alone, order, dtype)
+    np.testing.assert_array_equal(row, results[0][70:71])
+
+
+@each_type
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_without_correlations_it_is_plain_rounding(block: BlockType, dtype: type) -> None:
+    weight = normal(40, 512)
+    identity = np.eye(512)
+    found = levels(encoded(weight, identity, block), block, 512)
+    codes = sweep(weight, identity, found, dtype=dtype)
+    for column in range(512):
+        values = level_values(found, column // found.width)
+        wanted, _ = nearest(weight[:, column].astype(np.float64), values)
+        np.testing.assert_array_equal(codes[:, column], wanted)
+
+
+def test_halves_go_to_even_or_down() -> None:
+    weight = np.array([[0.5, 1.5, -0.5, 2.5, 9, -9]], np.float32)
+    one = np.ones((1, 1), np.float32)
+    whole = Levels(6, one, None, np.arange(-2, 4, dtype=np.float32))
+    assert sweep(weight, np.eye(6), whole)[0].tolist() == [2, 4, 2, 4, 5, 0]
+    other = Levels(6, one, None, np.array([3, 2, 1, 0, -1, -2.5], np.float32))
+    assert sweep(weight, np.eye(6), other)[0].tolist() == [3, 2, 4, 1, 0, 5]
+
+
+@each_type
+def test_output_error_falls_below_that_of_the_encoder(block: BlockType) -> None:
+    weight = normal(128, 512)
+    mix = np.random.default_rng(3).standard_normal((512, 512))
+    inputs = normal(2048, 512, seed=4) @ (np.eye(512) + mix / 512**0.5)
+    h = inputs.T @ inputs / 2048 + 0.01 * np.eye(512)
+    blocks = encoded(weight, h, block)
+    found = levels(blocks, block, 512)
+    before = trace_error(weight, native_gguf.dequantize(blocks, block, 512), h)
+    put_codes(blocks, block, sweep(weight, h, found, strongest_first(h), np.float32))
+    after = trace_error(weight, native_gguf.dequantize(blocks, block, 512), h)
+    assert after < 0.85 * before
+
+
+def test_bad_arguments_are_refused() -> None:
+    weight, upper = np.zeros((4, 8), np.float32), np.eye(8, dtype=np.float32)
+    scale, book = np.ones((4, 2), np.float32), np.arange(4, dtype=np.float32)
+
+    def refused(match: str, found: Levels, w: NDArray[np.floating] = weight, **more: Order) -> None:
+        with pytest.raises((TypeError, ValueError), match=match):
+            native.gptq_sweep_levels(w, upper, levels=found, **more)
+
+    good = Levels(4, scale, None, book)
+    assert native.gptq_sweep_levels(weight, upper, levels=good).shape == (4, 8)
+    refused("weight is float16", good, weight.astype(np.float16))
+    refused("upper is float32, expected float64", good, weight.astype(np.float64))
+    refused("not a permutation", good, order=np.zeros(8, np.int32))
+    refused("group_size is 0", Levels(0, scale, None, book))
+    refused(r"scale has shape \(4, 2\), expected \(4, 3\)", Levels(3, scale, None, book))
+    refused(r"offset has shape \(3, 2\)", Levels(4, scale, scale[:3], book))
+    refused("book is float64", Levels(4, scale, None, book.astype(np.float64)))
+    refused("expected 1 to 256 finite", Levels(4, scale, None, book[:0]))
+    refused("expected 1 to 256 finite", Levels(4, scale, None, book + np.float32(np.inf)))
+    refused("expected 1 to 256 finite", Levels(4, scale, None, np.ones(257, np.float32)))
