@@ -5,9 +5,12 @@ wild. Widths are not what the defaults would give, so that a setting that is ign
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 VOCABULARY = 96
 _SMALL = {
@@ -125,6 +128,24 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
             else:
                 parameter.mul_(4.0)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return folder
+
+
+def fuse_experts(apart: Path, folder: Path) -> Path:
+    """The same two blocks of eight experts as transformers has them in memory: in two tensors."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(apart, folder)
+    state = load_file(folder / "model.safetensors")
+    for block in range(2):
+        at = f"model.layers.{block}.mlp.experts"
+        matrices = {
+            kind: np.stack([state.pop(f"{at}.{i}.{kind}_proj.weight") for i in range(8)])
+            for kind in ("gate", "up", "down")
+        }
+        state[f"{at}.gate_up_proj"] = np.concatenate([matrices["gate"], matrices["up"]], axis=1)
+        state[f"{at}.down_proj"] = matrices["down"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -1,7 +1,6 @@
 """Importance as it is measured: sums against float64, every expert, and the commands."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,22 +183,10 @@ def test_experts_in_one_tensor_are_measured_as_those_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers 5 has them in memory, and some checkpoints on disk: the same bytes."""
-    from safetensors.numpy import load_file, save_file
-
     gguf_from_hf.no_vocabulary(monkeypatch)
     quantizing.text_file(tmp_path / "text.txt")
     apart = quantizing.add_tokenizer(gguf_models.build("qwen3-moe", tmp_path / "apart"))
-    fused = Path(shutil.copytree(apart, tmp_path / "fused"))
-    state = load_file(fused / "model.safetensors")
-    for block in range(2):
-        at = f"model.layers.{block}.mlp.experts"
-        matrices = {
-            kind: np.stack([state.pop(f"{at}.{i}.{kind}_proj.weight") for i in range(8)])
-            for kind in ("gate", "up", "down")
-        }
-        state[f"{at}.gate_up_proj"] = np.concatenate([matrices["gate"], matrices["up"]], axis=1)
-        state[f"{at}.down_proj"] = matrices["down"]
-    save_file(state, fused / "model.safetensors", {"format": "pt"})
+    fused = gguf_models.fuse_experts(apart, tmp_path / "fused")
     given = settings(tmp_path, 1, 40)
     files = []
     for folder in (apart, fused):

@@ -165,7 +165,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     room = plan.memory.setting.gram_bytes
     if run.device is not None:
         room = min(room, run.device.sums_bytes)
-    groups = _groups(wanted, run.recipe, room)
+    # Scales of AWQ and of smoothing are shared by sites, so all are one group.
+    groups = [wanted] if run.recipe.shares_scales else groups_of(wanted, room)
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
@@ -259,15 +260,12 @@ def _check_finite(site: Site, stats: SiteStats) -> None:
             )
 
 
-def _groups(sites: Sequence[Site], recipe: Recipe, gram_bytes: int) -> list[list[Site]]:
+def groups_of(sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
     """The sites that are measured and quantized together, the last ones of the block first.
 
     No input that is still to be measured then depends on a matrix that is already quantized: the
-    statistics are the same for any grouping. Scales of AWQ and of smoothing are shared by sites,
-    so all are one.
+    statistics are the same for any grouping.
     """
-    if recipe.shares_scales:
-        return [list(sites)]
     groups: list[list[Site]] = []
     room = 0
     for site in reversed(sites):

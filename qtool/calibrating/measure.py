@@ -37,6 +37,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 if TYPE_CHECKING:
+    from qtool.gguf.rounding import Rounding
     from qtool.gguf.scaling import Scaling
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
@@ -164,12 +165,14 @@ def measure_importance(
     space: Workspace | None = None,
     states_on_disk: bool = False,
     scaling: "Scaling | None" = None,
+    rounding: "Rounding | None" = None,
 ) -> Importance:
-    """The importance matrix of the unquantized model, by the names that `source` has for it.
+    """The importance matrix of the model, by the names that `source` has for it.
 
     space: where what is measured of a block is kept, from which a run that died goes on; and, with
     states_on_disk, hidden states instead of in memory. scaling: finds scales of each block, which
-    is measured with them.
+    is measured with them. rounding: quantizes matrices of each block, which feeds those after it;
+    without, all that is measured is of the unquantized model.
     """
     with progress.stage("calibrate"), Workers(threads) as workers:
         calibration = calibration_tokens(settings, model.folder)
@@ -179,23 +182,33 @@ def measure_importance(
         blocks: list[list[Squares]] = []
         if space is not None:
             space.agree({"calibration text": calibration.record()})
-            blocks = kept_importance.take_up(space, count, scaling)
+            blocks = kept_importance.take_up(space, count, scaling, rounding)
         if len(blocks) < count:
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             if space is not None:
                 kept_importance.take_up_hidden(space, blocks, stream, workers)
-            if scaling is not None:
-                del scaling.kept[len(blocks) :]
+            for kept in (scaling, rounding):
+                if kept is not None:
+                    del kept.kept[len(blocks) :]
             resume.say(progress, len(blocks), count)
             tracer = Tracer(stacked=True)
             for index in progress.blocks(count, first=len(blocks)):
-                measured = _measure_block(skeleton, stream, tracer, index, SQUARE, workers, scaling)
+                measured = _measure_block(
+                    skeleton, stream, tracer, index, SQUARE, workers, scaling, rounding
+                )
                 block = [Squares.of(site, stats) for site, stats in measured]
                 if space is not None:
                     last = index + 1 == count
                     kept_importance.keep(
-                        space, index, block, stream, workers, last=last, scaling=scaling
+                        space,
+                        index,
+                        block,
+                        stream,
+                        workers,
+                        last=last,
+                        scaling=scaling,
+                        rounding=rounding,
                     )
                 blocks.append(block)
     gathered = Gathered()
@@ -229,15 +242,21 @@ def _measure_block(
     needs: frozenset[str],
     workers: Workers,
     scaling: "Scaling | None" = None,
+    rounding: "Rounding | None" = None,
 ) -> Iterator[tuple[Site, SiteStats]]:
-    """Every site of one block, scaled where `scaling` is given; the stream is then before the next
-    one."""
+    """Every site of one block, scaled and quantized where that is asked for; the stream is then
+    before the next one."""
     give_back()
     block = skeleton.block(index)
     if scaling is not None:
         scaling.scale(block, stream, workers)
     found = tracer.sites(block, stream)
     more = index + 1 < skeleton.count
+    if rounding is not None:
+        yield from rounding.round(block, stream, found, workers)
+        if more:
+            skeleton.advance(block, stream, workers)
+        return
     stats = collect(block, stream, found.sites, needs, workers, advance=more)
     for site in found.sites:
         yield site, stats.pop(site.id)

@@ -5,12 +5,14 @@
               cores; and bytes read, written and read back over the rate of the storage
 
 Measuring importance adds a forward pass with one decoder block in memory at a time; transforms
-that scale channels add another, and where they search, the Gram matrices of a block. The constants
-are the only measured numbers: cores of an AMD Zen 4 with AVX-512.
+that scale channels add another, and where they search, the Gram matrices of a block. So does GPTQ's
+sweep, and factors, and a matrix for each thread. The constants are the only measured numbers: cores
+of an AMD Zen 4 with AVX-512.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
@@ -49,6 +51,25 @@ _PIECE_BYTES = 3_000_000  # of one thread
 _HEADER_COPIES = 2  # in memory
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What a forward pass is for, beside importance."""
+
+    scales: bool = False  # channels are scaled
+    searches: bool = False  # which is searched for
+    sweeps: bool = False  # GPTQ chooses codes
+
+    @property
+    def grams(self) -> bool:
+        """Whether Gram matrices are measured."""
+        return self.searches or self.sweeps
+
+    @property
+    def passes(self) -> int:
+        """How often tokens pass each block."""
+        return 1 + self.scales + self.sweeps
+
+
 # What reads the same input as a tensor of another name does.
 _SAME_INPUT = {"attn_k": "attn_q", "attn_v": "attn_q", "ffn_gate": "ffn_up"}
 
@@ -57,9 +78,9 @@ def shapes_of(
     tensors: Sequence[PlannedTensor],
     calibration: Calibration,
     active: float = 1.0,
-    grams: bool = False,
+    measuring: Measuring = Measuring(),
 ) -> Shapes:
-    """What the memory of measuring importance depends on. grams: whether scales are searched."""
+    """What the memory of measuring importance depends on."""
     inside: dict[int, list[PlannedTensor]] = defaultdict(list)
     for tensor in tensors:
         inside[layer_of(tensor.name)].append(tensor)
@@ -70,7 +91,7 @@ def shapes_of(
         experts = [t for t in group if len(t.shape) == 3]
         # Gate and up read one input, down another: the widest and the narrowest of each.
         routed = {t.shape[-1]: Input(t.shape[-1], 0, active * t.shape[0]) for t in experts}
-        inputs = _searched(shared, experts, active) if grams else tuple(routed.values())
+        inputs = _searched(shared, experts, active) if measuring.grams else tuple(routed.values())
         numbers = [tensor.parameters for tensor in group]
         widest = max((max(t.shape) for t in shared), default=0)
         blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs))
@@ -84,16 +105,16 @@ def shapes_of(
         largest=0,
         quantized=0,
         blocks=tuple(blocks),
-        grams=grams,
-        chained=grams,  # scales are shared by all that read a norm
-        solves=False,
+        grams=measuring.grams,
+        chained=measuring.searches,  # scales are shared by all that read a norm
+        solves=measuring.sweeps,
     )
 
 
 def _searched(
     shared: Sequence[PlannedTensor], experts: Sequence[PlannedTensor], active: float
 ) -> tuple[Input, ...]:
-    """Every input of a block that a search for scales looks at, the widest first."""
+    """Every input of a block whose Gram matrix is measured, the widest first."""
     found: dict[str, Input] = {}
     for tensor in shared:
         kind = tensor.name.split(".")[-2]
@@ -139,15 +160,14 @@ def run_cost(
     active: float = 1.0,
     threads: int | None = None,
     max_ram: int | None = None,
-    passes: int = 1,
-    grams: bool = False,
+    measuring: Measuring = Measuring(),
     rotates: bool = False,
 ) -> tuple[Memory, float]:
     """Memory, with the setting that keeps it, and seconds. calibration: where a forward pass is
     made; active: share of the experts that a token visits; max_ram: bytes that a run may take,
-    UnsupportedError where it cannot do with them; passes: how often tokens pass each block; grams:
-    whether scales are searched; rotates: whether the network is, and that proved."""
-    shapes = None if calibration is None else shapes_of(tensors, calibration, active, grams)
+    UnsupportedError where it cannot do with them; rotates: whether the network is, and that
+    proved."""
+    shapes = None if calibration is None else shapes_of(tensors, calibration, active, measuring)
     memory = choose(
         shapes,
         threads or usable_cores(),
@@ -171,9 +191,14 @@ def run_cost(
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0
-            flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
-            if grams:  # X'X, of which half is computed
-                flops += shapes.tokens * share * tensor.shape[-1] ** 2
+            width = tensor.shape[-1]
+            flops += 2.0 * measuring.passes * shapes.tokens * share * tensor.parameters
+            if measuring.grams:  # X'X, of which half is computed
+                flops += shapes.tokens * share * width**2
+            if measuring.sweeps:
+                flops += 2.0 * width * tensor.parameters
+                if _SAME_INPUT.get(kind := tensor.name.split(".")[-2], kind) == kind:
+                    flops += 2.0 * width**3
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -146,7 +146,9 @@ class _Found:
         )
         origin = tuple(info.name for info in infos)
         self._check(module, suffix, origin, reader.shape)
-        return SourceTensor(gguf_name + suffix, reader.shape, reader.type, reader.read, origin)
+        return SourceTensor(
+            gguf_name + suffix, reader.shape, reader.type, reader.read, origin, order=reader.order
+        )
 
     @cached_property
     def own_head(self) -> bool:

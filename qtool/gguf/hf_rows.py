@@ -47,6 +47,14 @@ class HfRows:
     def _total(self) -> int:
         return prod(self.shape) // self._width if self._width else 0
 
+    @property
+    def order(self) -> Callable[[Rows], Rows] | None:
+        """Numbers of GGUF rows -> those in all parts, one after another."""
+        rows = self.rows
+        if rows is None:
+            return None
+        return lambda wanted: rows.forward(wanted, self.groups, self._total)
+
     def read(self, first: int, last: int) -> NDArray[np.uint8]:
         """GGUF rows first to last -> uint8 [last - first, bytes of a row]."""
         if self._width != self.shape[-1]:
@@ -69,8 +77,8 @@ class HfRows:
 
     def _raw(self, first: int, last: int) -> NDArray[np.uint8]:
         wanted = np.arange(first, last, dtype=np.int64)
-        if self.rows is not None:
-            wanted = self.rows.forward(wanted, self.groups, self._total)
+        if self.order is not None:
+            wanted = self.order(wanted)
         elif len(self.parts) == 1:
             return self._run(0, first, last)
         order = np.argsort(wanted, kind="stable")

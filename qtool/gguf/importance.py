@@ -10,9 +10,9 @@ one, and so does `begin_with_bos`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from qtool.runs.provenance import environment
 if TYPE_CHECKING:  # they import torch
     from qtool.calibrating.sites import Site
     from qtool.calibrating.stats import SiteStats
+
+Read = TypeVar("Read")  # what is known of a site
 
 CALIBRATION_KEY = "qtool.calibration"
 _BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
@@ -91,6 +93,24 @@ class Squares:
         return cls(site.id, site.names, site.expert, square, stats.count)
 
 
+def matrices_reading(
+    tensor: SourceTensor, sites: Mapping[str, Mapping[int, Read]], width_of: Callable[[Read], int]
+) -> list[Read]:
+    """What each of a tensor's matrices reads, in their order; empty where it is not known of all.
+
+    sites: by checkpoint tensor, then by the expert's number, or -1.
+    """
+    found = [sites.get(name, {}) for name in tensor.origin]
+    if not all(found):
+        return []
+    seen = [experts[number] for experts in found for number in sorted(experts)]
+    matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
+    if matrices == 1 and all(one is seen[0] for one in seen):
+        seen = seen[:1]
+    fits = all(width_of(one) == tensor.in_features for one in seen)
+    return seen if fits and len(seen) == matrices else []
+
+
 @dataclass
 class Gathered:
     """Sums of squares by the checkpoint tensors that read them."""
@@ -112,7 +132,7 @@ class Gathered:
         for tensor in source.tensors:
             if not tensor.name.startswith("blk.") or not tensor.name.endswith(".weight"):
                 continue
-            rows = self._rows(tensor)
+            rows = matrices_reading(tensor, self._seen, lambda squares: squares.square.size)
             if rows:
                 sums[tensor.name] = np.stack([row.square for row in rows])
                 counts[tensor.name] = np.array([row.count for row in rows], dtype=np.int64)
@@ -134,15 +154,3 @@ class Gathered:
             unmeasured=tuple(unmeasured),
             extra={CALIBRATION_KEY: string(json.dumps(record, sort_keys=True))},
         )
-
-    def _rows(self, tensor: SourceTensor) -> list[Squares]:
-        """What a tensor's matrices read, in their order; empty where it is not known of all."""
-        found = [self._seen.get(name, {}) for name in tensor.origin]
-        if not all(found):
-            return []
-        seen = [experts[number] for experts in found for number in sorted(experts)]
-        matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
-        if matrices == 1 and all(one is seen[0] for one in seen):
-            seen = seen[:1]
-        fits = all(one.square.size == tensor.in_features for one in seen)
-        return seen if fits and len(seen) == matrices else []

@@ -24,7 +24,7 @@ from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.pieces import (
     Done,
     Encoder,
-    Floats,
+    Given,
     Piece,
     Pieces,
     cached_weights,
@@ -50,9 +50,13 @@ class Batch:
 
 
 def batches(
-    tensors: Sequence[PlannedTensor], pieces: Pieces, numbers: Sequence[int]
+    tensors: Sequence[PlannedTensor],
+    pieces: Pieces,
+    numbers: Sequence[int],
+    given: Given,
 ) -> list[Batch]:
-    """All of these pieces, in their order; what has no encoder on a GPU piece by piece."""
+    """All of these pieces, in their order; piece by piece what has no encoder on a GPU, or is made
+    already."""
     found: list[Batch] = []
     tensor, weights = -1, 0
     for number in numbers:
@@ -63,7 +67,9 @@ def batches(
             found[-1] = Batch(range(found[-1].pieces.start, number + 1), True)
             weights += size
             continue
-        found.append(Batch(range(number, number + 1), encodes(tensors[piece.tensor])))
+        planned = tensors[piece.tensor]
+        made = given.rows(planned, piece.first, piece.first) is not None
+        found.append(Batch(range(number, number + 1), encodes(planned) and not made))
         tensor, weights = piece.tensor, size
     return found
 
@@ -83,11 +89,11 @@ def left_to_the_cpu(tensors: Sequence[PlannedTensor]) -> list[str]:
 
 @dataclass(frozen=True)
 class File:
-    """A file under way, and what its tensors are encoded with ([matrices, in] each, or None)."""
+    """A file under way, and what its tensors are encoded with."""
 
     tensors: Sequence[PlannedTensor]
     pieces: Pieces
-    importance: Callable[[PlannedTensor], Floats | None]
+    given: Given
     writer: GgufWriter
     done: Done
 
@@ -238,7 +244,7 @@ class DeviceEncoder:
 
     def _importance(self, tensor: PlannedTensor, number: int) -> Any:
         """[matrices, in] on the device, or None."""
-        factors = self._file.importance(tensor)
+        factors = self._file.given.importance(tensor)
         if factors is None:
             return None
         if self._factors_of != number:
@@ -292,11 +298,11 @@ def encode_all(
     steps: Steps,
 ) -> None:
     """These pieces, in their order; `commits` is told of each that is written."""
-    all_ = batches(file.tensors, file.pieces, numbers)
+    all_ = batches(file.tensors, file.pieces, numbers, file.given)
     device = OnDevice(file, all_, places)
 
     def worker() -> Callable[[int], None]:
-        encoder = Encoder(file.tensors, file.pieces, file.importance, file.writer, file.done)
+        encoder = Encoder(file.tensors, file.pieces, file.given, file.writer, file.done)
 
         def encode(place: int) -> None:
             batch = all_[place]

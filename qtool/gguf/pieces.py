@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.errors import FormatError, SourceError
+from qtool.formats.dtypes import to_float32
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.plan import PlannedTensor
 from qtool.gguf.source import SourceTensor
@@ -115,6 +116,15 @@ class Done:
         return True
 
 
+@dataclass(frozen=True)
+class Given:
+    """What tensors are encoded with: [matrices, in] of one, or None; and blocks of some of its
+    rows, uint8 [last - first, bytes of a row], where they are made already."""
+
+    importance: Callable[[PlannedTensor], Floats | None] = lambda _: None
+    rows: Callable[[PlannedTensor, int, int], NDArray[np.uint8] | None] = lambda *_: None
+
+
 class Encoder:
     """One thread's buffers, and the way of a piece through them."""
 
@@ -122,12 +132,12 @@ class Encoder:
         self,
         tensors: Sequence[PlannedTensor],
         pieces: Pieces,
-        importance: Callable[[PlannedTensor], Floats | None],
+        given: Given,
         writer: GgufWriter,
         done: Done,
     ) -> None:
-        """importance: [matrices, in] of a tensor, or None. done: is filled."""
-        self._tensors, self._pieces, self._importance = tensors, pieces, importance
+        """done: is filled."""
+        self._tensors, self._pieces, self._given = tensors, pieces, given
         self._writer, self._done = writer, done
         self._factors: tuple[int, Floats | None] = (-1, None)  # of the tensor at hand
         self._raw = np.empty(max((_most(t, t.source.type) for t in tensors), default=0), np.uint8)
@@ -141,12 +151,17 @@ class Encoder:
         source, block = tensor.source, tensor.source.type
         raw = self._read(source, piece)
         stored, size, lost = raw, 0.0, 0.0
-        if block in FLOATS or block.name in BY_NAME:  # the rest are whole numbers
+        made = self._given.rows(tensor, piece.first, piece.last)
+        if made is not None:
+            stored = made
+            size, lost = self._compared(tensor, piece, made)
+            check_sums(tensor, piece, raw, size, lost)
+        elif block in FLOATS or block.name in BY_NAME:  # the rest are whole numbers
             want = None if tensor.copied else tensor.type
             if want is not None:
                 stored = _rows(self._out, len(raw), want.row_bytes(source.in_features))
             if self._factors[0] != piece.tensor:
-                self._factors = piece.tensor, self._importance(tensor)
+                self._factors = piece.tensor, self._given.importance(tensor)
             factors = self._factors[1]
             chosen = None if factors is None else factors[piece.matrix]
             size, lost = native_gguf.convert(
@@ -159,12 +174,41 @@ class Encoder:
         done.written[number] = done.read[number] if stored is raw else checksum(stored)
         done.size[number], done.lost[number] = size, lost
 
+    def _compared(
+        self, tensor: PlannedTensor, piece: Piece, made: NDArray[np.uint8]
+    ) -> tuple[float, float]:
+        """Sums of squared weights, and of what blocks that are made already lose."""
+        size = lost = 0.0
+        step = max(1, CACHED_WEIGHTS // tensor.source.in_features)
+        for first in range(piece.first, piece.last, step):
+            last = min(piece.last, first + step)
+            weight = floats_of(tensor, first, last)
+            blocks = made[first - piece.first : last - piece.first]
+            back = native_gguf.dequantize(blocks, tensor.type, weight.shape[1], threads=1)
+            size += float(np.square(weight, dtype=np.float64).sum())
+            lost += float(np.square(weight - back, dtype=np.float64).sum())
+        return size, lost
+
     def _read(self, source: SourceTensor, piece: Piece) -> NDArray[np.uint8]:
         if source.fill is None:
             return np.ascontiguousarray(source.read(piece.first, piece.last))
         row_bytes = source.type.row_bytes(source.in_features)
         out = _rows(self._raw, piece.last - piece.first, row_bytes)
         return source.fill(piece.first, piece.last, out)
+
+
+def floats_of(tensor: PlannedTensor, first: int, last: int) -> Floats:
+    """Rows of the source, float32 [last - first, in]; SourceError where one is not finite."""
+    source = tensor.source
+    raw = np.ascontiguousarray(source.read(first, last))
+    if source.type in FLOATS:
+        shape = (last - first, source.in_features)
+        found = to_float32(raw.reshape(-1), source.type.name, shape)
+    else:
+        found = native_gguf.dequantize(raw, source.type, source.in_features, threads=1)
+    if not np.isfinite(found).all():
+        raise SourceError(_not_finite(tensor, raw, first))
+    return found
 
 
 def cached_weights(tensors: Sequence[PlannedTensor]) -> int:

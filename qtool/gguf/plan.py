@@ -20,7 +20,8 @@ from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
-from qtool.gguf.kinds import EMBEDDINGS, model_facts
+from qtool.gguf.kinds import EMBEDDINGS, layer_of, model_facts
+from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
@@ -100,6 +101,7 @@ def make_gguf_plan(
             choice.fallback,
             choice.eligible,
             _weighed(source, recipe, sources[name], choice, importance),
+            _swept(recipe, sources[name], choice),
         )
         for name, choice in choices.items()
     )
@@ -108,7 +110,8 @@ def make_gguf_plan(
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     memory, seconds = estimate.run_cost(
         planned, header, calibration, facts.active_share, threads, max_ram,
-        2 if recipe.scaling else 1, recipe.searches_scales, recipe.rotates,
+        estimate.Measuring(bool(recipe.scaling), recipe.searches_scales, recipe.sweeps),
+        recipe.rotates,
     )  # fmt: skip
     return GgufPlan(
         recipe,
@@ -172,6 +175,12 @@ def _weighed(
             "tensor another type with an override"
         )
     return found and choice.type not in FLOATS
+
+
+def _swept(recipe: GgufRecipe, tensor: SourceTensor, choice: Choice) -> bool:
+    """Whether GPTQ chooses the codes: of matrices in decoder blocks, whose type has levels."""
+    matrix = len(tensor.shape) > 1 and layer_of(tensor.name) >= 0
+    return recipe.sweeps and matrix and choice.type != tensor.type and choice.type.name in SWEPT
 
 
 def _requantized(

@@ -35,6 +35,8 @@ class Planned(Protocol):
     def eligible(self) -> bool: ...
     @property
     def copied(self) -> bool: ...
+    @property
+    def swept(self) -> bool: ...
 
 
 def warnings(
@@ -113,7 +115,21 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
             )
     if recipe.embedding_type is not None and "token_embd.weight" not in all_names:
         found.append("embedding_type has no effect: there is no token_embd.weight")
-    if recipe.importance and all(t.copied or t.type.name in _DEAF for t in tensors):
+    if recipe.sweeps and not any(tensor.swept for tensor in tensors):
+        found.append(
+            f"method gptq has no effect with type {recipe.type}: it chooses codes where each "
+            "weight has one of its own, as in Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and IQ4_XS"
+        )
+    if not recipe.sweeps:
+        found += [
+            f"gptq.{key} has no effect without method: gptq"
+            for key in sorted(recipe.gptq.model_fields_set)
+        ]
+    if (
+        recipe.importance
+        and not recipe.sweeps
+        and all(t.copied or t.type.name in _DEAF for t in tensors)
+    ):
         found.append(f"importance has no effect with type {recipe.type}")
     if not recipe.calibrates and recipe.calibration.model_fields_set:
         found.append("calibration has no effect without importance: true")

@@ -26,6 +26,7 @@ class PlannedTensor:
     fallback: bool
     eligible: bool  # False: never quantized, whatever the recipe says
     importance: bool  # encoded with importance: it was measured, or will be
+    swept: bool = False  # GPTQ chooses its codes, where what it reads can be measured
 
     @property
     def name(self) -> str:
@@ -148,6 +149,7 @@ class GgufPlan:
                     "reason": tensor.why,
                     "fallback": tensor.fallback,
                     "importance": tensor.importance,
+                    "swept": tensor.swept,
                     "bytes": tensor.nbytes,
                 }
                 for tensor in self.tensors

@@ -4,7 +4,6 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
      -> read back and compare -> final name
 """
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,38 +16,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import native_gguf
 from qtool.calibrating.weights import Weights
-from qtool.formats.dtypes import to_float32
+from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.open import is_gguf, open_source, open_view
-from qtool.gguf.pieces import Done, Encoder, Pieces
+from qtool.gguf.pieces import Done, Encoder, Given, Pieces
 from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, Scales, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.reports import reports_of
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
-from qtool.gguf_types import BY_NAME, FLOATS
+from qtool.gguf_types import BY_NAME
 from qtool.hub import plain_name, public_name
 from qtool.native.sums import checksum
 from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
-from qtool.runs.summary import WEIGHTS, LayerReport, Summary, peak_rss_bytes
+from qtool.runs.summary import Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Stating, Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
+    from qtool.gguf.rounding import Rounding
     from qtool.gguf.scaling import Scaling
     from qtool.transforms.rotated import Rotated
-
-_TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,11 @@ def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     check_free(request.artifact, is_folder=False)
+    if request.recipe.sweeps and request.imatrix is not None:
+        raise UnsupportedError(
+            f"--imatrix {request.imatrix}: recipe {request.recipe.name} has method gptq, which "
+            "measures what matrices read, importance with it; leave --imatrix out"
+        )
     view = open_view(request.source, request.recipe, request.imatrix)
     if view is None:
         with closing(open_source(request.source)) as source:
@@ -140,7 +143,8 @@ def _run(
         progress.say(f"warning: {warning}")
     weighs = importance is None and request.recipe.importance
     weighs = weighs and any(tensor.importance for tensor in plan.tensors)
-    size = plan.size_bytes + memory.disk_bytes
+    swept = sum(tensor.nbytes for tensor in plan.tensors if tensor.swept)  # once more, meanwhile
+    size = plan.size_bytes + memory.disk_bytes + swept
     with workspace(
         out,
         is_folder=False,
@@ -150,16 +154,20 @@ def _run(
         stating=request.stating,
     ) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
+        rounding = None
         if weighs or request.recipe.scaling:
             space.agree({"version of torch or kind of CPU": environment()})
             on_disk = memory.setting.states_on_disk
-            measured, scaling = _measure(request, source, progress, space, on_disk, view)
+            scaling = _scaling(request, view)
+            rounding = _rounding(request, plan, space)
+            measured = _measure(request, source, progress, space, on_disk, view, scaling, rounding)
             importance = measured if weighs else None
             scales = None
             if scaling is not None and view is not None:
                 scales = Scales(scaling.found, measured.calibration)
                 view.scales.update(scales.found)
                 notes += scaling.notes
+            notes += rounding.notes if rounding is not None else []
             plan = make(importance, scaled=scales)
             if request.recipe.calibration.source is None:
                 what = " and ".join(["importance"] * weighs + ["scales"] * bool(scales))
@@ -180,8 +188,10 @@ def _run(
             writer = GgufWriter(descriptor, layout)
             with progress.stage("quantize"):
                 work = _Work(plan, pieces, done, writer, descriptor, space.journal)
-                _encode(work, importance, request, progress)
-            reports = _reports(plan, pieces, done)
+                factors = partial(_factors, importance)
+                given = Given(factors) if rounding is None else Given(factors, rounding.rows)
+                _encode(work, given, request, progress)
+            reports = reports_of(plan, pieces, done, rounding)
             if odd := layer_errors.checked(reports):
                 progress.event("flagged", text=odd)
                 notes.append(odd)
@@ -218,20 +228,18 @@ def _measure(
     space: Workspace,
     states_on_disk: bool,
     view: "Rotated | None",
-) -> "tuple[Importance, Scaling | None]":
-    """Importance from a forward pass, of the checkpoint or of the GGUF file itself; and the scales
-    that transforms found on the way, with which it was measured."""
+    scaling: "Scaling | None",
+    rounding: "Rounding | None",
+) -> Importance:
+    """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
+    codes are found on the way."""
     from qtool.calibrating.measure import measure_importance
     from qtool.checkpoint import Checkpoint
 
-    scaling = None
-    if view is not None and request.recipe.scaling:
-        from qtool.gguf.scaling import Scaling
-
-        scaling = Scaling.of(request.recipe, view)
-
-    def measure(model: Weights, named: GgufSource) -> "tuple[Importance, Scaling | None]":
-        found = measure_importance(
+    def measure(model: Weights, named: GgufSource) -> Importance:
+        if rounding is not None:
+            rounding.take_names(named)
+        return measure_importance(
             model,
             named,
             request.recipe.calibration,
@@ -240,8 +248,8 @@ def _measure(
             space,
             states_on_disk,
             scaling,
+            rounding,
         )
-        return found, scaling
 
     if is_gguf(request.source):
         from qtool.gguf.weights import gguf_weights
@@ -249,6 +257,25 @@ def _measure(
         with gguf_weights(source) as (weights, named):
             return measure(weights, named)
     return measure(view or Checkpoint.open(request.source), source)
+
+
+def _scaling(request: GgufRequest, view: "Rotated | None") -> "Scaling | None":
+    """What finds scales, where the recipe wants some."""
+    if view is None or not request.recipe.scaling:
+        return None
+    from qtool.gguf.scaling import Scaling
+
+    return Scaling.of(request.recipe, view)
+
+
+def _rounding(request: GgufRequest, plan: GgufPlan, space: Workspace) -> "Rounding | None":
+    """What finds codes, where the recipe wants GPTQ's."""
+    if not request.recipe.sweeps:
+        return None
+    from qtool.gguf.rounding import Rounding
+
+    gram_bytes = plan.memory.setting.gram_bytes
+    return Rounding.of(request.recipe, plan.tensors, space.folder, gram_bytes)
 
 
 @contextmanager
@@ -274,9 +301,7 @@ class _Work:
     journal: Journal
 
 
-def _encode(
-    work: _Work, importance: Importance | None, request: GgufRequest, progress: Progress
-) -> None:
+def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress) -> None:
     """Every piece of every tensor, read, encoded and written."""
     plan, pieces, done, writer = work.plan, work.pieces, work.done, work.writer
     threads, places = request.threads, request.places
@@ -285,7 +310,6 @@ def _encode(
         taken = len(pieces) - len(numbers)
         progress.say(f"going on with an earlier run: {taken} of {len(pieces)} pieces are finished")
     commits = resume.Commits(pieces, done, writer, work.journal)
-    factors = partial(_factors, importance)
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")
@@ -293,12 +317,12 @@ def _encode(
     if places is not None:
         from qtool.gguf import on_device
 
-        file = on_device.File(plan.tensors, pieces, factors, writer, done)
+        file = on_device.File(plan.tensors, pieces, given, writer, done)
         on_device.encode_all(file, numbers, places, threads, commits, steps)
         return
 
     def worker() -> Callable[[int], None]:
-        encoder = Encoder(plan.tensors, pieces, factors, writer, done)
+        encoder = Encoder(plan.tensors, pieces, given, writer, done)
 
         def encode(place: int) -> None:
             encoder(numbers[place])
@@ -336,35 +360,6 @@ def source_checksum(plan: GgufPlan, pieces: Pieces, done: Done) -> str:
         parts.append(f"{tensor.name}\0{tensor.source.type.name}\0{shape}\0".encode())
         parts.append(done.read[pieces.of(number)].astype("<u8").tobytes())
     return f"{checksum(np.frombuffer(b''.join(parts), np.uint8)):016x}"
-
-
-def _reports(plan: GgufPlan, pieces: Pieces, done: Done) -> list[LayerReport]:
-    """The relative error of every tensor that was encoded, in the order of the file."""
-    found = []
-    for number, tensor in enumerate(plan.tensors):
-        if not tensor.copied:
-            numbers = pieces.of(number)
-            size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
-            error = math.sqrt(lost / size) if size else 0.0
-            coarse = _coarseness(tensor, lost)
-            found.append(LayerReport(tensor.name, tensor.type.name, error, WEIGHTS, coarse))
-    return found
-
-
-def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:
-    """That of a tensor in blocks, by some of its rows. lost: the sum of all squared errors."""
-    source = tensor.source
-    if tensor.type.name not in BY_NAME or not source.rows:
-        return None
-    some = np.empty((min(source.rows, _TYPICAL_ROWS), source.in_features), np.float32)
-    for place, row in enumerate(np.linspace(0, source.rows - 1, len(some)).astype(int).tolist()):
-        raw, out = np.ascontiguousarray(source.read(row, row + 1)), some[place : place + 1]
-        if source.type in FLOATS:
-            out[:] = to_float32(raw.reshape(-1), source.type.name, out.shape)
-        else:
-            native_gguf.dequantize(raw, source.type, source.in_features, out=out)
-    mean = lost / (source.rows * source.in_features)
-    return layer_errors.coarseness_of_blocks(some, mean, tensor.type)
 
 
 def _counts(plan: GgufPlan) -> dict[str, int]:

@@ -11,7 +11,8 @@
       type: q6_k
     - match: "*_shexp.weight"  # or, where it starts with a star, a shell pattern of the whole name
       dense: true
-    importance: true         # measure which columns count, with `calibration`
+    method: gptq             # choose codes again by GPTQ's sweep, onto the scales of each block
+    importance: true         # measure which columns count, with `calibration`; gptq does
     transforms: [rotate]     # of a Hugging Face checkpoint only: any of rotate, smooth,
                              # smooth-attention and awq, with the tables of the first three
 
@@ -28,6 +29,7 @@ from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
 from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
+from qtool.recipe.methods import SweepOptions
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
 from qtool.recipe.weights import Weights
@@ -108,16 +110,22 @@ class GgufRecipe(NamedTable):
 
     format: Literal["gguf"]
     type: str = Field(description="file type, such as q4_k_m")
+    method: Literal["rtn", "gptq"] = Field(
+        default="rtn", description="how codes are chosen: as llama.cpp does, or by GPTQ's sweep"
+    )
     pure: bool = Field(default=False, description="the same type for every matrix")
     output_type: str | None = Field(default=None, description="of output.weight")
     embedding_type: str | None = Field(default=None, description="of token_embd.weight")
     leave_output: bool = Field(default=False, description="output.weight as in the source")
     overrides: tuple[GgufOverride, ...] = ()
-    importance: bool = Field(default=False, description="measure which columns count")
+    importance: bool = Field(
+        default=False, description="measure which columns count; with method gptq it is true"
+    )
     transforms: tuple[Literal["rotate", "smooth", "smooth-attention", "awq"], ...] = ()
     rotate: GgufRotateOptions = GgufRotateOptions()
     smooth: SmoothOptions = SmoothOptions()
     smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
+    gptq: SweepOptions = SweepOptions()
     calibration: Calibration = Calibration()
 
     check_file_type = field_validator("type")(_file_type)
@@ -125,6 +133,11 @@ class GgufRecipe(NamedTable):
 
     @model_validator(mode="after")
     def consistent(self) -> "GgufRecipe":
+        if self.sweeps and not self.importance:
+            raise conflict(
+                "importance",
+                "method gptq measures what matrices read, importance with it; remove the key",
+            )
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
         for name in self.transforms:
@@ -156,6 +169,11 @@ class GgufRecipe(NamedTable):
     def file_type(self) -> FileType:
         """The file type as a row of the table."""
         return FILE_TYPES[self.type.upper()]
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether GPTQ chooses the codes."""
+        return self.method == "gptq"
 
     @property
     def rotates(self) -> bool:
@@ -215,6 +233,8 @@ class GgufRecipe(NamedTable):
                 del found[name.replace("-", "_")]
         if not self.transforms:
             del found["transforms"]
+        if not self.sweeps:
+            del found["method"], found["gptq"]
         return found
 
 

@@ -33,6 +33,7 @@ class Scaling:
 
     recipe: Recipe
     plan: Plan
+    view: Rotated
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     _tracer: Tracer = field(default_factory=Tracer)
 
@@ -48,10 +49,10 @@ class Scaling:
             smooth_attention=recipe.smooth_attention,
             calibration=recipe.calibration,
         )
-        return cls(chosen, make_plan(chosen, view))
+        return cls(chosen, make_plan(chosen, view), view)
 
     def scale(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
-        """Find the scales of the next block and put them into its weights."""
+        """Find the scales of the next block and put them into its weights, and over the view."""
         sites = self._tracer.sites(block, stream)
         wanted = [s for s in sites.sites if any(takes_part(self.plan, name) for name in s.names)]
         stats = collect(block, stream, wanted, recipe_needs(self.recipe), workers)
@@ -63,7 +64,9 @@ class Scaling:
             stats = applied.stats
             factors += applied.factors
             notes += applied.notes
-        self.kept.append({"scales": to_json(record_of(factors)), "notes": notes})
+        record = record_of(factors)
+        self.view.scales.update(record)
+        self.kept.append({"scales": to_json(record), "notes": notes})
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it is not what scale() left."""

@@ -18,6 +18,7 @@ from qtool.gguf_types import BlockType
 QUANTIZATION_VERSION = 2  # of ggml's block types, GGML_QNT_VERSION
 
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
+OrderOfRows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 FillRows = Callable[[int, int, NDArray[np.uint8]], NDArray[np.uint8]]
 
 
@@ -29,6 +30,8 @@ class SourceTensor:
     read: rows first to last -> uint8 [last - first, bytes of a row], where the rows of all leading
     axes are counted through; it may be called from several threads at once.
     fill: the same into an array of the caller, where the source can do that.
+    order: row numbers here -> those in the tensors of `origin`, laid one after another; None where
+    they are the same.
     """
 
     name: str  # blk.0.attn_q.weight
@@ -37,6 +40,7 @@ class SourceTensor:
     read: ReadRows
     origin: tuple[str, ...] = ()  # the checkpoint tensors that it is made of
     fill: FillRows | None = None
+    order: OrderOfRows | None = None
 
     @property
     def in_features(self) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.convert import side_files
-from qtool.gguf.source import GgufSource
+from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf_types import BlockType
 
@@ -106,7 +106,23 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
 
 
 def with_origins(source: GgufSource, model: HfModel) -> GgufSource:
-    """The source, each tensor with the names of the checkpoint tensors that it stands for."""
-    origins = {t.source.name: tuple(spec.name for spec in t.specs) for t in model.tensors}
-    tensors = tuple(replace(t, origin=origins.get(t.name, ())) for t in source.tensors)
+    """The source, each tensor with the names of the checkpoint tensors that it stands for, and
+    where its rows are in them."""
+    known = {tensor.source.name: tensor for tensor in model.tensors}
+    tensors = tuple(
+        tensor if (found := known.get(tensor.name)) is None else _with_origin(tensor, found)
+        for tensor in source.tensors
+    )
     return replace(source, tensors=tensors)
+
+
+def _with_origin(tensor: SourceTensor, found: HfTensor) -> SourceTensor:
+    rows, groups = found.module.rows, found.groups
+    order = None
+    if rows is not None:
+        map_, total = rows.forward, tensor.rows
+
+        def order(wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+            return map_(wanted, groups, total)
+
+    return replace(tensor, origin=tuple(spec.name for spec in found.specs), order=order)

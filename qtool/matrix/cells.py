@@ -88,7 +88,7 @@ def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
     if not share:
         return "itself"
     if isinstance(recipe, GgufRecipe):
-        return "itself" if recipe.transforms else "shared"
+        return "itself" if recipe.transforms or recipe.sweeps else "shared"
     fits = _FROM_STATISTICS.issuperset(recipe.transform_chain) and not recipe.measures_cache
     return "shared" if fits else "itself"
 

@@ -195,12 +195,6 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message = str(context["message"])
     elif problem["type"] == "extra_forbidden":
         known = _keys(model, path[:-1])
-        if path == ("method",):  # every other recipe has one
-            return (
-                f"{source.locate(path)}: method: a GGUF recipe has no method: `type`, such as "
-                "q4_k_m, says how weights are rounded, and `transforms: [awq]` has AWQ's scales; "
-                "remove the key"
-            )
         name, colon, rest = str(path[-1]).partition(":")
         near = did_you_mean(name, known)
         if colon and name in known:
@@ -225,6 +219,8 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
             message += f", found {json.dumps(value)}"
         if path == ("format",):
             message += "; or gguf, which has keys of its own"
+        if path == ("method",) and "type" in model.model_fields:
+            message += "; AWQ's scales are `transforms: [awq]` in a GGUF recipe"
         message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)
     where = source.locate(path)

@@ -13,18 +13,23 @@ class RtnOptions(Table):
     clip: bool = Field(default=False, description="shrink each group's range to the least error")
 
 
-class GptqOptions(Table):
-    """GPTQ's rounding, and the GPTQ layout."""
+class SweepOptions(Table):
+    """GPTQ's sweep over the columns of a matrix."""
 
     act_order: bool = Field(default=True, description="quantize the most excited columns first")
-    static_groups: bool = Field(
-        default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
-    )
     damp_percent: float = Field(
         default=0.01, gt=0, le=1, description="of the mean diagonal, added to the diagonal"
     )
     token_damping: bool = Field(
         default=True, description="add in_features / calibration tokens to damp_percent"
+    )
+
+
+class GptqOptions(SweepOptions):
+    """GPTQ's rounding, and the GPTQ layout."""
+
+    static_groups: bool = Field(
+        default=True, description="groups stay runs of neighbours, so that g_idx is k // group_size"
     )
     mse: bool = Field(default=True, description="search each group's range for the least error")
     layout: Literal["v1", "v2"] | None = Field(

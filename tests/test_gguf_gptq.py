@@ -1,0 +1,273 @@
+"""GPTQ into GGUF: what the next block is fed by is what the file says, errors, kills, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf_from_hf
+import gguf_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+from hessians import hessian, trace_error
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from small_models import checkpoint
+from test_resume import Died, damage, dying
+
+from qtool import native_gguf, tiny
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf import convert
+from qtool.gguf.levels import SWEPT
+from qtool.gguf.open import open_source
+from qtool.gguf.plan import make_gguf_plan
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.rounding import Rounding, blocks_of
+from qtool.gguf.weights import gguf_weights
+from qtool.gguf_types import BY_NAME
+from qtool.methods import gptq
+from qtool.recipe import recipe as recipes
+from qtool.reproduce.run import Asked, reproduce
+from qtool.runs.progress import Progress
+from qtool.runs.summary import OUTPUTS, Summary
+from qtool.verification.run import verify_artifact
+
+QUIET = Progress(quiet=True)
+TINY = Path(tiny.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
+    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small models have one that llama.cpp does not know."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
+
+
+def write(model: Path, out: Path, recipe: str, *sets: str, threads: int = 2) -> Summary:
+    loaded = recipes.load(recipe, sets)
+    assert isinstance(loaded, GgufRecipe)
+    return run_gguf(GgufRequest(str(model), model, loaded, out, threads), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "more"),
+    [
+        ("llama", "q4_k_m", []),
+        ("llama", "q4_0", ["transforms=[rotate, awq]"]),
+        ("mixtral", "q3_k_m", []),  # experts of their own tensors
+        ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
+        ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
+        ("gemma3", "iq4_nl", []),
+    ],
+)
+def test_later_blocks_are_fed_by_what_the_file_says(
+    name: str, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Every matrix of a decoder block, when the block has been swept, is the file's, dequantized,
+    at the checkpoint's place; whatever the order of rows and however tensors are parted there."""
+    model, out = checkpoint(models, name, "bfloat16").path, tmp_path / "out.gguf"
+    fed: dict[str, torch.Tensor] = {}
+    original = Rounding.round
+
+    def watched(self: Rounding, block: Any, *rest: Any) -> Any:
+        yield from original(self, block, *rest)
+        fed.update({key: value.clone() for key, value in block.weights.items()})
+
+    monkeypatch.setattr(Rounding, "round", watched)
+    made = write(model, out, recipe, "method=gptq", *more, *sets)
+    with GgufFile.open(out) as file:
+        types = {name: tensor.type.name for name, tensor in file.tensors.items()}
+    swept = {layer.name for layer in made.layers if layer.of == OUTPUTS}
+    matrices = {n for n in types if n.startswith("blk.") and types[n] in SWEPT}
+    assert swept == matrices and len(swept) >= 8
+    compared = 0
+    with gguf_weights(open_source(out)) as (weights, source):
+        for tensor in source.tensors:
+            for key in tensor.origin if tensor.name in swept else ():
+                np.testing.assert_array_equal(fed[key].numpy(), weights.float32(key), key)
+                compared += 1
+    assert compared >= len(swept)
+    assert verify_artifact(out, against=model).ok
+
+
+def test_experts_in_one_tensor_become_what_those_apart_do(sets: list[str], tmp_path: Path) -> None:
+    apart = quantizing.add_tokenizer(gguf_models.build("qwen3-moe", tmp_path / "apart"))
+    fused = gguf_models.fuse_experts(apart, tmp_path / "fused")
+    found = []
+    for folder in (apart, fused):
+        out = tmp_path / f"{folder.name}.gguf"
+        made = write(folder, out, "q4_0", "method=gptq", *sets)
+        assert len([one for one in made.layers if one.of == OUTPUTS and "_exps" in one.name]) == 6
+        with GgufFile.open(out) as file:
+            found.append({n: gguf_from_hf.raw(file, n).tobytes() for n in file.tensors})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", sorted(SWEPT))
+def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
+    """Against the encoder alone, with the same importance and without."""
+    type_, width = BY_NAME[name], 512
+    gram = hessian(width, seed=3)
+    weight = np.random.default_rng(3).standard_normal((64, width), np.float32)
+    given = gptq.factor(gram.astype(np.float32), gptq.Options(), None)
+    swept = native_gguf.dequantize(blocks_of(weight, type_, given), type_, width)
+
+    def lost(back: NDArray[np.float32]) -> float:
+        return trace_error(weight.astype(np.float64), back, gram)
+
+    for importance in (None, np.diagonal(gram).astype(np.float32).copy()):
+        plain = native_gguf.encode(weight, type_, importance)
+        assert lost(swept) < 0.85 * lost(native_gguf.dequantize(plain, type_, width))
+    np.testing.assert_array_equal(blocks_of(weight, type_, None), native_gguf.encode(weight, type_))
+
+
+def test_what_does_not_fit_the_type_is_left_to_the_writer() -> None:
+    weight = np.random.default_rng(5).standard_normal((4, 256), np.float32)
+    given = gptq.factor(hessian(256, seed=5).astype(np.float32), gptq.Options(), None)
+    large = weight * np.float32(1e30)
+    np.testing.assert_array_equal(
+        blocks_of(large, BY_NAME["Q4_0"], given),
+        native_gguf.encode(large, BY_NAME["Q4_0"], given.importance),
+    )
+
+
+def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
+    sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # this model's tokenizer is one that llama.cpp knows
+    chosen = ["method=gptq", *sets]
+    write(TINY, tmp_path / "two.gguf", "q4_k_m", *chosen)
+    write(TINY, tmp_path / "one.gguf", "q4_k_m", *chosen, threads=1)
+    assert (tmp_path / "two.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
+    write(TINY, tmp_path / "source.gguf", "f32")
+    write(tmp_path / "source.gguf", tmp_path / "three.gguf", "q4_k_m", *chosen)
+    with GgufFile.open(tmp_path / "one.gguf") as one, GgufFile.open(tmp_path / "three.gguf") as two:
+        for name in one.tensors:
+            assert gguf_from_hf.raw(one, name).tobytes() == gguf_from_hf.raw(two, name).tobytes()
+
+
+@pytest.mark.parametrize("chain", ["", "awq"])
+def test_goes_on_after_a_kill(
+    chain: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at each line of the journal in turn: the same bytes, no block done twice but one."""
+    model = checkpoint(models, "llama", "bfloat16").path
+    chosen = ("q4_0", "method=gptq", f"transforms=[{chain}]", *sets)
+    whole = write(model, tmp_path / "whole", *chosen)
+    out, tries = tmp_path / "out", 0
+    while not out.exists():
+        tries += 1
+        with monkeypatch.context() as patched:
+            dying(1, patched)
+            try:
+                made = write(model, out, *chosen)
+            except Died:
+                assert not out.exists()
+    assert tries > 4 and out.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert made.layers == whole.layers and made.notes == whole.notes
+
+
+@pytest.mark.parametrize("what", ["swept-0", "importance-0", "hidden-1", "lacking"])
+def test_what_is_damaged_is_done_again(
+    what: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = checkpoint(models, "llama", "bfloat16").path, tmp_path / "out"
+    chosen = ("q4_0", "method=gptq", *sets)
+    write(model, tmp_path / "whole", *chosen)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(1, patched)
+        write(model, out, *chosen, threads=1)
+    folder = tmp_path / ".out.partial"
+    if what == "lacking":
+        (folder / "swept-0").unlink()
+    else:
+        damage(folder / what, (folder / what).stat().st_size // 2)
+    write(model, out, *chosen)
+    assert out.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> None:
+    model, out = checkpoint(models, "qwen3", "bfloat16").path, tmp_path / "out.gguf"
+    write(model, out, "q4_0", "method=gptq", "gptq.act_order=false", "transforms=[awq]", *sets)
+    with GgufFile.open(out) as file:
+        record = json.loads(str(file.metadata["qtool.recipe"].value))
+    assert record["method"] == "gptq" and record["gptq"]["act_order"] is False
+    again = reproduce(Asked(out, str(model), Path(sets[0].partition("=")[2]), threads=1), QUIET)
+    assert again.same and again.alike and again.recorded == again.here
+
+
+def test_experts_that_no_token_reached_are_encoded(
+    models: Path, tmp_path: Path, sets: list[str]
+) -> None:
+    """With eight tokens in all no expert is seen enough: their blocks are the encoder's own."""
+    model = checkpoint(models, "mixtral", "bfloat16").path
+    few = [sets[0], "calibration.samples=1", "calibration.length=8"]
+    write(model, tmp_path / "swept.gguf", "q4_0", "method=gptq", *few)
+    write(model, tmp_path / "plain.gguf", "q4_0")
+    with (
+        GgufFile.open(tmp_path / "swept.gguf") as one,
+        GgufFile.open(tmp_path / "plain.gguf") as two,
+    ):
+        experts = [name for name in one.tensors if "_exps" in name]
+        for name in experts:
+            assert gguf_from_hf.raw(one, name).tobytes() == gguf_from_hf.raw(two, name).tobytes()
+        others = [name for name in one.tensors if "attn_q" in name]
+        assert experts and others
+        for name in others:
+            assert gguf_from_hf.raw(one, name).tobytes() != gguf_from_hf.raw(two, name).tobytes()
+
+
+def test_a_weight_that_is_not_finite_is_named(
+    models: Path, sets: list[str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint(models, "llama", "bfloat16").path, model)
+    found = load_file(model / "model.safetensors")
+    found["model.layers.0.mlp.down_proj.weight"][3, 5] = float("inf")
+    save_file(found, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SourceError, match=r"mlp.down_proj.weight' holds inf at \[3, 5\]"):
+        write(model, tmp_path / "out.gguf", "q4_0", "method=gptq", *sets)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_plan_and_refusals(models: Path, sets: list[str], tmp_path: Path) -> None:
+    model = TINY
+
+    def plan(*chosen: str) -> Any:
+        loaded = recipes.load("q4_k_m", [*chosen, *sets])
+        assert isinstance(loaded, GgufRecipe)
+        return make_gguf_plan(loaded, open_source(model), threads=1)
+
+    weighed, swept = plan("importance=true"), plan("method=gptq")
+    assert weighed.peak_rss_bytes < swept.peak_rss_bytes and weighed.seconds < swept.seconds
+    assert {t.name for t in swept.tensors if t.swept} == {
+        t.name for t in weighed.tensors if t.name.startswith("blk.") and len(t.shape) == 2
+    }
+    assert not any(t.swept for t in weighed.tensors)
+    assert any(
+        "method gptq has no effect" in one for one in plan("method=gptq", "type=tq1_0").warnings
+    )
+    assert any(
+        "gptq.act_order has no effect" in one for one in plan("gptq.act_order=false").warnings
+    )
+    loaded = recipes.load("q4_k_m", ["method=gptq", *sets])
+    assert isinstance(loaded, GgufRecipe) and loaded.importance and loaded.calibrates
+    imatrix = GgufRequest(str(model), model, loaded, tmp_path / "out", 1, tmp_path / "x.gguf")
+    with pytest.raises(UnsupportedError, match=r"--imatrix .*: recipe q4_k_m has method gptq"):
+        run_gguf(imatrix, QUIET)
