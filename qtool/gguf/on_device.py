@@ -53,7 +53,7 @@ def batches(
     tensors: Sequence[PlannedTensor],
     pieces: Pieces,
     numbers: Sequence[int],
-    given: Given,
+    given: Given = Given(),
 ) -> list[Batch]:
     """All of these pieces, in their order; piece by piece what has no encoder on a GPU, or is made
     already."""

@@ -299,7 +299,7 @@ def blocks_of(weight: Floats, type_: BlockType, given: gptq.Factor | None) -> ND
 
 
 def _write(descriptor: int, blocks: NDArray[np.uint8], start: int) -> None:
-    left = memoryview(blocks.reshape(-1))
+    left = blocks.reshape(-1).data
     while left:
         done = os.pwrite(descriptor, left, start)
         left, start = left[done:], start + done
