@@ -138,6 +138,8 @@ def _run(
 
         if left := left_to_the_cpu(plan.tensors):
             notes.append(f"encoded by the CPU, there being no kernel for GPUs: {', '.join(left)}")
+        if request.recipe.sweeps:
+            notes.append("GPTQ's codes were chosen by the CPU, there being no kernel for GPUs")
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")

@@ -70,10 +70,11 @@ def _gguf_group(type_: str) -> str:
 
 
 def _rank(item: Listed) -> tuple[bool, int, str]:
-    """Large ones of GGUF first, as their names count; others by name."""
+    """Large ones of GGUF first, as the names of their types count; others by name."""
     if item.format != "gguf":
         return False, 0, item.name
-    digits = "".join(letter for letter in item.name if letter.isdecimal())
+    type_ = item.name.partition("-")[0]
+    digits = "".join(letter for letter in type_ if letter.isdecimal())
     sizes = ("_l", "_m", "_s", "_xs", "_xxs")
-    size = next((k for k, end in enumerate(sizes) if item.name.endswith(end)), 0)
+    size = next((k for k, end in enumerate(sizes) if type_.endswith(end)), 0)
     return True, -int(digits) * 10 + size, item.name
