@@ -14,6 +14,7 @@ from qtool.recipe import recipe
 
 MINIMAL = "format: gguf\ntype: q4_k_m\n"
 SHIPPED = {name.lower() for name in FILE_TYPES}
+SWEPT = {f"{name}-awq-gptq" for name in ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "iq4_xs")}
 
 
 def parse(text: str = "", *sets: str) -> GgufRecipe:
@@ -24,7 +25,7 @@ def parse(text: str = "", *sets: str) -> GgufRecipe:
 
 def test_a_recipe_ships_for_every_file_type() -> None:
     shipped = {name: recipe.load(name) for name in recipe.shipped()}
-    assert {name for name, one in shipped.items() if isinstance(one, GgufRecipe)} == SHIPPED
+    assert {name for name, one in shipped.items() if isinstance(one, GgufRecipe)} == SHIPPED | SWEPT
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
@@ -44,6 +45,21 @@ def test_shipped_recipe(name: str) -> None:
         "format": "gguf", "type": name, "pure": False, "output_type": None, "embedding_type": None,
         "leave_output": False, "overrides": [], "importance": needed,
         "calibration": {"source": None, "samples": 128, "length": 512, "seed": 0},
+    }  # fmt: skip
+    again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
+    assert again == loaded
+
+
+@pytest.mark.parametrize("name", sorted(SWEPT))
+def test_shipped_recipe_with_a_sweep(name: str) -> None:
+    first = recipe.shipped()[name].read_text().splitlines()[0]
+    assert first.startswith("# ") and first.endswith(".") and len(first) <= 100
+    loaded = recipe.load(name)
+    assert isinstance(loaded, GgufRecipe)
+    assert (loaded.type, loaded.name) == (name.partition("-")[0], name)
+    assert loaded.sweeps and loaded.importance and loaded.transforms == ("awq",)
+    assert loaded.effective()["gptq"] == {
+        "act_order": True, "damp_percent": 0.01, "token_damping": True
     }  # fmt: skip
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
     assert again == loaded
