@@ -1,7 +1,8 @@
 """The column sweep onto given levels against a float64 loop that recomputes the inverse."""
 
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 import pytest
@@ -29,22 +30,47 @@ def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
-def strongest_first(h: Floats) -> Order:
-    return np.argsort(-np.diag(h), kind="stable").astype(np.int32)
+@dataclass(frozen=True)
+class Problem:
+    """What a sweep needs to know of an input."""
+
+    h: Floats
+    order: Order | None  # strongest first
+
+    @cached_property
+    def steps(self) -> Order:
+        return np.arange(len(self.h), dtype=np.int32) if self.order is None else self.order
+
+    @cached_property
+    def upper(self) -> Floats:
+        return factor(self.h[np.ix_(self.steps, self.steps)])
+
+    @cached_property
+    def importance(self) -> NDArray[np.float32]:
+        """As GPTQ weighs columns: 1 / U_jj^2."""
+        found = np.empty(len(self.h), np.float32)
+        found[self.steps] = 1 / np.diag(self.upper) ** 2
+        return found
+
+    @cached_property
+    def shares(self) -> list[Floats]:
+        """At each step the share of its error that each column left takes, by the definition."""
+        found = []
+        for i in range(len(self.h)):
+            rest = self.steps[i:]
+            inverse = np.linalg.inv(self.h[np.ix_(rest, rest)])
+            found.append(inverse[0] / inverse[0, 0])
+        return found
+
+
+def problem_of(h: Floats, ordered: bool = True) -> Problem:
+    order = np.argsort(-np.diag(h), kind="stable").astype(np.int32)
+    return Problem(h, order if ordered else None)
 
 
 @cache
-def problem(columns: int, seed: int, ordered: bool) -> tuple[Floats, Order | None, list[Floats]]:
-    """A Gram matrix, an order, and at each step the share of its error that each column takes."""
-    h = hessian(columns, seed)
-    order = strongest_first(h) if ordered else None
-    steps = np.arange(columns) if order is None else order
-    shares = []
-    for i in range(columns):
-        rest = steps[i:]
-        inverse = np.linalg.inv(h[np.ix_(rest, rest)])
-        shares.append(inverse[0] / inverse[0, 0])
-    return h, order, shares
+def problem(columns: int, seed: int, ordered: bool = True) -> Problem:
+    return problem_of(hessian(columns, seed), ordered)
 
 
 def level_values(found: Levels, group: int) -> NDArray[np.float32]:
@@ -60,31 +86,27 @@ def nearest(w: Floats, values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], 
 
 
 def oracle(
-    weight: NDArray[np.float32], found: Levels, order: Order | None, shares: list[Floats]
+    weight: NDArray[np.float32], found: Levels, p: Problem
 ) -> tuple[NDArray[np.uint8], Floats]:
     """Optimal brain quantization in a fixed order: codes and what they stand for."""
     w = weight.astype(np.float64)
-    steps = np.arange(w.shape[1]) if order is None else order
     codes, values = np.zeros(w.shape, np.uint8), np.zeros(w.shape)
-    for i, column in enumerate(steps):
+    for i, column in enumerate(p.steps):
         chosen = nearest(w[:, column], level_values(found, column // found.width))
         codes[:, column], values[:, column] = chosen
-        w[:, steps[i:]] -= np.outer(w[:, column] - chosen[1], shares[i])
+        w[:, p.steps[i:]] -= np.outer(w[:, column] - chosen[1], p.shares[i])
     return codes, values
 
 
 def sweep(
     weight: NDArray[np.float32],
-    h: Floats,
+    p: Problem,
     found: Levels,
-    order: Order | None = None,
     dtype: type = np.float64,
     threads: int = 1,
 ) -> NDArray[np.uint8]:
-    permuted = h if order is None else h[np.ix_(order, order)]
-    upper = factor(permuted).astype(dtype)
     return native.gptq_sweep_levels(
-        weight.astype(dtype), upper, order=order, levels=found, threads=threads
+        weight.astype(dtype), p.upper.astype(dtype), order=p.order, levels=found, threads=threads
     )
 
 
@@ -96,22 +118,19 @@ def values_of(found: Levels, codes: NDArray[np.uint8]) -> Floats:
     return exact.astype(np.float64)
 
 
-def encoded(weight: NDArray[np.float32], h: Floats, block: BlockType) -> NDArray[np.uint8]:
-    """As llama.cpp would, with the importance that GPTQ gives to columns."""
-    order = strongest_first(h)
-    importance = np.empty(len(h), np.float32)
-    importance[order] = 1 / np.diag(factor(h[np.ix_(order, order)])) ** 2
-    return native_gguf.encode(weight, block, importance)
+def encoded(weight: NDArray[np.float32], p: Problem, block: BlockType) -> Levels:
+    """The levels that llama.cpp's encoder fixes, with the importance that GPTQ gives to columns."""
+    return levels(native_gguf.encode(weight, block, p.importance), block, weight.shape[1])
 
 
 @each_type
 @pytest.mark.parametrize("ordered", [False, True])
 def test_float64_equals_the_oracle(block: BlockType, ordered: bool) -> None:
-    h, order, shares = problem(256, 7, ordered)
+    p = problem(256, 7, ordered)
     weight = normal(64, 256, seed=block.number)
-    found = levels(encoded(weight, h, block), block, 256)
-    codes, _ = oracle(weight, found, order, shares)
-    np.testing.assert_array_equal(sweep(weight, h, found, order), codes)
+    found = encoded(weight, p, block)
+    codes, _ = oracle(weight, found, p)
+    np.testing.assert_array_equal(sweep(weight, p, found), codes)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -120,7 +139,7 @@ def test_float64_equals_the_oracle(block: BlockType, ordered: bool) -> None:
 def test_any_levels_equal_the_oracle(book: str, shift: float | None, ordered: bool) -> None:
     """Rows that fill no panel, a smaller last group, scales of either sign and zero, numbers that
     occur twice, codes in any order."""
-    h, order, shares = problem(300, 3, ordered)
+    p = problem(300, 3, ordered)
     rng = np.random.default_rng(5)
     numbers = {
         "shuffled": np.append(rng.permutation(40), [7, 7, 9]) * 0.37 - 6,
@@ -132,8 +151,8 @@ def test_any_levels_equal_the_oracle(book: str, shift: float | None, ordered: bo
     scale[rng.random(scale.shape) < 0.2] = 0
     offset = None if shift is None else normal(37, 13, seed=6) * np.float32(shift)
     found = Levels(24, scale, offset, numbers)
-    codes, values = oracle(weight, found, order, shares)
-    got = sweep(weight, h, found, order)
+    codes, values = oracle(weight, found, p)
+    got = sweep(weight, p, found)
     np.testing.assert_array_equal(values_of(found, got), values)
     alive = scale.repeat(24, axis=1)[:, :300] != 0
     np.testing.assert_array_equal(got[alive], codes[alive])
@@ -144,14 +163,13 @@ def test_any_levels_equal_the_oracle(book: str, shift: float | None, ordered: bo
 @each_type
 def test_float32_hardly_differs_from_float64(block: BlockType) -> None:
     weight = normal(128, 512)
-    h = hessian(512, seed=1)
-    found = levels(encoded(weight, h, block), block, 512)
-    order = strongest_first(h)
-    double = sweep(weight, h, found, order)
-    single = sweep(weight, h, found, order, np.float32)
+    p = problem(512, 1)
+    found = encoded(weight, p, block)
+    double = sweep(weight, p, found)
+    single = sweep(weight, p, found, np.float32)
     assert np.mean(single != double) <= 1e-3
-    expected = trace_error(weight, values_of(found, double), h)
-    assert abs(trace_error(weight, values_of(found, single), h) / expected - 1) < 1e-4
+    expected = trace_error(weight, values_of(found, double), p.h)
+    assert abs(trace_error(weight, values_of(found, single), p.h) / expected - 1) < 1e-4
 
 
 @each_type
@@ -160,13 +178,12 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
     block: BlockType, dtype: type, isa_restored: None
 ) -> None:
     weight = normal(75, 512)
-    h = hessian(512, seed=5)
-    order = np.random.default_rng(6).permutation(512).astype(np.int32)
-    found = levels(encoded(weight, h, block), block, 512)
+    p = problem(512, 5)
+    found = encoded(weight, p, block)
     results = []
     for isa in native.available():
         native.select(isa)
-        results += [sweep(weight, h, found, order, dtype, threads) for threads in (1, 2, 3)]
+        results += [sweep(weight, p, found, dtype, threads) for threads in (1, 2, 3)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     alone = Levels(
@@ -175,7 +192,7 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
         None if found.offset is None else found.offset[70:71].copy(),
         found.book,
     )
-    row = sweep(weight[70:71].copy(), h, alone, order, dtype)
+    row = sweep(weight[70:71].copy(), p, alone, dtype)
     np.testing.assert_array_equal(row, results[0][70:71])
 
 
@@ -183,9 +200,9 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_without_correlations_it_is_plain_rounding(block: BlockType, dtype: type) -> None:
     weight = normal(40, 512)
-    identity = np.eye(512)
-    found = levels(encoded(weight, identity, block), block, 512)
-    codes = sweep(weight, identity, found, dtype=dtype)
+    p = problem_of(np.eye(512))
+    found = encoded(weight, p, block)
+    codes = sweep(weight, p, found, dtype)
     for column in range(512):
         values = level_values(found, column // found.width)
         wanted, _ = nearest(weight[:, column].astype(np.float64), values)
@@ -194,24 +211,27 @@ def test_without_correlations_it_is_plain_rounding(block: BlockType, dtype: type
 
 def test_halves_go_to_even_or_down() -> None:
     weight = np.array([[0.5, 1.5, -0.5, 2.5, 9, -9]], np.float32)
-    one = np.ones((1, 1), np.float32)
+    one, p = np.ones((1, 1), np.float32), problem_of(np.eye(6))
     whole = Levels(6, one, None, np.arange(-2, 4, dtype=np.float32))
-    assert sweep(weight, np.eye(6), whole)[0].tolist() == [2, 4, 2, 4, 5, 0]
+    assert sweep(weight, p, whole)[0].tolist() == [2, 4, 2, 4, 5, 0]
     other = Levels(6, one, None, np.array([3, 2, 1, 0, -1, -2.5], np.float32))
-    assert sweep(weight, np.eye(6), other)[0].tolist() == [3, 2, 4, 1, 0, 5]
+    assert sweep(weight, p, other)[0].tolist() == [3, 2, 4, 1, 0, 5]
+
+
+@cache
+def correlated() -> Problem:
+    mix = np.random.default_rng(3).standard_normal((512, 512))
+    inputs = normal(2048, 512, seed=4) @ (np.eye(512) + mix / 512**0.5)
+    return problem_of(inputs.T @ inputs / 2048 + 0.01 * np.eye(512))
 
 
 @each_type
 def test_output_error_falls_below_that_of_the_encoder(block: BlockType) -> None:
-    weight = normal(128, 512)
-    mix = np.random.default_rng(3).standard_normal((512, 512))
-    inputs = normal(2048, 512, seed=4) @ (np.eye(512) + mix / 512**0.5)
-    h = inputs.T @ inputs / 2048 + 0.01 * np.eye(512)
-    blocks = encoded(weight, h, block)
-    found = levels(blocks, block, 512)
-    before = trace_error(weight, native_gguf.dequantize(blocks, block, 512), h)
-    put_codes(blocks, block, sweep(weight, h, found, strongest_first(h), np.float32))
-    after = trace_error(weight, native_gguf.dequantize(blocks, block, 512), h)
+    weight, p = normal(128, 512), correlated()
+    blocks = native_gguf.encode(weight, block, p.importance)
+    before = trace_error(weight, native_gguf.dequantize(blocks, block, 512), p.h)
+    put_codes(blocks, block, sweep(weight, p, levels(blocks, block, 512), np.float32))
+    after = trace_error(weight, native_gguf.dequantize(blocks, block, 512), p.h)
     assert after < 0.85 * before
 
 
