@@ -78,6 +78,20 @@ class Skeleton:
         """Checkpoint tensors that the model class has no place for (MTP blocks, extra heads)."""
         return self.names.unknown
 
+    def pieces(self, parameter: str) -> Sequence[Binding] | None:
+        """What a parameter is made of, or the one that it is tied to; None where nothing is."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        known = self.names.of_parameter
+        return known.get(parameter) or known.get(tied.get(parameter, ""))
+
+    def lacks(self, parameter: str) -> SourceError:
+        """The error of a parameter without pieces."""
+        return SourceError(
+            f"{self.checkpoint.path}: no tensor for {parameter!r}, which "
+            f"{type(self.model).__name__} needs; the checkpoint is incomplete or config.json is of "
+            "another model"
+        )
+
     def block_tensors(self, index: int) -> tuple[str, ...]:
         """Checkpoint names of what a block is made of."""
         prefix = f"{self.prefix}{index}."
@@ -177,18 +191,13 @@ class Skeleton:
                 )
         for owner, attribute, name in tensors_of(self.blocks[index], prefix):
             if attribute in owner._parameters and name not in self.names.of_parameter:
-                raise SourceError(
-                    f"{self.checkpoint.path}: no tensor for {name!r}, which "
-                    f"{type(self.model).__name__} needs in block {index}; the checkpoint is "
-                    "incomplete or config.json is of another model"
-                )
+                raise self.lacks(name)
 
     @contextmanager
     def _outer_weights(self, reading: Reading | None = None) -> Iterator[None]:
         """Within, a module outside of the blocks reads its own weights when first called."""
         source = reading or OnHost(self.checkpoint)
         filled: list[tuple[nn.Module, str, torch.Tensor]] = []
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
 
         def fill(owner: nn.Module, path: str) -> None:
             for attribute in (*owner._parameters, *owner._buffers):
@@ -202,14 +211,9 @@ class Skeleton:
                 if isinstance(owner, nn.Embedding) and attribute == "weight":
                     continue  # EmbeddingRows reads the rows that are looked up
                 name = f"{path}.{attribute}" if path else attribute
-                of_parameter = self.names.of_parameter
-                pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
+                pieces = self.pieces(name)
                 if pieces is None:
-                    raise SourceError(
-                        f"{self.checkpoint.path}: no tensor for {name!r}, which "
-                        f"{type(self.model).__name__} needs; the checkpoint is incomplete or "
-                        "config.json is of another model"
-                    )
+                    raise self.lacks(name)
                 filled.append((owner, attribute, meta))
                 read_parameter(owner, attribute, pieces, source)
 

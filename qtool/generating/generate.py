@@ -142,17 +142,12 @@ def _at(products: Products, number: int) -> Any:
 def _load(skeleton: Skeleton, reading: OnHost | OnDevice) -> dict[Key, list[Matrix]]:
     """Fill the model but for the matrices of linear layers and experts, which are given back by
     their places."""
-    of_parameter = skeleton.names.of_parameter
-    tied = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
     matrices: dict[Key, list[Matrix]] = {}
     for owner, attribute, name in tensors_of(skeleton.model, ""):
-        pieces = of_parameter.get(name) or of_parameter.get(tied.get(name, ""))
+        pieces = skeleton.pieces(name)
         if pieces is None:
             if attribute in owner._parameters:
-                raise SourceError(
-                    f"{reading.weights.path}: no tensor for {name!r}; the checkpoint is incomplete "
-                    "or config.json is of another model"
-                )
+                raise skeleton.lacks(name)
             continue
         parameter = getattr(owner, attribute)
         linear = isinstance(owner, nn.Linear) and attribute == "weight"
