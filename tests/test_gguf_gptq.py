@@ -125,8 +125,9 @@ def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
     type_, width = BY_NAME[name], 512
     gram = hessian(width, seed=3)
     weight = np.random.default_rng(3).standard_normal((64, width), np.float32)
-    given = gptq.factor(gram.astype(np.float32), gptq.Options(), None)
-    swept = native_gguf.dequantize(blocks_of(weight, type_, given), type_, width)
+    seen = gram.astype(np.float32)
+    given = gptq.factor(seen, gptq.Options(), None)
+    swept = native_gguf.dequantize(blocks_of(weight, type_, seen, given), type_, width)
 
     def lost(back: NDArray[np.float32]) -> float:
         return trace_error(weight.astype(np.float64), back, gram)
@@ -134,17 +135,33 @@ def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
     for importance in (None, np.diagonal(gram).astype(np.float32).copy()):
         plain = native_gguf.encode(weight, type_, importance)
         assert lost(swept) < 0.85 * lost(native_gguf.dequantize(plain, type_, width))
-    np.testing.assert_array_equal(blocks_of(weight, type_, None), native_gguf.encode(weight, type_))
+    np.testing.assert_array_equal(
+        blocks_of(weight, type_, None, None), native_gguf.encode(weight, type_)
+    )
 
 
 def test_what_does_not_fit_the_type_is_left_to_the_writer() -> None:
     weight = np.random.default_rng(5).standard_normal((4, 256), np.float32)
-    given = gptq.factor(hessian(256, seed=5).astype(np.float32), gptq.Options(), None)
-    large = weight * np.float32(1e30)
-    np.testing.assert_array_equal(
-        blocks_of(large, BY_NAME["Q4_0"], given),
-        native_gguf.encode(large, BY_NAME["Q4_0"], given.importance),
-    )
+    gram = hessian(256, seed=5).astype(np.float32)
+    given = gptq.factor(gram, gptq.Options(), None)
+    made = blocks_of(weight * np.float32(1e30), BY_NAME["Q4_0"], gram, given)
+    back = native_gguf.dequantize(made, BY_NAME["Q4_0"], 256)
+    assert not np.isfinite(back).any()
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS"])
+@pytest.mark.parametrize("dead", [slice(0, 256), slice(None)])
+def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> None:
+    """Weights of channels that nothing comes through are stored as the encoder would."""
+    weight = np.random.default_rng(6).standard_normal((8, 512), np.float32)
+    gram = hessian(512, seed=6).astype(np.float32)
+    gram[dead] = gram[:, dead] = 0
+    given = gptq.factor(gram, gptq.Options(), None)
+    back = native_gguf.dequantize(blocks_of(weight, BY_NAME[name], gram, given), BY_NAME[name], 512)
+    plain = native_gguf.encode(weight, BY_NAME[name])
+    usual = native_gguf.dequantize(plain, BY_NAME[name], 512)
+    off, least = (np.square(one - weight)[:, dead].mean() for one in (back, usual))
+    assert off < 1.3 * least
 
 
 def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(

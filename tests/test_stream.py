@@ -183,7 +183,9 @@ def test_tensors_unknown_to_the_class_are_told(folders: dict[str, Path], tmp_pat
 def test_a_missing_weight_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
     folder = edit(folders["llama"], tmp_path / "missing", tensors={name: None})
-    with pytest.raises(SourceError, match=r"model\.layers\.2\.mlp\.up_proj\.weight.*LlamaForCausalLM needs"):
+    with pytest.raises(
+        SourceError, match=r"model\.layers\.2\.mlp\.up_proj\.weight.*LlamaForCausalLM needs"
+    ):
         Skeleton.open(Checkpoint.open(folder))
 
 

@@ -1,14 +1,20 @@
 """GPTQ into GGUF: codes chosen by the sweep, while the model is measured block by block.
 
     Gram matrix of an input -> its factor
-    rows of a matrix -> blocks as llama.cpp's encoder makes them, weighed by what an error in each
-                        column costs -> their levels (scales and minima stay) -> the sweep's codes,
-                        put into the blocks -> the workspace, from where the file is written
+    rows of a matrix -> blocks as llama.cpp's encoder makes them, with an importance between what an
+                        error in each column costs before others make up for it and after
+                     -> their levels (scales and minima stay) -> the sweep's codes, put into the
+                        blocks -> the workspace, from where the file is written
                      -> dequantized, into the decoder block: later ones are fed by what the file has
 
 Types on a lattice have no levels for single weights: those matrices are encoded as llama.cpp does,
 later, and so are the embedding and the head. Experts that hardly a token reached are encoded so,
 too, here.
+
+(SmolLM2, 12 matrices: with the geometric mean of the two costs the output error of Q2_K to Q6_K,
+Q4_0 and IQ4_XS is up to 2.4 % lower than with the cost after, and never higher than with either by
+more than 0.1 %. Scales fitted again after the sweep, by least squares under H's diagonal, raise
+it by 4 to 26 %: they undo what later columns made up for.)
 """
 
 import os
@@ -44,6 +50,7 @@ from qtool.native.sums import checksum
 Floats = NDArray[np.float32]
 
 _AT_ONCE = 1 << 23  # weights of a matrix that are swept together
+_LEAST = np.float32(1e-6)  # of the mean square: what always is zero is stored, too
 _REPORTED_ROWS = 256  # of each matrix, about, for its relative error
 
 
@@ -266,7 +273,7 @@ def _swept(
         last = min(rows, first + step)
         start = part.matrix * rows
         weight = floats_of(tensor, start + first, start + last)
-        blocks = blocks_of(weight, tensor.type, given)
+        blocks = blocks_of(weight, tensor.type, seen.gram, given)
         back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
         _write(descriptor, blocks, part.start + first * row_bytes)
         parts.append(blocks)
@@ -281,11 +288,17 @@ def _swept(
     return _Swept(tensor.name, part.matrix, summed, signal, noise, notes)
 
 
-def blocks_of(weight: Floats, type_: BlockType, given: gptq.Factor | None) -> NDArray[np.uint8]:
-    """Blocks of weight [out, in]; with the factor of its input, codes are the sweep's."""
-    if given is None:
+def blocks_of(
+    weight: Floats, type_: BlockType, gram: Floats | None, given: gptq.Factor | None
+) -> NDArray[np.uint8]:
+    """Blocks of weight [out, in]; with the Gram matrix of its input, and the factor of that, codes
+    are the sweep's."""
+    if gram is None or given is None:
         return native_gguf.encode(weight, type_, threads=1)
-    blocks = native_gguf.encode(weight, type_, given.importance, threads=1)
+    square = np.diagonal(gram)
+    least = _LEAST * (square.mean() or np.float32(1))
+    importance = np.sqrt(given.importance * np.maximum(square, least))
+    blocks = native_gguf.encode(weight, type_, importance, threads=1)
     found = levels(blocks, type_, weight.shape[1])
     finite = np.isfinite(found.scale).all()
     if found.offset is not None:
