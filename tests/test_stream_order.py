@@ -375,5 +375,5 @@ def test_a_gpu_machine_notices(cuda: Cuda, emulator: Emulator) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulator, "fault", wrong)
         for what in ("done", "inputs", "codes"):
-            with pytest.raises(AssertionError, match=f"gemv_across_4_1: {what}"):
+            with pytest.raises(AssertionError, match=f"gemv_across_4: {what}"):
                 gpu.run(task, out)

@@ -23,14 +23,28 @@ QT_HD void refuse(const char *what, int64_t at, int64_t count)
 }
 
 template <class T> struct In {
-    const T *at;
-    int64_t count;
-    In(int64_t address, int64_t bytes) : at((const T *)address), count(bytes / (int64_t)sizeof(T)) {}
+    const T *at = nullptr;
+    int64_t count = 0, begin = 0;
+    In() {}
+    In(int64_t address, int64_t bytes)
+        : at((const T *)address), count(bytes / (int64_t)sizeof(T)), begin(0)
+    {
+    }
     T operator[](int64_t i) const { return wide<T>(i); }
+    /* The same array, counted from element i on. */
+    In from(int64_t i) const
+    {
+        In found = *this;
+        found.begin += i;
+        return found;
+    }
+    In from(uint32_t i, uint32_t size) const { return from((int64_t)i * size); }
+    In next(uint32_t size) const { return from((int64_t)size); }
     /* A wider number that begins with element i. */
     template <class W> W wide(int64_t i) const
     {
         W found;
+        i += begin;
         memset(&found, 0, sizeof found);
         if (i < 0 || (i + 0) * (int64_t)sizeof(T) + (int64_t)sizeof(W) > count * (int64_t)sizeof(T))
             refuse("read outside of the array, element", i, count);
@@ -43,6 +57,7 @@ template <class T> struct In {
     /* `n` elements from i on, all of which may be read. */
     const T *run(int64_t i, int64_t n) const
     {
+        i += begin;
         if (i >= 0 && i + n <= count)
             return at + i;
         refuse("read outside of the array, element", i, count);
@@ -171,8 +186,32 @@ template <class W> QT_HD W read_shared(const W *at) { return *at; }
 
 template <class T> struct In {
     const T *at;
+    QT_MEMBER In() {}
     QT_MEMBER In(int64_t address, int64_t) : at((const T *)address) {}
     QT_MEMBER T operator[](int64_t i) const { return read_only(at + i); }
+    QT_MEMBER In from(int64_t i) const { return In((int64_t)(at + i), 0); }
+    /* From element i * size on, or `size`: written so that the compiler adds to the address at hand, where
+     * it would take three instructions for each of several. */
+    QT_MEMBER In from(uint32_t i, uint32_t size) const
+    {
+        int64_t found = (int64_t)at, step = (int64_t)((uint64_t)size * sizeof(T));
+#if defined(QT_ON_DEVICE)
+        asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(found) : "r"(i), "r"((uint32_t)step), "l"((int64_t)at));
+#else
+        found += i * step;
+#endif
+        return In(found, 0);
+    }
+    QT_MEMBER In next(uint32_t size) const
+    {
+        int64_t found = (int64_t)at, step = (int64_t)((uint64_t)size * sizeof(T));
+#if defined(QT_ON_DEVICE)
+        asm("add.s64 %0, %1, %2;" : "=l"(found) : "l"((int64_t)at), "l"(step));
+#else
+        found += step;
+#endif
+        return In(found, 0);
+    }
     template <class W> QT_MEMBER W wide(int64_t i) const { return read_only((const W *)(at + i)); }
     QT_MEMBER const T *run(int64_t i, int64_t) const { return at + i; }
 };

@@ -24,12 +24,14 @@ typedef unsigned long uint64_t;
 #if defined(__CUDACC__)
 #define QT_HD __host__ __device__ __forceinline__
 #define QT_UNROLL _Pragma("unroll")
+#define QT_UNROLL_4 _Pragma("unroll 4")
 #define QT_UNROLL_8 _Pragma("unroll 8")
 #define QT_UNROLL_32 _Pragma("unroll 32")
 #define QT_ROLLED _Pragma("unroll 1")
 #else
 #define QT_HD static inline
 #define QT_UNROLL
+#define QT_UNROLL_4
 #define QT_UNROLL_8
 #define QT_UNROLL_32
 #define QT_ROLLED
@@ -117,16 +119,22 @@ QT_HD float small(int32_t code)
 /* 2^23 + code as a float, for codes from 0 on: differences of two of them are exact. */
 QT_HD float above(uint32_t code) { return float_of_bits(code | 0x4b000000u); }
 
-/* The same of what `mask` leaves of a word, which the compiler would do in two steps. */
-QT_HD float above_masked(uint32_t word, uint32_t mask)
+/* (word & mask) | more, which the compiler would do in two steps where both are constants. */
+QT_HD uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t more)
 {
 #if defined(QT_ON_DEVICE)
     uint32_t bits;
-    asm("lop3.b32 %0, %1, %2, 0x4b000000, 0xea;" : "=r"(bits) : "r"(word), "r"(mask));
-    return float_of_bits(bits);
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "r"(mask), "r"(more));
+    return bits;
 #else
-    return above(word & mask);
+    return (word & mask) | more;
 #endif
+}
+
+/* The same of what `mask` leaves of a word. */
+QT_HD float above_masked(uint32_t word, uint32_t mask)
+{
+    return float_of_bits(masked_or(word, mask, 0x4b000000));
 }
 
 /* Byte k of the result is byte s of x (s = 0 to 3) or of y (4 to 7), s being nibble k of `from`. From
@@ -161,6 +169,8 @@ QT_HD int64_t product(int64_t a, int64_t b)
 }
 
 QT_HD int32_t least(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
+
+QT_HD int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* What threads share that share nothing. */
 struct NoRoom {

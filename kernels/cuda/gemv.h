@@ -1,11 +1,13 @@
-/* Packed weights times a few vectors, as decoding needs: y = x W', x [batch, cols] in float16.
+/* Packed weights times a few vectors, as decoding needs: y = x W', x [batch, cols] in float16, batch 1
+ * to 8, by tensor cores (tensor.h).
  *
- * Codes are exact, products with inputs are summed in float32 by fused multiply-adds, and a zero or a
- * minimum is taken off by way of the sum of the inputs. Sums are made in a fixed order (atomics only
- * count), so a result depends on the number of splits but on nothing else, and the host computes the same
- * bits. Where blocks share rows, each leaves partial sums [splits, batch, rows] in float32; the last of
- * them to be done adds all (`sums` and `done`, a counter for each x of the grid that is zero before and
- * after), or gemv_sum does, where the sums are `values`. The result is float16. */
+ * Codes and zeros, or codes and scales of sub-blocks, become halves exactly; products with inputs are
+ * summed by tensor cores over a group or a block, then scaled and summed in float32 by fused
+ * multiply-adds. Sums are made in a fixed order (atomics only count), so a result depends on the number
+ * of splits and on the tensor core, but on nothing else. Where blocks share rows, each leaves partial
+ * sums [splits, batch, rows] in float32; the last of them to be done adds all (`sums` and `done`, a
+ * counter for each x of the grid that is zero before and after), or gemv_sum does, where the sums are
+ * `values`. The result is float16. */
 #ifndef QTOOL_CUDA_GEMV_H
 #define QTOOL_CUDA_GEMV_H
 
@@ -13,6 +15,121 @@
 #include "gemv_words.h"
 
 namespace qt {
+
+/* A sum that is to be added to others. */
+struct AsItIs {
+    static QT_MEMBER float one(float value) { return value; }
+};
+
+/* ABREAST warps of a block are next to each other in its TILE rows; PARTS of them have the same rows and
+ * different columns, and are added through shared memory. */
+template <class LAYOUT> struct Gemv {
+    enum { BLOCK = LAYOUT::BLOCK, ABREAST = LAYOUT::ABREAST, PARTS = BLOCK / 32 / ABREAST };
+    enum { VECTORS = 8, ROWS = LAYOUT::ROWS, TILE = ROWS * ABREAST, TILES = LAYOUT::TILES };
+    enum { STRIDE = ROWS + 4 }; /* so that no two lanes of a warp meet in a bank */
+    struct Room {
+        Shared<float, PARTS * ABREAST * VECTORS * STRIDE> sums;
+        Shared<int32_t, 1> last; /* whether no other block of these rows is still at work */
+#if defined(QT_CHECKED)
+        void clear()
+        {
+            sums.clear();
+            last.clear();
+        }
+#endif
+    };
+    static QT_MEMBER int32_t place(int32_t part, int32_t across, int32_t vector, int32_t slot)
+    {
+        return ((part * ABREAST + across) * VECTORS + vector) * STRIDE + slot;
+    }
+
+    static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &room)
+    {
+        int32_t across = thread / 32 % ABREAST, part = thread / 32 / ABREAST;
+        int32_t top = (int32_t)block.x * TILE + across * ROWS;
+        if (top >= (int32_t)t.rows || !speaks(thread))
+            return;
+        typename LAYOUT::Lane lanes[HELD];
+        Sums acc[TILES][HELD] = {};
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            lanes[l] = LAYOUT::lane_of(t, top, lane_at(thread, l));
+        LAYOUT::run(t, lanes, block.y * PARTS + part, (int32_t)t.splits * PARTS, acc);
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            QT_UNROLL
+            for (int b = 0; b < 2; b++) {
+                int32_t lane = lane_at(thread, l), vector = 2 * (lane & 3) + b;
+                int32_t to = place(part, across, vector, lane >> 2);
+                if (vector >= (int32_t)t.batch)
+                    continue;
+                QT_UNROLL
+                for (int r = 0; r < 2 * TILES; r++)
+                    room.sums.put(to + 8 * r, acc[r / 2][l].at[2 * (r & 1) + b]);
+            }
+    }
+    /* Adds the parts of every so many vectors of a row, and puts them somewhere from `to` on. */
+    template <class AS, class TO>
+    static QT_MEMBER void add_parts(const Task &t, int32_t thread, const Room &room, const TO &sums,
+                                    int64_t to)
+    {
+        int32_t own = thread % TILE, batch = (int32_t)t.batch;
+        int32_t from = place(0, own / ROWS, 0, LAYOUT::slot(own % ROWS));
+        QT_UNROLL_4
+        for (int32_t b = thread / TILE; b < batch; b += BLOCK / TILE) {
+            float sum = room.sums.get(from + b * STRIDE);
+            QT_UNROLL
+            for (int part = 1; part < PARTS; part++)
+                sum = add(sum, room.sums.get(from + b * STRIDE + part * (ABREAST * VECTORS * STRIDE)));
+            sum = mul(sum, float_of_bits((127u + LAYOUT::LOWERED) << 23));
+            sums.put(to + product(b, t.rows), AS::one(sum));
+        }
+    }
+    static QT_MEMBER void second(const Task &t, Place block, int32_t thread, Room &room)
+    {
+        int32_t row = (int32_t)block.x * TILE + thread % TILE;
+        int64_t of_split = product(block.y * (int32_t)t.batch, t.rows) + row;
+        if (row >= (int32_t)t.rows)
+            ;
+        else if ((int32_t)t.splits == 1)
+            add_parts<f16>(t, thread, room, Out<uint16_t>(t.values, t.values_bytes), row);
+        else if (t.done)
+            add_parts<AsItIs>(t, thread, room, Scratch<float>(t.sums, t.sums_bytes), of_split);
+        else
+            add_parts<AsItIs>(t, thread, room, Out<float>(t.values, t.values_bytes), of_split);
+        before_others_look();
+    }
+    static QT_MEMBER void third(const Task &t, Place block, int32_t thread, Room &room)
+    {
+        if (thread || !t.done)
+            return;
+        Scratch<uint32_t> done(t.done, t.done_bytes);
+        bool last = done.count_up(block.x) + 1 == (uint32_t)t.splits;
+        room.last.put(0, last);
+        if (last)
+            done.put(block.x, 0);
+    }
+    static QT_MEMBER void fourth(const Task &t, Place block, int32_t thread, Room &room)
+    {
+        if (!t.done || !room.last.get(0))
+            return;
+        before_others_look();
+        Scratch<float> sums(t.sums, t.sums_bytes);
+        int32_t row = (int32_t)block.x * TILE + thread % TILE, rows = (int32_t)t.rows;
+        int64_t count = product(t.batch, rows);
+        for (int32_t b = thread / TILE; row < rows && b < (int32_t)t.batch; b += BLOCK / TILE) {
+            int64_t from = product(b, rows) + row;
+            float sum = sums.get(from);
+            QT_UNROLL_8
+            for (int32_t split = 1; split < (int32_t)t.splits; split++)
+                sum = add(sum, sums.get(split * count + from));
+            Out<uint16_t>(t.values, t.values_bytes).put(from, f16::one(sum));
+        }
+    }
+};
+template <class LAYOUT> struct Parts<Gemv<LAYOUT>> {
+    enum { four = 1, resident = LAYOUT::RESIDENT };
+};
 
 /* Sums over splits, codes [splits, batch * rows] in float32, to float16. */
 struct GemvSum {
@@ -38,13 +155,9 @@ struct GemvSum {
 
 } // namespace qt
 
-#define QT_GEMV_KERNELS(X)                                                          \
-    X(gemv_across_4_1, qt::GemvWords<true, 1>) X(gemv_across_4_2, qt::GemvWords<true, 2>)   \
-    X(gemv_across_4_4, qt::GemvWords<true, 4>) X(gemv_across_4_8, qt::GemvWords<true, 8>)   \
-    X(gemv_columns_4_1, qt::GemvWords<false, 1>) X(gemv_columns_4_2, qt::GemvWords<false, 2>) \
-    X(gemv_columns_4_4, qt::GemvWords<false, 4>) X(gemv_columns_4_8, qt::GemvWords<false, 8>) \
-    X(gemv_q4_k_1, qt::GemvQ4K<1>) X(gemv_q4_k_2, qt::GemvQ4K<2>)                   \
-    X(gemv_q4_k_4, qt::GemvQ4K<4>) X(gemv_q4_k_8, qt::GemvQ4K<8>)                   \
-    X(gemv_sum, qt::GemvSum)
+#define QT_GEMV_KERNELS(X)                                   \
+    X(gemv_across_4, qt::Gemv<qt::GemvWords<true>>)          \
+    X(gemv_columns_4, qt::Gemv<qt::GemvWords<false>>)        \
+    X(gemv_q4_k, qt::Gemv<qt::GemvQ4K>) X(gemv_sum, qt::GemvSum)
 
 #endif

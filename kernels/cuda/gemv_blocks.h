@@ -2,160 +2,205 @@
 #ifndef QTOOL_CUDA_GEMV_BLOCKS_H
 #define QTOOL_CUDA_GEMV_BLOCKS_H
 
-#include "gemv_inputs.h"
+#include "gemv_words.h"
 #include "gguf_k.h"
 
 namespace qt {
 
-/* Blocks of Q4_K. Eight lanes have a block, sixteen bytes of codes each: the low nibbles are 16 columns
- * of one sub-block, the high ones those of the next, 32 columns further on. A thread block has ROWS
- * rows, sixteen blocks of each at a time. */
-template <int BATCH> struct GemvQ4K {
-    enum { BLOCK = 128, ROWS = BATCH == 1 ? 8 : BATCH == 8 ? 2 : 4, ABREAST = BLOCK / 8 };
-    enum { SUMS = ROWS * BATCH, SLICES = BLOCK / SUMS };
-    enum { TOGETHER = BATCH < 2 ? BATCH : 2 }; /* vectors whose sums of a block are in registers */
-    struct Room {
-        Shared<float, BLOCK * SUMS> sums;
-        Shared<float, BLOCK> slices;
-#if defined(QT_CHECKED)
-        void clear()
-        {
-            sums.clear();
-            slices.clear();
-        }
-#endif
-    };
+/* Blocks of Q4_K: w = d sc q - dmin m. A warp takes a block of each of ROWS rows at a time, of which lane
+ * 4 g + t has rows g + 8 j and in every run of 32 bytes of codes eight: their low nibbles are columns of
+ * one sub-block, the high ones those of the next, 32 columns further on.
+ *
+ * A weight is q * 4 sc, made of two codes by one product of halves, exactly, 2^-24 as large, and summed
+ * over a block. What is subnormal of them is aligned as 2^-14, which is a quarter of the largest weight
+ * that there may be.
+ *
+ * Minima are multiplied with the inputs' sums of each sub-block, which come of a product where the
+ * inputs are the weights and a column of ones, that of the sub-block, the inputs: so lane 4 g + t gets
+ * those of vector g and sub-blocks 2 t and 2 t + 1, as it has to have them for the next one. There each
+ * is two halves: of 22 bits, or of what 2^-29 is the last place of. */
+struct GemvQ4K {
+    enum { RESIDENT = 3, BLOCK = 128, ROWS = 32, TILES = 2, ABREAST = 4 };
+    enum { LOWERED = 22, SUMS_LOWERED = 6, REST_RAISED = 11 };
 
-    /* Scales and minima of sub-blocks 2 pair and the next as scale_minimum has them, but the scales
-     * 2^LOWERED as large. */
-    static QT_MEMBER void two_scales(const Four &head, int32_t pair, float *s, float *m)
+    struct Read {
+        Two codes[2 * TILES][4];
+        Four head[2 * TILES];
+    };
+    static QT_MEMBER int32_t slot(int32_t row) { return row; }
+
+    /* Where a lane reads: its rows, in units of sixteen bytes, and its own columns. */
+    enum { UNIT = 16 };
+    struct Lane {
+        In<uint8_t> bytes;
+        In<uint16_t> inputs;
+        uint32_t row[2 * TILES];
+        int32_t lane;
+    };
+    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t lane)
     {
-        int32_t shift = 16 * (pair & 1);
-        uint32_t low = head.word[1] >> shift, high = head.word[2] >> shift;
-        uint32_t both = head.word[3] >> shift;
-        bool plain = pair < 2;
-        uint32_t scales = plain ? low & 0x3f3f : (both & 0x0f0f) | (low >> 2 & 0x3030);
-        uint32_t minima = plain ? high & 0x3f3f : (both >> 4 & 0x0f0f) | (high >> 2 & 0x3030);
-        float d = mul(of_f16(head.word[0] & 0xffff), power_of_two(LOWERED));
-        float least = of_f16(head.word[0] >> 16);
+        Lane found = {{t.codes, t.codes_bytes}, inputs_of(t, lane), {}, lane};
+        /* Past the last row a lane does what the last one does, and is not looked at. */
         QT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            s[i] = mul(sub(above_byte(scales, i), 8388608.0f), d);
-            m[i] = mul(sub(above_byte(minima, i), 8388608.0f), least);
+        for (int j = 0; j < 2 * TILES; j++) {
+            int32_t row = smaller(top + (lane >> 2) + 8 * j, (int32_t)t.rows - 1);
+            found.row[j] = (uint32_t)row * ((uint32_t)t.pitch / UNIT);
         }
+        return found;
     }
-    /* Vectors from `first` on, of columns from `col` on. */
-    static QT_MEMBER void several(const Task &t, const Four *codes, const float (*s)[2],
-                                  const float (*m)[2], int32_t col, int32_t first,
-                                  float (*acc)[BATCH])
+    static QT_MEMBER Read read(const Lane &lane, int32_t i)
     {
-        Four under[TOGETHER][2], over[TOGETHER][2];
+        Read found;
         QT_UNROLL
-        for (int b = 0; b < TOGETHER; b++)
+        for (int j = 0; j < 2 * TILES; j++) {
+            In<uint8_t> block = lane.bytes.from(lane.row[j] + (uint32_t)i * (q4_k::bytes / UNIT), UNIT);
+            found.head[j] = block.wide<Four>(0);
+            In<uint8_t> codes = block.from(16 + 8 * (lane.lane & 3));
             QT_UNROLL
-            for (int half = 0; half < 2; half++) {
-                under[b][half] = eight_inputs<BATCH>(t, first + b, col + 8 * half);
-                over[b][half] = eight_inputs<BATCH>(t, first + b, col + 32 + 8 * half);
-            }
-        float low[ROWS][TOGETHER] = {}, high[ROWS][TOGETHER] = {};
-        float of_low[TOGETHER] = {}, of_high[TOGETHER] = {};
+            for (int r = 0; r < 4; r++)
+                found.codes[j][r] = codes.wide<Two>(32 * r);
+        }
+        return found;
+    }
+
+    /* Scales of sub-blocks 4 a to 4 a + 3 as scale_minimum has them (gguf_k.h): pairs of halves, 4 sc of
+     * 4 a and 4 a + 2, and 4 sc / 16 of the others, since their codes are four places higher up. */
+    static QT_MEMBER void scales(const Four &head, int a, uint32_t *pairs)
+    {
+        uint32_t low = head.word[1], both = head.word[3];
+        uint32_t bytes = a ? (both << 2 & 0x3c3c3c3c) | (low & 0xc0c0c0c0) : low << 2 & 0xfcfcfcfc;
+        pairs[0] = add_halves(masked_or(bytes, 0x00ff00ff, 0x64006400), 0xe400e400);
+        pairs[1] = add_halves(masked_or(bytes >> 8, 0x00ff00ff, 0x54005400), 0xd400d400);
+    }
+    /* Minima of sub-blocks 2 t and 2 t + 1: halves, 4 m. */
+    static QT_MEMBER uint32_t minima(const Four &head, int32_t lane)
+    {
+        uint32_t high = head.word[2], both = head.word[3];
+        uint32_t bytes = lane & 2 ? (both >> 2 & 0x3c3c3c3c) | (high & 0xc0c0c0c0) : high << 2 & 0xfcfcfcfc;
+        return add_halves(byte_perm(bytes, 0x64646464, lane & 1 ? 0x4342 : 0x4140), 0xe400e400);
+    }
+    /* Of sub-block n, word m of its run: bytes 0 and 2 of it, then 1 and 3. */
+    static QT_MEMBER Weights weights(const Two *one, const Two *other, const uint32_t *scale, int n, int m)
+    {
+        uint32_t first = one[n / 2].word[m], second = other[n / 2].word[m];
+        const int place = 4 * (n & 1);
+        return Weights{{mul_halves(two_nibbles(first, place), scale[0]),
+                        mul_halves(two_nibbles(second, place), scale[1]),
+                        mul_halves(two_nibbles(first >> 8, place), scale[0]),
+                        mul_halves(two_nibbles(second >> 8, place), scale[1])}};
+    }
+    /* Sums of inputs as halves, and what is left of them. */
+    static QT_MEMBER Inputs halves_of(const Sums &sums)
+    {
+        float sum[2], rest[2];
         QT_UNROLL
-        for (int k = 0; k < 16; k++) {
-            float x[TOGETHER], y[TOGETHER];
-            const int place = 8 * (k & 1); /* of the low nibble in a pair of bytes */
+        for (int i = 0; i < 2; i++)
+            sum[i] = mul(add(sums.at[i], sums.at[i + 2]), float_of_bits((127u - SUMS_LOWERED) << 23));
+        Inputs found = {{two_f16(sum[0], sum[1]), 0}};
+        QT_UNROLL
+        for (int i = 0; i < 2; i++)
+            rest[i] = mul(sub(sum[i], of_f16(found.at[0] >> (16 * i) & 0xffff)),
+                          float_of_bits((127u + REST_RAISED) << 23));
+        found.at[1] = two_f16(rest[0], rest[1]);
+        return found;
+    }
+
+    /* Products of sub-block n with inputs x, and the sums of those. */
+    static QT_MEMBER void part(const Lane *lanes, const Read *found, const uint32_t (*pairs)[2 * TILES][2],
+                               int n, const Four (*x)[8], Sums (*sums)[HELD], Sums *of_inputs)
+    {
+        QT_UNROLL
+        for (int m = 0; m < 2; m++) {
+            Inputs inputs[HELD];
+            uint32_t as_weights[HELD][2], ones[HELD];
             QT_UNROLL
-            for (int b = 0; b < TOGETHER; b++) {
-                float one = input(under[b][k / 8], k % 8), other = input(over[b][k / 8], k % 8);
-                of_low[b] = add(of_low[b], one);
-                of_high[b] = add(of_high[b], other);
-                x[b] = mul(one, power_of_two(RAISED - place));
-                y[b] = mul(other, power_of_two(RAISED - place - 4));
+            for (int l = 0; l < HELD; l++) {
+                uint32_t low = x[l][n].word[2 * m], high = x[l][n].word[2 * m + 1];
+                inputs[l].at[0] = as_weights[l][0] = byte_perm(low, high, 0x5410);
+                inputs[l].at[1] = as_weights[l][1] = byte_perm(low, high, 0x7632);
+                ones[l] = lanes[l].lane >> 2 == n ? 0x3c003c00 : 0;
             }
+            multiply_eight(as_weights, ones, of_inputs);
             QT_UNROLL
-            for (int r = 0; r < ROWS; r++) {
-                uint32_t pair = codes[r].word[k / 4] >> (k & 2 ? 16 : 0);
-                float q = in_place(pair, place), p = in_place(pair, place + 4);
+            for (int p = 0; p < TILES; p++) {
+                Weights w[HELD];
                 QT_UNROLL
-                for (int b = 0; b < TOGETHER; b++) {
-                    low[r][b] = fma(q, x[b], low[r][b]);
-                    high[r][b] = fma(p, y[b], high[r][b]);
+                for (int l = 0; l < HELD; l++) {
+                    const Two(*codes)[4] = found[l].codes + 2 * p;
+                    const uint32_t(*own)[2] = pairs[l] + 2 * p;
+                    const int half = n >> 1 & 1;
+                    uint32_t scale[2] = {twice(own[0][n & 1], half), twice(own[1][n & 1], half)};
+                    w[l] = weights(codes[0], codes[1], scale, n, m);
                 }
+                multiply(w, inputs, sums[p]);
             }
         }
+    }
+    static QT_MEMBER void block(const Lane *lanes, int32_t i, Sums (*acc)[HELD])
+    {
+        Read found[HELD];
+        Sums sums[TILES][HELD] = {}, of_inputs[HELD] = {};
+        uint32_t pairs[HELD][2 * TILES][2];
+        Four x[HELD][8];
         QT_UNROLL
-        for (int r = 0; r < ROWS; r++)
+        for (int l = 0; l < HELD; l++) {
+            found[l] = read(lanes[l], i);
             QT_UNROLL
-            for (int b = 0; b < TOGETHER; b++) {
-                float sum = acc[r][first + b];
-                sum = fma(s[r][0], low[r][b], sum);
-                sum = fma(-m[r][0], of_low[b], sum);
-                sum = fma(s[r][1], high[r][b], sum);
-                acc[r][first + b] = fma(-m[r][1], of_high[b], sum);
-            }
-    }
-    static QT_MEMBER void blocks(const Task &t, Place place, int32_t lane, int32_t i,
-                                 float (*acc)[BATCH])
-    {
-        int32_t col = i * q4_k::weights + 64 * (lane >> 1) + 16 * (lane & 1);
-        Four head[ROWS], codes[ROWS];
-        float s[ROWS][2], m[ROWS][2];
-        QT_UNROLL
-        for (int r = 0; r < ROWS; r++) {
-            int32_t row = least(place.x * ROWS + r, t.rows - 1);
-            int64_t begin = product(row, t.pitch) + i * q4_k::bytes;
-            Block at = {In<uint8_t>(t.codes, t.codes_bytes), begin};
-            head[r] = at.four(0);
-            codes[r] = at.four(16 + 16 * lane);
+            for (int n = 0; n < 8; n++)
+                x[l][n] = lanes[l].inputs.from((uint32_t)i, q4_k::weights).wide<Four>(32 * n);
         }
         QT_UNROLL
-        for (int r = 0; r < ROWS; r++)
-            two_scales(head[r], lane >> 1, s[r], m[r]);
+        for (int n = 0; n < 8; n++) {
+            if (n % 4 == 0)
+                QT_UNROLL
+                for (int l = 0; l < HELD; l++)
+                    QT_UNROLL
+                    for (int j = 0; j < 2 * TILES; j++)
+                        scales(found[l].head[j], n / 4, pairs[l][j]);
+            part(lanes, found, pairs, n, x, sums, of_inputs);
+        }
+        Inputs halves[HELD];
         QT_UNROLL
-        for (int32_t first = 0; first < BATCH; first += TOGETHER)
-            several(t, codes, s, m, col, first, acc);
+        for (int l = 0; l < HELD; l++)
+            halves[l] = halves_of(of_inputs[l]);
+        QT_UNROLL
+        for (int p = 0; p < TILES; p++) {
+            Weights w[HELD];
+            Sums less[HELD] = {};
+            QT_UNROLL
+            for (int l = 0; l < HELD; l++)
+                QT_UNROLL
+                for (int j = 0; j < 2; j++) {
+                    w[l].at[j] = minima(found[l].head[2 * p + j], lanes[l].lane);
+                    w[l].at[2 + j] = mul_halves(w[l].at[j], 0x10001000); /* 2^-REST_RAISED */
+                }
+            multiply(w, halves, less);
+            QT_UNROLL
+            for (int l = 0; l < HELD; l++)
+                add_scaled(found[l].head + 2 * p, sums[p][l], less[l], &acc[p][l]);
+        }
     }
-    static QT_MEMBER void first(const Task &t, Place place, int32_t thread, Room &room)
+    /* acc += 2^-LOWERED (d sums - dmin minima) of two rows, of which sums are 2^-LOWERED as large as they
+     * should be, and minima 2^-4. */
+    static QT_MEMBER void add_scaled(const Four *heads, const Sums &sums, const Sums &minima, Sums *acc)
     {
-        int32_t lane = thread % 8, part = thread / 8;
-        int32_t count = (int32_t)t.cols / q4_k::weights, whole = count / ABREAST * ABREAST;
-        float acc[ROWS][BATCH] = {};
+        QT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            uint32_t both = heads[k / 2].word[0];
+            float less = mul(-of_f16(both >> 16), float_of_bits((127u + SUMS_LOWERED - 2 - LOWERED) << 23));
+            float sum = fma(of_f16(both & 0xffff), sums.at[k], acc->at[k]);
+            acc->at[k] = fma(less, minima.at[k], sum);
+        }
+    }
+    /* Adds products with every step-th block of columns, from `first` on. */
+    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
+                              Sums (*acc)[HELD])
+    {
+        int32_t count = (int32_t)t.cols / q4_k::weights;
         QT_ROLLED
-        for (int32_t from = 0; from < whole; from += ABREAST)
-            blocks(t, place, lane, from + part, acc);
-        if (whole + part < count)
-            blocks(t, place, lane, whole + part, acc);
-        QT_UNROLL
-        for (int r = 0; r < ROWS; r++)
-            QT_UNROLL
-            for (int b = 0; b < BATCH; b++)
-                room.sums.put((r * BATCH + b) * BLOCK + thread, acc[r][b]);
+        for (int32_t i = first; i < count; i += step)
+            block(lanes, i, acc);
     }
-    /* SLICES threads add a slice each of a sum's 128 terms, and then one the slices. */
-    static QT_MEMBER void second(const Task &, Place, int32_t thread, Room &room)
-    {
-        int32_t own = thread / SLICES, slice = thread % SLICES;
-        float sum = room.sums.get(own * BLOCK + slice);
-        QT_UNROLL
-        for (int k = SLICES; k < BLOCK; k += SLICES)
-            sum = add(sum, room.sums.get(own * BLOCK + slice + k));
-        room.slices.put(thread, sum);
-    }
-    static QT_MEMBER void third(const Task &, Place, int32_t, Room &) {}
-    static QT_MEMBER void fourth(const Task &t, Place place, int32_t thread, Room &room)
-    {
-        int32_t b = thread % BATCH;
-        int64_t row = place.x * ROWS + thread / BATCH;
-        if (thread >= SUMS || b >= t.batch || row >= t.rows)
-            return;
-        float sum = room.slices.get(thread * SLICES);
-        QT_UNROLL
-        for (int k = 1; k < SLICES; k++)
-            sum = add(sum, room.slices.get(thread * SLICES + k));
-        Out<uint16_t>(t.values, t.values_bytes).put(product(b, t.rows) + row, f16::one(sum));
-    }
-};
-template <int BATCH> struct Parts<GemvQ4K<BATCH>> {
-    enum { four = 1, resident = BATCH == 1 ? 4 : 1 };
 };
 
 } // namespace qt

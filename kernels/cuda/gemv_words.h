@@ -2,257 +2,237 @@
 #ifndef QTOOL_CUDA_GEMV_WORDS_H
 #define QTOOL_CUDA_GEMV_WORDS_H
 
-#include "gemv_inputs.h"
+#include "grid.h"
+#include "tensor.h"
 
 namespace qt {
 
-/* Partial sums of a block: `LANES` for each of which `SUMS` numbers are added over `PARTS`. */
-template <int PARTS, int LANES, int SUMS> struct Partial {
-    Shared<float, PARTS * LANES * SUMS> sums;
-    Shared<int32_t, 1> last; /* whether no other block of these rows is still at work */
-#if defined(QT_CHECKED)
-    void clear()
-    {
-        sums.clear();
-        last.clear();
-    }
-#endif
-    QT_MEMBER void put(int part, int lane, int i, float value)
-    {
-        sums.put((i * PARTS + part) * LANES + lane, value);
-    }
-    QT_MEMBER float total(int lane, int i) const
-    {
-        float sum = sums.get(i * PARTS * LANES + lane);
-        QT_UNROLL
-        for (int part = 1; part < PARTS; part++)
-            sum = add(sum, sums.get((i * PARTS + part) * LANES + lane));
-        return sum;
-    }
-};
-
-/* Where nibble i of a word is, after a shift by `shifted(i)`: below bit 20. */
-QT_HD int shifted(int i) { return i < 5 ? 0 : 12; }
-QT_HD int place_of(int i) { return 4 * i - shifted(i); }
-
-/* A nibble as the upper mantissa of a float: 16 + q. */
-QT_HD float sixteen_and(uint32_t word, int i)
+/* Inputs of vector lane / 4, from column 8 (lane % 4) on; past the batch those of its last vector, of
+ * which nobody looks at what comes of them. */
+QT_HD In<uint16_t> inputs_of(const Task &t, int32_t lane)
 {
-    uint32_t moved = i < 5 ? word << (19 - 4 * i) : word >> (4 * i - 19);
-    return float_of_bits((moved & 0x780000u) | 0x41800000u);
+    int32_t vector = smaller(lane >> 2, (int32_t)t.batch - 1);
+    return In<uint16_t>(t.inputs, t.inputs_bytes).from(product(vector, t.cols) + 8 * (lane & 3));
 }
 
-/* Words of AWQ GEMM or GPTQ of 4 bits, groups a multiple of 32 columns, scales float16 [groups, rows],
- * zeros in words [groups, rows / 8] of either order; rows a multiple of 8. A lane has ROWS neighbouring
- * rows; LANES of them, which read 64 (AWQ) or 128 bytes in a piece, are one of PARTS that take every so
- * many runs of 32 columns of the block's share. */
-template <bool AWQ, int BATCH> struct GemvWords {
-    enum { BLOCK = 128, LANES = AWQ ? 16 : 8, PARTS = BLOCK / LANES, ROWS = AWQ ? 8 : 4, RUN = 32 };
-    /* Of so many vectors the sums of a run have no room in registers beside those of all. */
-    enum { WEIGHTS_SCALED = BATCH == 8 };
-    typedef Partial<PARTS, LANES, BATCH * ROWS> Room;
+/* Two nibbles of a word at a place (0 or 4) of both its halves: as halves 2^(place - 24) as large,
+ * subnormal ones. */
+QT_HD uint32_t two_nibbles(uint32_t word, int place) { return word & (0x000f000fu << place); }
 
-    /* All that is read of a run but its inputs. */
-    struct Read {
-        uint32_t word[AWQ ? RUN : RUN / 8][AWQ ? 1 : ROWS], zeros;
-        uint32_t scales[ROWS / 2];
+/* Words of AWQ GEMM or GPTQ of 4 bits, groups a multiple of 32 columns, scales float16 [groups, rows],
+ * zeros in words [groups, rows / 8] of either order; rows a multiple of 8.
+ *
+ * A warp has ROWS rows, of which lane 4 g + t has eight, in pairs for four products. It takes 128
+ * columns at a time, or 32 where groups are no multiple of 128. Of each 32, lane t has columns 8 t to
+ * 8 t + 7: the inputs are 16 bytes. AWQ's words are of these columns and of rows 8 g to 8 g + 7, each
+ * nibble a row; GPTQ's of all eight columns and of rows 4 g + i and 32 + 4 g + i.
+ *
+ * Weights are (q - zero) * 2^-10, made of two codes by one fused multiply-add of halves, exactly, and
+ * products are summed by group. Left subnormal, and with the zero taken off the sum, a code would lose
+ * its last bits beside large inputs: what is subnormal is aligned as if it were not. */
+template <bool AWQ> struct GemvWords {
+    enum { RESIDENT = 2, BLOCK = 256, ROWS = 64, TILES = 4, ABREAST = 2, LOWERED = 10 };
+
+    /* All that a lane reads of so many runs of 32 columns. */
+    template <int RUNS> struct Read {
+        uint32_t word[RUNS][8], scales[4], zeros;
+        Four inputs[RUNS];
     };
 
-    /* The row that nibble i of AWQ's word has; GPTQ's rows are in order. */
-    static QT_MEMBER int32_t row_of(int i) { return AWQ ? (i < 4 ? 2 * i : 2 * i - 7) : i; }
-
-    static QT_MEMBER Read read(const Task &t, int64_t row, int32_t col)
+    /* The row that nibble i of AWQ's word has, and the other way round. */
+    static QT_MEMBER int32_t row_of(int i) { return i < 4 ? 2 * i : 2 * i - 7; }
+    /* Which of a warp's sums is of a row: 8 r + g for row r of lane g. */
+    static QT_MEMBER int32_t slot(int32_t row)
     {
-        Read found;
-        In<uint32_t> words(t.codes, t.codes_bytes);
+        if (AWQ)
+            return 8 * ((row & 7) / 2 + 4 * (row & 1)) + row / 8;
+        return 8 * (row / 32 * 4 + (row & 3)) + row / 4 % 8;
+    }
+
+    /* Where a lane reads: from its own rows on, and its own columns of a run. AWQ's rows are together,
+     * GPTQ's in two parts. */
+    struct Lane {
+        In<uint32_t> words[AWQ ? 1 : 2], zeros[AWQ ? 1 : 2];
+        In<uint16_t> scales[AWQ ? 1 : 2], inputs;
+        uint32_t shift[2]; /* to GPTQ's zeros in a word */
+    };
+    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t lane)
+    {
+        /* Past the last row a lane does what the last one does, and is not looked at. */
+        int32_t g = lane >> 2, last = (int32_t)t.rows - (AWQ ? 8 : 4);
+        int32_t low = smaller(top + (AWQ ? 8 : 4) * g, last), high = smaller(top + 32 + 4 * g, last);
+        In<uint32_t> words(t.codes, t.codes_bytes), zeros(t.zero, t.zero_bytes);
         In<uint16_t> scales(t.scale, t.scale_bytes);
-        int32_t group = group_of(t, col);
-        int64_t at = AWQ ? product(col, t.pitch) + (row >> 3) : product(col >> 3, t.pitch) + row;
-        QT_UNROLL
-        for (int k = 0; k < (AWQ ? RUN : RUN / 8); k++) {
-            if (AWQ) {
-                found.word[k][0] = words[at + k * t.pitch];
-                continue;
+        In<uint16_t> inputs = inputs_of(t, lane);
+        if constexpr (AWQ)
+            return Lane{{words.from(product(8 * (lane & 3), t.pitch) + (low >> 3))},
+                        {zeros.from(low >> 3)},
+                        {scales.from(low)},
+                        inputs,
+                        {0, 0}};
+        else {
+            int64_t from = product(lane & 3, t.pitch);
+            return Lane{{words.from(from + low), words.from(from + high)},
+                        {zeros.from(low >> 3), zeros.from(high >> 3)},
+                        {scales.from(low), scales.from(high)},
+                        inputs,
+                        {(uint32_t)(low & 4) * 4, (uint32_t)(high & 4) * 4}};
+        }
+    }
+    template <int RUNS>
+    static QT_MEMBER Read<RUNS> read(const Task &t, const Lane &lane, int32_t col)
+    {
+        Read<RUNS> found;
+        /* Of 128 columns the groups are a power of two. */
+        uint32_t group = RUNS == 1 && (int32_t)t.group_shift < 0
+                             ? (uint32_t)col / (uint32_t)t.group_size
+                             : (uint32_t)col >> (int32_t)t.group_shift;
+        uint32_t pitch = (uint32_t)t.pitch, by_scale = (uint32_t)t.scale_group;
+        if constexpr (AWQ) {
+            QT_UNROLL
+            for (int k = 0; k < RUNS; k++) {
+                In<uint32_t> words = lane.words[0].from((uint32_t)col + 32 * k, pitch);
+                QT_UNROLL
+                for (int c = 0; c < 8; c++) {
+                    found.word[k][c] = words[0];
+                    words = words.next(pitch);
+                }
             }
-            Four four = words.wide<Four>(at + k * t.pitch);
+            Four own = lane.scales[0].from(group, by_scale).template wide<Four>(0);
             QT_UNROLL
-            for (int i = 0; i < ROWS; i++)
-                found.word[k][i] = four.word[i & 3];
-        }
-        int64_t scale = product(group, t.scale_group) + row;
-        if (AWQ) {
-            Four four = scales.wide<Four>(scale);
-            QT_UNROLL
-            for (int i = 0; i < ROWS / 2; i++)
-                found.scales[i] = four.word[i];
+            for (int i = 0; i < 4; i++)
+                found.scales[i] = own.word[i];
+            found.zeros = lane.zeros[0].from(group, (uint32_t)t.zero_group)[0];
         } else {
-            Two two = scales.wide<Two>(scale);
             QT_UNROLL
-            for (int i = 0; i < ROWS / 2; i++)
-                found.scales[i] = two.word[i & 1];
+            for (int h = 0; h < 2; h++) {
+                QT_UNROLL
+                for (int k = 0; k < RUNS; k++) {
+                    In<uint32_t> words = lane.words[h].from((uint32_t)(col >> 3) + 4 * k, pitch);
+                    Four four = words.template wide<Four>(0);
+                    QT_UNROLL
+                    for (int i = 0; i < 4; i++)
+                        found.word[k][4 * h + i] = four.word[i];
+                }
+                Two own = lane.scales[h].from(group, by_scale).template wide<Two>(0);
+                found.scales[2 * h] = own.word[0];
+                found.scales[2 * h + 1] = own.word[1];
+            }
+            uint32_t low = lane.zeros[0].from(group, (uint32_t)t.zero_group)[0];
+            uint32_t high = lane.zeros[1].from(group, (uint32_t)t.zero_group)[0];
+            found.zeros = byte_perm(low >> lane.shift[0], high >> lane.shift[1], 0x5410);
         }
-        found.zeros = In<uint32_t>(t.zero, t.zero_bytes)[product(group, t.zero_group) + (row >> 3)];
+        In<uint16_t> inputs = lane.inputs.from((uint32_t)col, 1);
+        QT_UNROLL
+        for (int k = 0; k < RUNS; k++)
+            found.inputs[k] = inputs.template wide<Four>(32 * k);
         return found;
     }
-    static QT_MEMBER float scale(const Read &found, int i)
+
+    /* zero * -2^-LOWERED of rows i and i + 4. */
+    static QT_MEMBER void less_zeros(const Task &t, uint32_t zeros, uint32_t *less)
     {
-        return of_f16(found.scales[row_of(i) / 2] >> (16 * (row_of(i) & 1)) & 0xffff);
+        if (!AWQ) /* each nibble by itself */
+            zeros = ((zeros & 0x77777777) + (uint32_t)t.zero_value * 0x11111111) ^ (zeros & 0x88888888);
+        QT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            uint32_t two = two_nibbles(zeros >> (i & 2 ? 8 : 0), 4 * (i & 1));
+            less[i] = mul_halves(two, i & 1 ? 0xe400e400 : 0xf400f400);
+        }
     }
-    static QT_MEMBER uint32_t zero(const Task &t, int64_t row, const Read &found, int i)
+    static QT_MEMBER uint32_t weight(uint32_t word, int place, uint32_t less)
     {
-        return ((found.zeros >> (row & 4) * 4 >> (4 * i)) + (uint32_t)t.zero_value) & 15;
+        return fma_halves(two_nibbles(word, place), place ? 0x64006400 : 0x74007400, less);
+    }
+    /* Of rows 2 p and 2 p + 1, columns of step s: half of a run's. */
+    template <int RUNS>
+    static QT_MEMBER Weights weights(const Read<RUNS> &read, const uint32_t *pairs, int s, int p)
+    {
+        const uint32_t *word = read.word[s / 2];
+        uint32_t less[2] = {twice(pairs[2 * (p & 1)], p / 2), twice(pairs[2 * (p & 1) + 1], p / 2)};
+        if (AWQ) {
+            const uint32_t *four = word + 4 * (s & 1), select = p < 2 ? 0x5410 : 0x7632;
+            uint32_t low = byte_perm(four[0], four[1], select) >> (p & 1 ? 8 : 0);
+            uint32_t high = byte_perm(four[2], four[3], select) >> (p & 1 ? 8 : 0);
+            return Weights{{weight(low, 0, less[0]), weight(low, 4, less[1]), weight(high, 0, less[0]),
+                            weight(high, 4, less[1])}};
+        }
+        uint32_t one = word[2 * p] >> (s & 1 ? 8 : 0), other = word[2 * p + 1] >> (s & 1 ? 8 : 0);
+        return Weights{{weight(one, 0, less[0]), weight(other, 0, less[1]), weight(one, 4, less[0]),
+                        weight(other, 4, less[1])}};
+    }
+    static QT_MEMBER Inputs inputs(const Four &x, int s)
+    {
+        if (AWQ)
+            return Inputs{{x.word[2 * (s & 1)], x.word[2 * (s & 1) + 1]}};
+        uint32_t low = x.word[s & 1], high = x.word[2 + (s & 1)]; /* columns 0 1 4 5, or 2 3 6 7 */
+        return Inputs{{byte_perm(low, high, 0x5410), byte_perm(low, high, 0x7632)}};
+    }
+    static QT_MEMBER float scale(const uint32_t *scales, int i)
+    {
+        int32_t at = AWQ ? row_of(i) : i;
+        return of_f16(scales[at / 2] >> (16 * (at & 1)) & 0xffff);
     }
 
-    /* Inputs of eight columns, 2^RAISED as large; GPTQ's, whose columns are nibbles, less the place of
-     * each. */
-    static QT_MEMBER void raise(const Four &x, float *raised, float *sum)
+    template <int RUNS>
+    static QT_MEMBER void unit(const Task &t, const Lane *lanes, int32_t col, Sums (*acc)[HELD])
     {
+        Read<RUNS> found[HELD];
+        uint32_t less[HELD][4];
+        float own[HELD][2 * TILES]; /* scales: all that is read is waited for at once */
+        Sums sums[TILES][HELD] = {};
         QT_UNROLL
-        for (int k = 0; k < 8; k++) {
-            float now = input(x, k);
-            *sum = add(*sum, now);
-            raised[k] = mul(now, power_of_two(RAISED - (AWQ ? 0 : place_of(k))));
+        for (int l = 0; l < HELD; l++)
+            found[l] = read<RUNS>(t, lanes[l], col);
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++) {
+            less_zeros(t, found[l].zeros, less[l]);
+            QT_UNROLL
+            for (int i = 0; i < 2 * TILES; i++)
+                own[l][i] = scale(found[l].scales, i);
         }
-    }
-    static QT_MEMBER void run(const Task &t, int64_t row, int32_t col, float (*acc)[ROWS])
-    {
-        Read found = read(t, row, col);
-        Four eight[BATCH][RUN / 8];
         QT_UNROLL
-        for (int b = 0; b < BATCH; b++)
+        for (int s = 0; s < 2 * RUNS; s++) {
+            Inputs x[HELD];
             QT_UNROLL
-            for (int k = 0; k < RUN / 8; k++)
-                eight[b][k] = eight_inputs<BATCH>(t, b, col + 8 * k);
-        float sum[BATCH][ROWS] = {}, of_inputs[BATCH] = {};
-        QT_UNROLL
-        for (int k = 0; k < RUN; k += 8) {
-            float x[BATCH][8];
+            for (int l = 0; l < HELD; l++)
+                x[l] = inputs(found[l].inputs[s / 2], s);
             QT_UNROLL
-            for (int b = 0; b < BATCH; b++)
-                raise(eight[b][k / 8], x[b], &of_inputs[b]);
-            QT_UNROLL
-            for (int n = 0; n < 8; n++)
+            for (int p = 0; p < TILES; p++) {
+                Weights w[HELD];
                 QT_UNROLL
-                for (int i = 0; i < ROWS; i++) {
-                    int nibble = AWQ ? i : n;
-                    uint32_t word = AWQ ? found.word[(k + n) & (RUN - 1)][0] : found.word[(k / 8) & 3][i];
-                    float q = in_place(word >> shifted(nibble), place_of(nibble));
-                    QT_UNROLL
-                    for (int b = 0; b < BATCH; b++)
-                        sum[b][i] = fma(q, x[b][n], sum[b][i]);
-                }
-        }
-        QT_UNROLL
-        for (int i = 0; i < ROWS; i++) {
-            float less = small((int32_t)zero(t, row, found, i)), own = scale(found, i);
-            QT_UNROLL
-            for (int b = 0; b < BATCH; b++) {
-                float whole = mul(sum[b][i], power_of_two(LOWERED - (AWQ ? place_of(i) : 0)));
-                acc[b][i] = fma(fma(-less, of_inputs[b], whole), own, acc[b][i]);
+                for (int l = 0; l < HELD; l++)
+                    w[l] = weights(found[l], less[l], s, p);
+                multiply(w, x, sums[p]);
             }
         }
-    }
-    /* The same with each weight scaled: exact differences, products that round. */
-    static QT_MEMBER void run_scaled(const Task &t, int64_t row, int32_t col, float (*acc)[ROWS])
-    {
-        Read found = read(t, row, col);
-        float less[ROWS], own[ROWS];
         QT_UNROLL
-        for (int i = 0; i < ROWS; i++) {
-            less[i] = small(16 + (int32_t)zero(t, row, found, i));
-            own[i] = scale(found, i);
-        }
-        QT_UNROLL
-        for (int k = 0; k < RUN; k += 8) {
-            Four x[BATCH];
+        for (int l = 0; l < HELD; l++)
             QT_UNROLL
-            for (int b = 0; b < BATCH; b++)
-                x[b] = eight_inputs<BATCH>(t, b, col + k);
-            QT_UNROLL
-            for (int n = 0; n < 8; n++)
-                QT_UNROLL
-                for (int i = 0; i < ROWS; i++) {
-                    uint32_t word = AWQ ? found.word[(k + n) & (RUN - 1)][0] : found.word[(k / 8) & 3][i];
-                    float w = mul(sub(sixteen_and(word, AWQ ? i : n), less[i]), own[i]);
-                    QT_UNROLL
-                    for (int b = 0; b < BATCH; b++)
-                        acc[b][i] = fma(w, input(x[b], n), acc[b][i]);
-                }
-        }
+            for (int i = 0; i < 2 * TILES; i++) {
+                float *to = acc[i / 2][l].at + 2 * (i & 1);
+                const float *from = sums[i / 2][l].at + 2 * (i & 1);
+                to[0] = fma(own[l][i], from[0], to[0]);
+                to[1] = fma(own[l][i], from[1], to[1]);
+            }
     }
-
-    static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &room)
+    template <int RUNS>
+    static QT_MEMBER void units(const Task &t, const Lane *lanes, int32_t first, int32_t step,
+                                Sums (*acc)[HELD])
     {
-        int32_t lane = thread % LANES, part = thread / LANES;
-        /* Lanes past the last row do what the last one does, and are not looked at. */
-        int64_t row = least((block.x * LANES + lane) * ROWS, t.rows - ROWS);
-        float acc[BATCH][ROWS] = {};
-        int32_t step = (int32_t)t.splits * PARTS, runs = (int32_t)t.cols / RUN;
-        int32_t i = block.y * PARTS + part, whole = runs / step * step;
-        /* As many runs for all threads, and then those that are left. */
         QT_ROLLED
-        for (int32_t from = 0; from < whole; from += step)
-            WEIGHTS_SCALED ? run_scaled(t, row, (from + i) * RUN, acc)
-                           : run(t, row, (from + i) * RUN, acc);
-        if (whole + i < runs)
-            WEIGHTS_SCALED ? run_scaled(t, row, (whole + i) * RUN, acc)
-                           : run(t, row, (whole + i) * RUN, acc);
-        QT_UNROLL
-        for (int b = 0; b < BATCH; b++)
-            QT_UNROLL
-            for (int k = 0; k < ROWS; k++)
-                room.put(part, lane, b * ROWS + k, acc[b][k]);
+        for (int32_t col = first * 32 * RUNS; col < (int32_t)t.cols; col += step * 32 * RUNS)
+            unit<RUNS>(t, lanes, col, acc);
     }
-    static QT_MEMBER void second(const Task &t, Place block, int32_t thread, Room &room)
+    /* Adds products with every step-th run of columns, from `first` on. */
+    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
+                              Sums (*acc)[HELD])
     {
-        for (int32_t at = thread; at < LANES * ROWS * BATCH; at += BLOCK) {
-            int32_t lane = at % LANES, i = at / LANES, b = i / ROWS;
-            int64_t row = (block.x * LANES + lane) * ROWS + row_of(i % ROWS);
-            if (row >= t.rows || b >= t.batch)
-                continue;
-            int64_t of_split = product(b, t.rows) + row, to = block.y * t.batch * t.rows + of_split;
-            float sum = room.total(lane, i);
-            if (t.splits == 1)
-                Out<uint16_t>(t.values, t.values_bytes).put(of_split, f16::one(sum));
-            else if (t.done)
-                Scratch<float>(t.sums, t.sums_bytes).put(to, sum);
-            else
-                Out<float>(t.values, t.values_bytes).put(to, sum);
-        }
-        before_others_look();
+        if (((int32_t)t.group_size & 127) == 0 && (int32_t)t.group_shift >= 0)
+            units<4>(t, lanes, first, step, acc);
+        else
+            units<1>(t, lanes, first, step, acc);
     }
-    static QT_MEMBER void third(const Task &t, Place block, int32_t thread, Room &room)
-    {
-        if (thread || !t.done)
-            return;
-        Scratch<uint32_t> done(t.done, t.done_bytes);
-        bool last = done.count_up(block.x) + 1 == (uint32_t)t.splits;
-        room.last.put(0, last);
-        if (last)
-            done.put(block.x, 0);
-    }
-    static QT_MEMBER void fourth(const Task &t, Place block, int32_t thread, Room &room)
-    {
-        if (!t.done || !room.last.get(0))
-            return;
-        before_others_look();
-        Scratch<float> sums(t.sums, t.sums_bytes);
-        int64_t count = t.batch * t.rows;
-        for (int32_t at = thread; at < LANES * ROWS * BATCH; at += BLOCK) {
-            int32_t b = at / (LANES * ROWS);
-            int64_t row = block.x * LANES * ROWS + at % (LANES * ROWS), from = product(b, t.rows) + row;
-            if (row >= t.rows || b >= t.batch)
-                continue;
-            float sum = sums.get(from);
-            QT_UNROLL_8
-            for (int32_t split = 1; split < t.splits; split++)
-                sum = add(sum, sums.get(split * count + from));
-            Out<uint16_t>(t.values, t.values_bytes).put(from, f16::one(sum));
-        }
-    }
-};
-template <bool AWQ, int BATCH> struct Parts<GemvWords<AWQ, BATCH>> {
-    enum { four = 1, resident = 1 };
 };
 
 } // namespace qt

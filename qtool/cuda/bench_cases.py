@@ -15,7 +15,7 @@ from qtool.native.packing import words_shape
 GROUP = 128
 # Of Llama 8B and 70B, [out, in].
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]
-LLAMA += [(8192, 8192), (28672, 8192), (8192, 28672)]
+LLAMA += [(8192, 8192), (1024, 8192), (28672, 8192), (8192, 28672)]
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,11 @@ def _gemv(kind: str, batch: int, shape: tuple[int, int]) -> Case:
             kept.append(arrays.empty((count,), "float32"))
             return kept[-1]
 
+        kept.append(arrays.copy(np.zeros(more_tasks.counters(rows), np.int32)))
+        given: dict[str, Any] = {"out": out, "room": room, "done": kept[0]}
         if kind == "q4_k":
             stored = [arrays.random((rows, BY_NAME["Q4_K"].row_bytes(cols)), "uint8")]
-            found = more_tasks.gemv_q4_k(stored[0], cols, x, out=out, room=room)
+            found = more_tasks.gemv_q4_k(stored[0], cols, x, **given)
         else:
             groups = ceil(cols, GROUP)
             shape = (cols, rows // 8) if kind == "awq" else (cols // 8, rows)
@@ -141,8 +143,6 @@ def _gemv(kind: str, batch: int, shape: tuple[int, int]) -> Case:
                 arrays.ones((groups, rows), "float16"),
             ]
             words, zeros, scales = stored
-            kept.append(arrays.copy(np.zeros(more_tasks.counters(rows), np.int32)))
-            given: dict[str, Any] = {"out": out, "room": room, "done": kept[0]}
             if kind == "awq":
                 found = more_tasks.gemv_awq(words, zeros, scales, GROUP, x, **given)
             else:
@@ -230,5 +230,5 @@ def all_cases() -> Iterator[Case]:
         yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
     yield from (_rounded(4, 0), _rounded(4, 20), _swept(4))
     for kind in ("awq", "gptq", "q4_k"):
-        yield from (_gemv(kind, 1, shape) for shape in LLAMA)
-        yield from (_gemv(kind, batch, (8192, 8192)) for batch in (2, 4, 8))
+        yield from (_gemv(kind, batch, shape) for batch in (1, 8) for shape in LLAMA)
+        yield from (_gemv(kind, batch, (8192, 8192)) for batch in (2, 4))

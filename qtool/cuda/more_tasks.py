@@ -9,6 +9,7 @@ tasks that may run at the same time, each needs its own.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from qtool.cuda.arrays import describe
@@ -28,11 +29,11 @@ from qtool.gguf_types import BY_NAME
 
 _PACKED = {"across": (4,), "columns": (2, 3, 4, 8), "rows": (2, 3, 4, 8)}
 MOST = 8  # vectors
-RUN = 32  # columns that a thread goes through at a time
+RUN = 32  # columns that groups are multiples of
 _Q4_K = BY_NAME["Q4_K"]
-# Rows of a block of threads, and parts of it that each take runs: kernels/cuda/gemv.h.
-_BLOCKS = {"across": (128, 8), "columns": (32, 16)}
-_Q4_K_ROWS = {1: 8, 2: 4, 4: 4, 8: 2}  # by the size of kernel
+# Rows of a block of threads, parts of it that each take runs of columns, its threads, and how many
+# such blocks the 132 SMs of an H200 hold at once: kernels/cuda/gemv.h.
+_BLOCKS = {"across": (128, 4, 256, 264), "columns": (128, 4, 256, 264), "q4_k": (128, 1, 128, 396)}
 
 
 def pack(codes: Any, bits: int, layout: str, *, out: Any) -> Task:
@@ -51,34 +52,32 @@ def pack(codes: Any, bits: int, layout: str, *, out: Any) -> Task:
     return Task(f"pack_{layout}_{bits}", (ceil(rows, 64), ceil(cols, 64)), fields)
 
 
-def splits_of(blocks: int, runs: int, parts: int, wanted: int = 400) -> int:
-    """How many blocks share a row: enough for `wanted` blocks in all, whose parts all have a run to
-    do; a number that gives all of them as many, where one is found up to twice as large."""
-    most = max(1, runs // parts)
-    least = min(ceil(wanted, blocks), most)
-    even = (n for n in range(least, min(2 * least, most) + 1) if runs % (parts * n) == 0)
-    return next(even, least)
+@cache
+def splits_of(blocks: int, runs: int, parts: int, slots: int) -> int:
+    """How many blocks share a row: with which those that `slots` hold at once have the fewest runs
+    to do one after the other, where what a block leaves the others counts as half a run."""
+
+    def halves(splits: int) -> int:
+        return ceil(blocks * splits, slots) * (2 * ceil(runs, parts * splits) + 1)
+
+    return min(range(1, max(1, runs // parts) + 1), key=halves)
 
 
 def counters(out_features: int) -> int:
     """How many numbers `done` has at least."""
-    return ceil(out_features, min(down for down, _ in _BLOCKS.values()))
+    return ceil(out_features, min(block[0] for block in _BLOCKS.values()))
 
 
-def _batch(x: Any, in_features: int) -> tuple[int, dict[str, int]]:
-    """The size of kernel for them, and fields."""
+def _inputs(x: Any, in_features: int) -> dict[str, int]:
     inputs = describe("x", x, ("float16",), (None, in_features))
-    batch = inputs.shape[0]
-    if not 1 <= batch <= MOST:
-        raise ValueError(f"x has {batch} vectors, expected 1 to {MOST}")
-    room = next(n for n in (1, 2, 4, 8) if n >= batch)
-    return room, {**_place("inputs", inputs), "batch": batch}
+    if not 1 <= inputs.shape[0] <= MOST:
+        raise ValueError(f"x has {inputs.shape[0]} vectors, expected 1 to {MOST}")
+    return {**_place("inputs", inputs), "batch": inputs.shape[0]}
 
 
 def _products(
-    name: str,
-    blocks: int,
-    splits: int,
+    layout: str,
+    runs: int,
     fields: dict[str, int],
     out: Any,
     room: Callable[[int], Any],
@@ -86,20 +85,24 @@ def _products(
 ) -> tuple[Task, ...]:
     """The task that multiplies; partial sums lie in `room(numbers)`, float32."""
     rows, batch = fields["rows"], fields["batch"]
+    down, parts, threads, slots = _BLOCKS[layout]
+    blocks = ceil(rows, down)
+    splits = splits_of(blocks, runs, parts, slots)
+    name = "gemv_q4_k" if layout == "q4_k" else f"gemv_{layout}_4"
     values = describe("out", out, ("float16",), (batch, rows))
     grid, fields = (blocks, splits), {**fields, "splits": splits}
     if splits == 1:
-        return (Task(name, grid, {**fields, **_place("values", values)}, 128),)
+        return (Task(name, grid, {**fields, **_place("values", values)}, threads),)
     sums = describe("room", room(splits * batch * rows), ("float32",), (splits * batch * rows,))
     if done is not None:
         counts = describe("done", done, ("int32",), (None,))
         if counts.shape[0] < blocks:
             raise ValueError(f"done has {counts.shape[0]} numbers, expected at least {blocks}")
         fields |= _place("values", values) | _place("sums", sums) | _place("done", counts)
-        return (Task(name, grid, fields, 128),)
+        return (Task(name, grid, fields, threads),)
     add = {"rows": rows, "batch": batch, "splits": splits}
     add |= _place("codes", sums) | _place("values", values)
-    first = Task(name, grid, {**fields, **_place("values", sums)}, 128)
+    first = Task(name, grid, {**fields, **_place("values", sums)}, threads)
     return first, Task("gemv_sum", (ceil(batch * rows, 256), 1), add)
 
 
@@ -126,14 +129,12 @@ def _of_words(
     describe("scales", scales, ("float16",), (groups, rows))
     zeros = describe("qzeros", qzeros, _WORDS, (groups, rows // 8))
     kind = ACROSS if layout == "across" else ALONG_ROWS
-    most, fields = _batch(x, cols)
+    fields = _inputs(x, cols)
     fields |= _codes(qweight, shape, 4, layout)[1] | {"rows": rows, "cols": cols}
     fields |= _scales(scales, rows, groups, by_group=True) | _groups(cols, size)
     fields |= _zeros(zeros, kind, 1, rows // 8, 4, plus)
-    down, parts = _BLOCKS[layout]
-    blocks = ceil(rows, down)
-    splits = splits_of(blocks, cols // RUN, parts)
-    return _products(f"gemv_{layout}_4_{most}", blocks, splits, fields, out, room, done)
+    together = RUN if size % (4 * RUN) else 4 * RUN  # columns that a part takes
+    return _products(layout, ceil(cols, together), fields, out, room, done)
 
 
 def gemv_awq(
@@ -174,14 +175,11 @@ def gemv_gptq(
 
 
 def gemv_q4_k(
-    blocks: Any, in_features: int, x: Any, *, out: Any, room: Callable[[int], Any]
+    blocks: Any, in_features: int, x: Any, *, out: Any, room: Callable[[int], Any], done: Any = None
 ) -> tuple[Task, ...]:
-    """Rows of Q4_K, uint8 [out, bytes of a row]. Blocks share no rows: `room` is not asked for."""
+    """Rows of Q4_K, uint8 [out, bytes of a row]."""
     pitch = _Q4_K.row_bytes(in_features)
     found = describe("blocks", blocks, ("uint8",), (None, pitch))
-    rows = found.shape[0]
-    most, fields = _batch(x, in_features)
-    fields |= _place("codes", found)
-    fields |= {"pitch": pitch, "rows": rows, "cols": in_features}
-    down = ceil(rows, _Q4_K_ROWS[most])
-    return _products(f"gemv_q4_k_{most}", down, 1, fields, out, room, None)
+    fields = {**_inputs(x, in_features), **_place("codes", found)}
+    fields |= {"pitch": pitch, "rows": found.shape[0], "cols": in_features}
+    return _products("q4_k", in_features // _Q4_K.weights, fields, out, room, done)

@@ -65,10 +65,14 @@ def _blocks(weights: GgufWeights, name: str, put: Put) -> Packed | None:
     def dense(out: Out) -> Task:
         return float_tasks.gguf(there, type_, width, out=out)
 
-    def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
-        return more_tasks.gemv_q4_k(there, width, x, out=out, room=room)
+    if type_.name != "Q4_K":
+        return Packed((len(rows), width), dense, None)
+    done = put(np.zeros(more_tasks.counters(len(rows)), np.int32))
 
-    return Packed((len(rows), width), dense, times if type_.name == "Q4_K" else None)
+    def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
+        return more_tasks.gemv_q4_k(there, width, x, out=out, room=room, done=done)
+
+    return Packed((len(rows), width), dense, times)
 
 
 def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, put: Put) -> Packed | None:

@@ -12,6 +12,7 @@
 namespace qt {
 Fault fault;
 uint8_t *written;
+Core core = hopper();
 } // namespace qt
 
 using qt::Place;
@@ -71,6 +72,25 @@ extern "C" const char *field_name(int64_t i)
 #define NAME(name) #name,
     static const char *const names[] = {QT_TASK(NAME) nullptr};
     return names[i];
+}
+
+/* As which tensor core the host multiplies (tensor.h). */
+extern "C" void set_core(int fraction, int columns) { qt::core = qt::Core{fraction, columns}; }
+
+/* The sum of a product of sixteen columns by such a tensor core. */
+extern "C" float tensor_core(const uint16_t *a, const uint16_t *b, float sum)
+{
+    qt::Weights weights[32] = {};
+    qt::Inputs inputs[32] = {};
+    qt::Sums sums[32] = {};
+    for (int k = 0; k < 16; k++) { /* of row 0 and vector 0: the first four lanes */
+        int lane = k % 8 / 2, half = 16 * (k & 1);
+        weights[lane].at[2 * (k / 8)] |= (uint32_t)a[k] << half;
+        inputs[lane].at[k / 8] |= (uint32_t)b[k] << half;
+    }
+    sums[0].at[0] = sum;
+    qt::multiply(weights, inputs, sums);
+    return sums[0].at[0];
 }
 
 /* 0, or 1 where there is no such kernel, or 2 after an access that is not allowed, or 3 where blocks

@@ -126,3 +126,15 @@ def _f2f(w: Any, i: Any, a: Any) -> None:
         w.number(i.operands[1]).astype(np.float16).view(np.uint16).astype(np.int64),
         a,
     )
+
+
+@of("HMUL2", "HADD2", "HFMA2")
+def _halves(w: Any, i: Any, a: Any) -> None:
+    """Their numbers are looked at by nothing here."""
+    w.put(i.operands[0], np.zeros(32, int), a)
+
+
+@of("HMMA")
+def _tensor(w: Any, i: Any, a: Any) -> None:
+    for k in range(4):
+        w.put(i.operands[0], np.zeros(32, int), a, k)
