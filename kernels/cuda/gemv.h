@@ -26,6 +26,7 @@ struct AsItIs {
 template <class LAYOUT> struct Gemv {
     enum { BLOCK = LAYOUT::BLOCK, ABREAST = LAYOUT::ABREAST, PARTS = BLOCK / 32 / ABREAST };
     enum { VECTORS = 8, ROWS = LAYOUT::ROWS, TILE = ROWS * ABREAST, TILES = LAYOUT::TILES };
+    enum { STEP = BLOCK / TILE, OWN = VECTORS / STEP }; /* a thread has every STEP-th vector of a row */
     enum { STRIDE = ROWS + 4 }; /* so that no two lanes of a warp meet in a bank */
     struct Room {
         Shared<float, PARTS * ABREAST * VECTORS * STRIDE> sums;
@@ -45,7 +46,8 @@ template <class LAYOUT> struct Gemv {
 
     static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &room)
     {
-        int32_t across = thread / 32 % ABREAST, part = thread / 32 / ABREAST;
+        uint32_t warp = (uint32_t)thread / 32;
+        int32_t across = (int32_t)(warp % ABREAST), part = (int32_t)(warp / ABREAST);
         int32_t top = (int32_t)block.x * TILE + across * ROWS;
         if (top >= (int32_t)t.rows || !speaks(thread))
             return;
@@ -73,10 +75,10 @@ template <class LAYOUT> struct Gemv {
     static QT_MEMBER void add_parts(const Task &t, int32_t thread, const Room &room, const TO &sums,
                                     int64_t to)
     {
-        int32_t own = thread % TILE, batch = (int32_t)t.batch;
-        int32_t from = place(0, own / ROWS, 0, LAYOUT::slot(own % ROWS));
+        uint32_t own = (uint32_t)thread % TILE;
+        int32_t from = place(0, (int32_t)(own / ROWS), 0, LAYOUT::slot(own % ROWS));
         QT_UNROLL_4
-        for (int32_t b = thread / TILE; b < batch; b += BLOCK / TILE) {
+        for (int32_t b = (uint32_t)thread / TILE; b < (int32_t)t.batch; b += STEP) {
             float sum = room.sums.get(from + b * STRIDE);
             QT_UNROLL
             for (int part = 1; part < PARTS; part++)
@@ -87,7 +89,7 @@ template <class LAYOUT> struct Gemv {
     }
     static QT_MEMBER void second(const Task &t, Place block, int32_t thread, Room &room)
     {
-        int32_t row = (int32_t)block.x * TILE + thread % TILE;
+        int32_t row = (int32_t)block.x * TILE + (int32_t)((uint32_t)thread % TILE);
         int64_t of_split = product(block.y * (int32_t)t.batch, t.rows) + row;
         if (row >= (int32_t)t.rows)
             ;
@@ -97,7 +99,8 @@ template <class LAYOUT> struct Gemv {
             add_parts<AsItIs>(t, thread, room, Scratch<float>(t.sums, t.sums_bytes), of_split);
         else
             add_parts<AsItIs>(t, thread, room, Out<float>(t.values, t.values_bytes), of_split);
-        before_others_look();
+        if (t.done)
+            before_others_look();
     }
     static QT_MEMBER void third(const Task &t, Place block, int32_t thread, Room &room)
     {
@@ -115,16 +118,27 @@ template <class LAYOUT> struct Gemv {
             return;
         before_others_look();
         Scratch<float> sums(t.sums, t.sums_bytes);
-        int32_t row = (int32_t)block.x * TILE + thread % TILE, rows = (int32_t)t.rows;
-        int64_t count = product(t.batch, rows);
-        for (int32_t b = thread / TILE; row < rows && b < (int32_t)t.batch; b += BLOCK / TILE) {
-            int64_t from = product(b, rows) + row;
-            float sum = sums.get(from);
-            QT_UNROLL_8
-            for (int32_t split = 1; split < (int32_t)t.splits; split++)
-                sum = add(sum, sums.get(split * count + from));
-            Out<uint16_t>(t.values, t.values_bytes).put(from, f16::one(sum));
-        }
+        int32_t row = (int32_t)block.x * TILE + (int32_t)((uint32_t)thread % TILE);
+        int32_t rows = (int32_t)t.rows;
+        if (row >= rows)
+            return;
+        /* All vectors at once: what other blocks left is some hundred cycles away. */
+        int32_t vector = (uint32_t)thread / TILE, batch = (int32_t)t.batch;
+        float sum[OWN];
+        QT_UNROLL
+        for (int k = 0; k < OWN; k++)
+            sum[k] = vector + STEP * k < batch ? sums.get(product(vector + STEP * k, rows) + row) : 0.0f;
+        QT_UNROLL_4
+        for (int32_t split = 1; split < (int32_t)t.splits; split++)
+            QT_UNROLL
+            for (int k = 0; k < OWN; k++)
+                if (vector + STEP * k < batch)
+                    sum[k] = add(sum[k], sums.get(product(split * batch + vector + STEP * k, rows) + row));
+        QT_UNROLL
+        for (int k = 0; k < OWN; k++)
+            if (vector + STEP * k < batch)
+                Out<uint16_t>(t.values, t.values_bytes)
+                    .put(product(vector + STEP * k, rows) + row, f16::one(sum[k]));
     }
 };
 template <class LAYOUT> struct Parts<Gemv<LAYOUT>> {

@@ -27,7 +27,7 @@ struct GemvQ4K {
         Two codes[2 * TILES][4];
         Four head[2 * TILES];
     };
-    static QT_MEMBER int32_t slot(int32_t row) { return row; }
+    static QT_MEMBER int32_t slot(uint32_t row) { return (int32_t)row; }
 
     /* Where a lane reads: its rows, in units of sixteen bytes, and its own columns. */
     enum { UNIT = 16 };

@@ -42,11 +42,11 @@ template <bool AWQ> struct GemvWords {
     /* The row that nibble i of AWQ's word has, and the other way round. */
     static QT_MEMBER int32_t row_of(int i) { return i < 4 ? 2 * i : 2 * i - 7; }
     /* Which of a warp's sums is of a row: 8 r + g for row r of lane g. */
-    static QT_MEMBER int32_t slot(int32_t row)
+    static QT_MEMBER int32_t slot(uint32_t row)
     {
         if (AWQ)
-            return 8 * ((row & 7) / 2 + 4 * (row & 1)) + row / 8;
-        return 8 * (row / 32 * 4 + (row & 3)) + row / 4 % 8;
+            return (int32_t)(8 * ((row & 7) / 2 + 4 * (row & 1)) + row / 8);
+        return (int32_t)(8 * (row / 32 * 4 + (row & 3)) + row / 4 % 8);
     }
 
     /* Where a lane reads: from its own rows on, and its own columns of a run. AWQ's rows are together,
