@@ -118,6 +118,13 @@ def add_files(folder: Path, shape: dict[str, object]) -> Path:
     return folder
 
 
+def remove(artifact: Path) -> None:
+    if artifact.is_dir():
+        shutil.rmtree(artifact)
+    else:
+        artifact.unlink()
+
+
 def mib(count: int) -> str:
     return f"{count / 2**20:.0f} MiB"
 
@@ -130,7 +137,7 @@ def depths(work: Path, recipes: list[str], layers: list[int], more: list[object]
         model = write_model(work / f"{count}", config(512, 1408, 8, 4, count))
         for recipe in recipes:
             done = commands.quantize(model, recipe, work / "out", *more)
-            shutil.rmtree(work / "out")
+            remove(work / "out")
             peaks[recipe][count] = done.peak
             print(f"{recipe}, {count} layers: {mib(done.peak)}, {done.wall:.1f} s", flush=True)
         shutil.rmtree(model)
@@ -149,7 +156,7 @@ def wide(work: Path, recipes: list[str], more: list[object]) -> bool:
     deep = write_headers(work / "wide-32", config(4096, 11008, 32, 32, 32))
     for recipe in recipes:
         done = commands.quantize(model, recipe, work / "out", *more)
-        shutil.rmtree(work / "out")
+        remove(work / "out")
         minutes = float(done.out["seconds"]["total"]) / layers / 60
         samples = []
         for key, value in zip(more[::2], more[1::2], strict=True):
