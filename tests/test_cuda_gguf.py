@@ -7,6 +7,7 @@ import gguf_files
 import numpy as np
 import pytest
 from cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
+from quantizing import text_file
 
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import FormatError, SourceError
@@ -131,6 +132,28 @@ def test_batches_are_pieces_of_one_tensor_in_order(tmp_path: Path) -> None:
         assert len(tensors) == 1
         assert batch.on_device == on_device.encodes(plan.tensors[tensors.pop()])
         assert batch.on_device or len(batch.pieces) == 1
+
+
+def test_what_was_swept_goes_by_the_cpu(
+    places: tuple[Make, list[EmulatedPlace]], tmp_path: Path
+) -> None:
+    """The embedding, which is not swept, is encoded there: the CPU's bytes, and its errors."""
+    text = text_file(tmp_path / "text.txt", 4000)
+    sets = ["method=gptq", f"calibration.source={text}", "calibration.samples=2",
+            "calibration.length=32"]  # fmt: skip
+    loaded = load("q4_k_m", sets)
+    assert isinstance(loaded, GgufRecipe)
+    made = []
+    for where in (None, places[0]):
+        out = tmp_path / f"{len(made)}.gguf"
+        request = GgufRequest("m", tiny_folder(), loaded, out, 2, places=where)
+        made.append((run_gguf(request, Progress(quiet=True)), out.read_bytes()))
+    assert made[0][1] == made[1][1] and made[0][0].layers == made[1][0].layers
+    said = set(made[1][0].notes) - set(made[0][0].notes)
+    assert [note.partition(",")[0] for note in said] == ["GPTQ's codes were chosen by the CPU"]
+    if places[1]:
+        launched = [kernel for place in places[1] for kernel in place.launched]
+        assert {k for k in launched if k.startswith("encode")} == {"encode_q6_k"}
 
 
 @pytest.mark.parametrize(("odd", "error"), [(np.nan, SourceError), (1e30, FormatError)])

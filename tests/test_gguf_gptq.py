@@ -18,22 +18,23 @@ from small_models import checkpoint
 from test_resume import Died, damage, dying
 
 from qtool import native_gguf, tiny
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import convert
+from qtool.gguf import convert, sweep, sweeping
+from qtool.gguf.imatrix import Importance
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.rounding import Rounding, blocks_of
+from qtool.gguf.sweeping import Sweeping
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
 from qtool.recipe import recipe as recipes
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.progress import Progress
-from qtool.runs.summary import OUTPUTS, Summary
+from qtool.runs.summary import OUTPUTS, WEIGHTS, Summary
 from qtool.verification.run import verify_artifact
 
 QUIET = Progress(quiet=True)
@@ -83,13 +84,13 @@ def test_later_blocks_are_fed_by_what_the_file_says(
     at the checkpoint's place; whatever the order of rows and however tensors are parted there."""
     model, out = checkpoint(models, name, "bfloat16").path, tmp_path / "out.gguf"
     fed: dict[str, torch.Tensor] = {}
-    original = Rounding.round
+    original = Sweeping.block
 
-    def watched(self: Rounding, block: Any, *rest: Any) -> Any:
+    def watched(self: Sweeping, block: Any, *rest: Any) -> Any:
         yield from original(self, block, *rest)
         fed.update({key: value.clone() for key, value in block.weights.items()})
 
-    monkeypatch.setattr(Rounding, "round", watched)
+    monkeypatch.setattr(Sweeping, "block", watched)
     made = write(model, out, recipe, "method=gptq", *more, *sets)
     with GgufFile.open(out) as file:
         types = {name: tensor.type.name for name, tensor in file.tensors.items()}
@@ -126,8 +127,8 @@ def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
     gram = hessian(width, seed=3)
     weight = np.random.default_rng(3).standard_normal((64, width), np.float32)
     seen = gram.astype(np.float32)
-    given = gptq.factor(seen, gptq.Options(), None)
-    swept = native_gguf.dequantize(blocks_of(weight, type_, seen, given), type_, width)
+    given = sweep.swept(np.diagonal(seen), gptq.factor(seen, gptq.Options(), None))
+    swept = native_gguf.dequantize(sweep.blocks_of(weight, type_, given), type_, width)
 
     def lost(back: NDArray[np.float32]) -> float:
         return trace_error(weight.astype(np.float64), back, gram)
@@ -135,18 +136,41 @@ def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
     for importance in (None, np.diagonal(gram).astype(np.float32).copy()):
         plain = native_gguf.encode(weight, type_, importance)
         assert lost(swept) < 0.85 * lost(native_gguf.dequantize(plain, type_, width))
-    np.testing.assert_array_equal(
-        blocks_of(weight, type_, None, None), native_gguf.encode(weight, type_)
-    )
 
 
-def test_what_does_not_fit_the_type_is_left_to_the_writer() -> None:
+def test_an_input_that_was_hardly_seen_weighs_as_llama_quantize_has_it() -> None:
+    square = np.random.default_rng(4).random(256, np.float32)
     weight = np.random.default_rng(5).standard_normal((4, 256), np.float32)
-    gram = hessian(256, seed=5).astype(np.float32)
-    given = gptq.factor(gram, gptq.Options(), None)
-    made = blocks_of(weight * np.float32(1e30), BY_NAME["Q4_0"], gram, given)
-    back = native_gguf.dequantize(made, BY_NAME["Q4_0"], 256)
-    assert not np.isfinite(back).any()
+    for count, importance in ((60, square / np.float32(60)), (0, np.ones(256, np.float32))):
+        np.testing.assert_array_equal(
+            sweep.blocks_of(weight, BY_NAME["Q2_K"], sweep.unswept(square, count)),
+            native_gguf.encode(weight, BY_NAME["Q2_K"], importance),
+        )
+
+
+def test_what_does_not_fit_the_type_is_named(models: Path, sets: list[str], tmp_path: Path) -> None:
+    """In the first block: what is made of it must not come to the next one."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint(models, "llama", "bfloat16").path, model)
+    found = load_file(model / "model.safetensors")
+    found["model.layers.0.mlp.down_proj.weight"][3, 5] = 3e6
+    save_file(found, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"blk\.0\.ffn_down\.weight: .* too large for Q4_0; give"):
+        write(model, tmp_path / "out.gguf", "q4_0", "method=gptq", *sets)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "mixtral"])
+def test_rows_that_are_swept_together_change_no_byte(
+    name: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint(models, name, "bfloat16").path
+    whole = write(model, tmp_path / "whole.gguf", "q4_0", "method=gptq", *sets)
+    monkeypatch.setattr(sweeping, "AT_ONCE", 5 * 64)
+    parts = write(model, tmp_path / "parts.gguf", "q4_0", "method=gptq", *sets)
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "parts.gguf").read_bytes()
+    for one, other in zip(whole.layers, parts.layers, strict=True):
+        assert one.relative_error == pytest.approx(other.relative_error, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS"])
@@ -156,8 +180,9 @@ def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> Non
     weight = np.random.default_rng(6).standard_normal((8, 512), np.float32)
     gram = hessian(512, seed=6).astype(np.float32)
     gram[dead] = gram[:, dead] = 0
-    given = gptq.factor(gram, gptq.Options(), None)
-    back = native_gguf.dequantize(blocks_of(weight, BY_NAME[name], gram, given), BY_NAME[name], 512)
+    given = sweep.swept(np.diagonal(gram), gptq.factor(gram, gptq.Options(), None))
+    made = sweep.blocks_of(weight, BY_NAME[name], given)
+    back = native_gguf.dequantize(made, BY_NAME[name], 512)
     plain = native_gguf.encode(weight, BY_NAME[name])
     usual = native_gguf.dequantize(plain, BY_NAME[name], 512)
     off, least = (np.square(one - weight)[:, dead].mean() for one in (back, usual))
@@ -229,25 +254,59 @@ def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> 
     assert again.same and again.alike and again.recorded == again.here
 
 
-def test_experts_that_no_token_reached_are_encoded(
+def test_experts_that_few_tokens_reached_are_encoded_with_importance(
     models: Path, tmp_path: Path, sets: list[str]
 ) -> None:
-    """With eight tokens in all no expert is seen enough: their blocks are the encoder's own."""
+    """With eight tokens in all no expert is seen enough: the first block's experts are those of
+    `importance: true`, and it is said how many they are."""
     model = checkpoint(models, "mixtral", "bfloat16").path
     few = [sets[0], "calibration.samples=1", "calibration.length=8"]
-    write(model, tmp_path / "swept.gguf", "q4_0", "method=gptq", *few)
-    write(model, tmp_path / "plain.gguf", "q4_0")
+    made = write(model, tmp_path / "swept.gguf", "q4_0", "method=gptq", *few)
+    write(model, tmp_path / "weighed.gguf", "q4_0", "importance=true", *few)
+    assert "24 of 32 matrices were not swept, as fewer than 64 tokens" in "\n".join(made.notes)
+    of = {layer.name: layer.of for layer in made.layers}
     with (
         GgufFile.open(tmp_path / "swept.gguf") as one,
-        GgufFile.open(tmp_path / "plain.gguf") as two,
+        GgufFile.open(tmp_path / "weighed.gguf") as two,
     ):
-        experts = [name for name in one.tensors if "_exps" in name]
+        experts = [name for name in one.tensors if name.startswith("blk.0.") and "_exps" in name]
+        assert len(experts) == 3
         for name in experts:
             assert gguf_from_hf.raw(one, name).tobytes() == gguf_from_hf.raw(two, name).tobytes()
-        others = [name for name in one.tensors if "attn_q" in name]
-        assert experts and others
-        for name in others:
-            assert gguf_from_hf.raw(one, name).tobytes() != gguf_from_hf.raw(two, name).tobytes()
+            assert of[name] == WEIGHTS
+        query = "blk.0.attn_q.weight"
+        assert gguf_from_hf.raw(one, query).tobytes() != gguf_from_hf.raw(two, query).tobytes()
+        assert of[query] == OUTPUTS
+
+
+@pytest.mark.parametrize("key", ["tensors", "sums", "notes", "start"])
+def test_a_line_that_lies_is_not_believed(
+    key: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right checksum of the line, and what is in it is none of ours."""
+    model, out = checkpoint(models, "llama", "bfloat16").path, tmp_path / "out"
+    chosen = ("q4_0", "method=gptq", *sets)
+    write(model, tmp_path / "whole", *chosen)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(1, patched)
+        write(model, out, *chosen, threads=1)
+    restore, seen = Sweeping.restore, []
+
+    def lied(self: Sweeping, kept: Any) -> bool:
+        kept = json.loads(json.dumps(kept))
+        first = next(iter(kept["tensors"]))
+        if key == "tensors":
+            del kept["tensors"][first]
+        elif key == "notes":
+            kept["notes"] = [3]
+        else:
+            kept["tensors"][first][key] = {"sums": [[1]], "start": 144}[key]
+        seen.append(restore(self, kept))
+        return seen[-1]
+
+    monkeypatch.setattr(Sweeping, "restore", lied)
+    write(model, out, *chosen)
+    assert seen == [False] and out.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_a_weight_that_is_not_finite_is_named(
@@ -285,6 +344,8 @@ def test_plan_and_refusals(models: Path, sets: list[str], tmp_path: Path) -> Non
     )
     loaded = recipes.load("q4_k_m", ["method=gptq", *sets])
     assert isinstance(loaded, GgufRecipe) and loaded.importance and loaded.calibrates
-    imatrix = GgufRequest(str(model), model, loaded, tmp_path / "out", 1, tmp_path / "x.gguf")
-    with pytest.raises(UnsupportedError, match=r"--imatrix .*: recipe q4_k_m has method gptq"):
-        run_gguf(imatrix, QUIET)
+    found = Importance({}, {}, file="x.gguf")
+    with pytest.raises(UnsupportedError, match=r"--imatrix x.gguf: recipe q4_k_m has method gptq"):
+        make_gguf_plan(loaded, open_source(model), found, threads=1)
+    plain = {"format": "gguf", "type": "q8_0", "method": "gptq"}
+    assert GgufRecipe.model_validate(plain).importance

@@ -37,8 +37,8 @@ from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 if TYPE_CHECKING:
-    from qtool.gguf.rounding import Rounding
     from qtool.gguf.scaling import Scaling
+    from qtool.gguf.sweeping import Sweeping
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 SQUARE = frozenset({"square"})
@@ -165,13 +165,13 @@ def measure_importance(
     space: Workspace | None = None,
     states_on_disk: bool = False,
     scaling: "Scaling | None" = None,
-    rounding: "Rounding | None" = None,
+    sweeping: "Sweeping | None" = None,
 ) -> Importance:
     """The importance matrix of the model, by the names that `source` has for it.
 
     space: where what is measured of a block is kept, from which a run that died goes on; and, with
     states_on_disk, hidden states instead of in memory. scaling: finds scales of each block, which
-    is measured with them. rounding: quantizes matrices of each block, which feeds those after it;
+    is measured with them. sweeping: quantizes matrices of each block, which feeds those after it;
     without, all that is measured is of the unquantized model.
     """
     with progress.stage("calibrate"), Workers(threads) as workers:
@@ -182,20 +182,20 @@ def measure_importance(
         blocks: list[list[Squares]] = []
         if space is not None:
             space.agree({"calibration text": calibration.record()})
-            blocks = kept_importance.take_up(space, count, scaling, rounding)
+            blocks = kept_importance.take_up(space, count, scaling, sweeping)
         if len(blocks) < count:
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             if space is not None:
                 kept_importance.take_up_hidden(space, blocks, stream, workers)
-            for kept in (scaling, rounding):
+            for kept in (scaling, sweeping):
                 if kept is not None:
                     del kept.kept[len(blocks) :]
             resume.say(progress, len(blocks), count)
             tracer = Tracer(stacked=True)
             for index in progress.blocks(count, first=len(blocks)):
                 measured = _measure_block(
-                    skeleton, stream, tracer, index, SQUARE, workers, scaling, rounding
+                    skeleton, stream, tracer, index, SQUARE, workers, scaling, sweeping
                 )
                 block = [Squares.of(site, stats) for site, stats in measured]
                 if space is not None:
@@ -208,7 +208,7 @@ def measure_importance(
                         workers,
                         last=last,
                         scaling=scaling,
-                        rounding=rounding,
+                        sweeping=sweeping,
                     )
                 blocks.append(block)
     gathered = Gathered()
@@ -242,7 +242,7 @@ def _measure_block(
     needs: frozenset[str],
     workers: Workers,
     scaling: "Scaling | None" = None,
-    rounding: "Rounding | None" = None,
+    sweeping: "Sweeping | None" = None,
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of one block, scaled and quantized where that is asked for; the stream is then
     before the next one."""
@@ -252,8 +252,8 @@ def _measure_block(
         scaling.scale(block, stream, workers)
     found = tracer.sites(block, stream)
     more = index + 1 < skeleton.count
-    if rounding is not None:
-        yield from rounding.round(block, stream, found, workers)
+    if sweeping is not None:
+        yield from sweeping.block(block, stream, found, workers)
         if more:
             skeleton.advance(block, stream, workers)
         return

@@ -33,7 +33,7 @@ from qtool.scheme import GroupQuant, Scheme
 
 Floats = NDArray[np.float32]
 
-_REPORTED_ROWS = 256  # of each matrix, for its relative error
+REPORTED_ROWS = 256  # of each matrix, for its relative error
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def output_error(weight: Floats, dequantized: Floats, stats: SiteStats | None) -
 
 def _reported(weight: Floats, dequantized: Floats) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that are looked at, and what they lost."""
-    rows = np.linspace(0, weight.shape[0] - 1, min(_REPORTED_ROWS, weight.shape[0])).astype(int)
+    rows = np.linspace(0, weight.shape[0] - 1, min(REPORTED_ROWS, weight.shape[0])).astype(int)
     kept = torch.from_numpy(weight[rows])
     return kept, kept - torch.from_numpy(dequantized[rows])
 
@@ -191,7 +191,7 @@ def _output_errors(
 ) -> list[float]:
     """output_error() of matrices that read one input."""
     if stats is None or stats.gram is None:
-        return [_ratio(kept * kept, lost * lost) for kept, lost in parts]
+        return [_ratio(_sum(kept * kept), _sum(lost * lost)) for kept, lost in parts]
     if device is None:
         return _with_gram(parts, torch.from_numpy(stats.gram))
     with device.alone, device.explained():
@@ -202,9 +202,19 @@ def _with_gram(
     parts: Sequence[tuple[torch.Tensor, torch.Tensor]], gram: torch.Tensor
 ) -> list[float]:
     there = ((kept.to(gram.device), lost.to(gram.device)) for kept, lost in parts)
-    return [_ratio((kept @ gram) * kept, (lost @ gram) * lost) for kept, lost in there]
+    return [_ratio(*signal_and_noise(kept, lost, gram)) for kept, lost in there]
 
 
-def _ratio(signal: torch.Tensor, noise: torch.Tensor) -> float:
-    whole, lost = float(signal.sum(dtype=torch.float64)), float(noise.sum(dtype=torch.float64))
+def signal_and_noise(
+    kept: torch.Tensor, lost: torch.Tensor, gram: torch.Tensor
+) -> tuple[float, float]:
+    """tr(W H W') and tr(E H E') of rows W, and of what they lost, [rows, in] each."""
+    return _sum((kept @ gram) * kept), _sum((lost @ gram) * lost)
+
+
+def _sum(products: torch.Tensor) -> float:
+    return float(products.sum(dtype=torch.float64))
+
+
+def _ratio(whole: float, lost: float) -> float:
     return float(np.sqrt(max(lost, 0.0) / whole)) if whole > 0 else 0.0

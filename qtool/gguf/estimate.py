@@ -28,6 +28,7 @@ from qtool.plan.estimate import (
     Peak,
     Setting,
     Shapes,
+    groups,
     micro_batch,
     peak,
     proving,
@@ -64,14 +65,12 @@ class Measuring:
         """Whether Gram matrices are measured."""
         return self.searches or self.sweeps
 
-    @property
-    def passes(self) -> int:
-        """How often tokens pass each block."""
-        return 1 + self.scales + self.sweeps
 
-
+SWEPT_AT_ONCE = 1 << 23  # weights of a matrix
 # What reads the same input as a tensor of another name does.
-_SAME_INPUT = {"attn_k": "attn_q", "attn_v": "attn_q", "ffn_gate": "ffn_up"}
+_SAME_INPUT = {
+    "attn_k": "attn_q", "attn_v": "attn_q", "ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps",
+}  # fmt: skip
 
 
 def shapes_of(
@@ -91,7 +90,12 @@ def shapes_of(
         experts = [t for t in group if len(t.shape) == 3]
         # Gate and up read one input, down another: the widest and the narrowest of each.
         routed = {t.shape[-1]: Input(t.shape[-1], 0, active * t.shape[0]) for t in experts}
-        inputs = _searched(shared, experts, active) if measuring.grams else tuple(routed.values())
+        most = max(t.parameters for t in group)
+        if measuring.sweeps and not measuring.searches:
+            most = SWEPT_AT_ONCE
+        inputs = (
+            _searched(shared, experts, active, most) if measuring.grams else tuple(routed.values())
+        )
         numbers = [tensor.parameters for tensor in group]
         widest = max((max(t.shape) for t in shared), default=0)
         blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs))
@@ -112,18 +116,20 @@ def shapes_of(
 
 
 def _searched(
-    shared: Sequence[PlannedTensor], experts: Sequence[PlannedTensor], active: float
+    shared: Sequence[PlannedTensor], experts: Sequence[PlannedTensor], active: float, most: int
 ) -> tuple[Input, ...]:
-    """Every input of a block whose Gram matrix is measured, the widest first."""
+    """Every input of a block whose Gram matrix is measured, the widest first. most: weights of a
+    matrix that are worked on at once."""
     found: dict[str, Input] = {}
     for tensor in shared:
         kind = tensor.name.split(".")[-2]
         kind = _SAME_INPUT.get(kind, kind)
-        largest = max(tensor.parameters, found[kind].largest if kind in found else 0)
+        known = found[kind].largest if kind in found else 0
+        largest = max(min(tensor.parameters, most), known)
         found[kind] = Input(tensor.shape[-1], largest)
     apart = [t for t in experts if not t.name.endswith("ffn_gate_exps.weight")]
     each = [
-        Input(t.shape[-1], t.parameters // t.shape[0], active)
+        Input(t.shape[-1], min(t.parameters // t.shape[0], most), active)
         for t in apart
         for _ in range(t.shape[0])
     ]
@@ -188,17 +194,21 @@ def run_cost(
     if shapes is None:
         return memory, round(seconds, 1)
     flops = 0.0
+    passes = 1 + measuring.scales
+    if measuring.sweeps:  # each group of inputs takes one, and so do those that are not swept
+        passes += max((groups(shapes, block, memory.setting) for block in shapes.blocks), default=1)
+        passes += any("_exps" in tensor.name for tensor in tensors)
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0
-            width = tensor.shape[-1]
-            flops += 2.0 * measuring.passes * shapes.tokens * share * tensor.parameters
-            if measuring.grams:  # X'X, of which half is computed
-                flops += shapes.tokens * share * width**2
-            if measuring.sweeps:
-                flops += 2.0 * width * tensor.parameters
-                if _SAME_INPUT.get(kind := tensor.name.split(".")[-2], kind) == kind:
-                    flops += 2.0 * width**3
+            width, kind = tensor.shape[-1], tensor.name.split(".")[-2]
+            experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
+            first = _SAME_INPUT.get(kind, kind) == kind  # of those that read one input
+            flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
+            if measuring.grams and first:  # X'X, of which half is computed
+                flops += experts * shapes.tokens * share * width**2
+            if tensor.swept:
+                flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

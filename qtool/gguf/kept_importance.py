@@ -2,7 +2,7 @@
 
 `importance-N` in the workspace holds the sums of squares of block N, float32, one site after
 another; the journal has the sites and the checksum, those of the hidden states that follow, the
-scales that a transform found, and what GPTQ swept (qtool.gguf.rounding has its file).
+scales that a transform found, and what GPTQ swept (qtool.gguf.sweeping has its file).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
 
 if TYPE_CHECKING:
-    from qtool.gguf.rounding import Rounding
     from qtool.gguf.scaling import Scaling
+    from qtool.gguf.sweeping import Sweeping
 
 
 def keep(
@@ -32,7 +32,7 @@ def keep(
     *,
     last: bool,
     scaling: "Scaling | None" = None,
-    rounding: "Rounding | None" = None,
+    sweeping: "Sweeping | None" = None,
 ) -> None:
     """Block `index` is measured; the stream is before the next one."""
     sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
@@ -44,7 +44,7 @@ def keep(
         sums=checksum(sums.view(np.uint8)),
         hidden=[] if last else keep_hidden(space.folder, index + 1, stream, workers),
         **({} if scaling is None else {"scaled": scaling.kept[index]}),
-        **({} if rounding is None else {"swept": rounding.kept[index]}),
+        **({} if sweeping is None else {"swept": sweeping.kept[index]}),
     )
 
 
@@ -52,7 +52,7 @@ def take_up(
     space: Workspace,
     count: int,
     scaling: "Scaling | None" = None,
-    rounding: "Rounding | None" = None,
+    sweeping: "Sweeping | None" = None,
 ) -> list[list[Squares]]:
     """The leading blocks that are measured; what is damaged is forgotten with all after it."""
     found: list[list[Squares]] = []
@@ -63,7 +63,7 @@ def take_up(
         sums = np.fromfile(path, np.float32) if path.is_file() else np.empty(0, np.float32)
         right = sums.size == sum(widths) and checksum(sums.view(np.uint8)) == entry.get("sums")
         right = right and (scaling is None or scaling.restore(entry.get("scaled")))
-        right = right and (rounding is None or rounding.restore(entry.get("swept")))
+        right = right and (sweeping is None or sweeping.restore(entry.get("swept")))
         if sites is None or not right:
             space.journal.forget_from(_unit(len(found)))
             break

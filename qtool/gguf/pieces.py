@@ -223,10 +223,20 @@ def check_sums(
     if not isfinite(size):
         raise SourceError(_not_finite(tensor, raw, piece.first))
     if not isfinite(lost):
-        raise FormatError(
-            f"{tensor.name}: weights in rows {piece.first} to {piece.last - 1} are too "
-            f"large for {tensor.type.name}; give the tensor another type with an override"
-        )
+        raise _too_large(tensor, piece.first, piece.last)
+
+
+def check_fits(tensor: PlannedTensor, first: int, back: Floats) -> None:
+    """FormatError where blocks of rows from `first` on stand for what is not finite."""
+    if not np.isfinite(back).all():
+        raise _too_large(tensor, first, first + len(back))
+
+
+def _too_large(tensor: PlannedTensor, first: int, last: int) -> FormatError:
+    return FormatError(
+        f"{tensor.name}: weights in rows {first} to {last - 1} are too large for "
+        f"{tensor.type.name}; give the tensor another type with an override"
+    )
 
 
 def _most(tensor: PlannedTensor, type_: BlockType) -> int:

@@ -8,7 +8,7 @@ not change while a run goes on.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -89,6 +89,11 @@ def make_gguf_plan(
     RecipeError for an override that matches no tensor.
     """
     unmatched.refuse_gguf(recipe, [tensor.name for tensor in source.tensors])
+    if recipe.sweeps and importance is not None and importance.file is not None:
+        raise UnsupportedError(
+            f"--imatrix {importance.file}: recipe {recipe.name} has method gptq, which measures "
+            "what matrices read, importance with it; leave --imatrix out"
+        )
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)
@@ -113,6 +118,8 @@ def make_gguf_plan(
         estimate.Measuring(bool(recipe.scaling), recipe.searches_scales, recipe.sweeps),
         recipe.rotates,
     )  # fmt: skip
+    swept = sum(tensor.nbytes for tensor in planned if tensor.swept)  # there twice meanwhile
+    memory = replace(memory, disk_bytes=memory.disk_bytes + swept)
     return GgufPlan(
         recipe,
         planned,

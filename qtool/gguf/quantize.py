@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.weights import Weights
-from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
@@ -44,8 +43,8 @@ from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
-    from qtool.gguf.rounding import Rounding
     from qtool.gguf.scaling import Scaling
+    from qtool.gguf.sweeping import Sweeping
     from qtool.transforms.rotated import Rotated
 
 
@@ -81,11 +80,6 @@ def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     check_free(request.artifact, is_folder=False)
-    if request.recipe.sweeps and request.imatrix is not None:
-        raise UnsupportedError(
-            f"--imatrix {request.imatrix}: recipe {request.recipe.name} has method gptq, which "
-            "measures what matrices read, importance with it; leave --imatrix out"
-        )
     view = open_view(request.source, request.recipe, request.imatrix)
     if view is None:
         with closing(open_source(request.source)) as source:
@@ -145,8 +139,7 @@ def _run(
         progress.say(f"warning: {warning}")
     weighs = importance is None and request.recipe.importance
     weighs = weighs and any(tensor.importance for tensor in plan.tensors)
-    swept = sum(tensor.nbytes for tensor in plan.tensors if tensor.swept)  # once more, meanwhile
-    size = plan.size_bytes + memory.disk_bytes + swept
+    size = plan.size_bytes + memory.disk_bytes
     with workspace(
         out,
         is_folder=False,
@@ -156,20 +149,20 @@ def _run(
         stating=request.stating,
     ) as space:
         space.agree(resume.facts(request.recipe, source, request.imatrix))
-        rounding = None
+        sweeping = None
         if weighs or request.recipe.scaling:
             space.agree({"version of torch or kind of CPU": environment()})
             on_disk = memory.setting.states_on_disk
             scaling = _scaling(request, view)
-            rounding = _rounding(request, plan, space)
-            measured = _measure(request, source, progress, space, on_disk, view, scaling, rounding)
+            sweeping = _sweeping(request, plan, space)
+            measured = _measure(request, source, progress, space, on_disk, view, scaling, sweeping)
             importance = measured if weighs else None
             scales = None
             if scaling is not None and view is not None:
                 scales = Scales(scaling.found, measured.calibration)
                 view.scales.update(scales.found)
                 notes += scaling.notes
-            notes += rounding.notes if rounding is not None else []
+            notes += sweeping.notes if sweeping is not None else []
             plan = make(importance, scaled=scales)
             if request.recipe.calibration.source is None:
                 what = " and ".join(["importance"] * weighs + ["scales"] * bool(scales))
@@ -191,9 +184,9 @@ def _run(
             with progress.stage("quantize"):
                 work = _Work(plan, pieces, done, writer, descriptor, space.journal)
                 factors = partial(_factors, importance)
-                given = Given(factors) if rounding is None else Given(factors, rounding.rows)
+                given = Given(factors) if sweeping is None else Given(factors, sweeping.rows)
                 _encode(work, given, request, progress)
-            reports = reports_of(plan, pieces, done, rounding)
+            reports = reports_of(plan, pieces, done, sweeping)
             if odd := layer_errors.checked(reports):
                 progress.event("flagged", text=odd)
                 notes.append(odd)
@@ -231,7 +224,7 @@ def _measure(
     states_on_disk: bool,
     view: "Rotated | None",
     scaling: "Scaling | None",
-    rounding: "Rounding | None",
+    sweeping: "Sweeping | None",
 ) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
     codes are found on the way."""
@@ -239,8 +232,8 @@ def _measure(
     from qtool.checkpoint import Checkpoint
 
     def measure(model: Weights, named: GgufSource) -> Importance:
-        if rounding is not None:
-            rounding.take_names(named)
+        if sweeping is not None:
+            sweeping.take_names(named)
         return measure_importance(
             model,
             named,
@@ -250,7 +243,7 @@ def _measure(
             space,
             states_on_disk,
             scaling,
-            rounding,
+            sweeping,
         )
 
     if is_gguf(request.source):
@@ -270,14 +263,14 @@ def _scaling(request: GgufRequest, view: "Rotated | None") -> "Scaling | None":
     return Scaling.of(request.recipe, view)
 
 
-def _rounding(request: GgufRequest, plan: GgufPlan, space: Workspace) -> "Rounding | None":
+def _sweeping(request: GgufRequest, plan: GgufPlan, space: Workspace) -> "Sweeping | None":
     """What finds codes, where the recipe wants GPTQ's."""
     if not request.recipe.sweeps:
         return None
-    from qtool.gguf.rounding import Rounding
+    from qtool.gguf.sweeping import Sweeping
 
     gram_bytes = plan.memory.setting.gram_bytes
-    return Rounding.of(request.recipe, plan.tensors, space.folder, gram_bytes)
+    return Sweeping.of(request.recipe, plan.tensors, space.folder, gram_bytes)
 
 
 @contextmanager

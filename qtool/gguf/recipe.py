@@ -133,6 +133,8 @@ class GgufRecipe(NamedTable):
 
     @model_validator(mode="after")
     def consistent(self) -> "GgufRecipe":
+        if self.sweeps and "importance" not in self.model_fields_set:
+            self.__dict__["importance"] = True  # it is measured, whether asked for or not
         if self.sweeps and not self.importance:
             raise conflict(
                 "importance",

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qtool import native_gguf
 from qtool.gguf.pieces import Done, Pieces, floats_of
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf_types import BY_NAME
@@ -13,13 +12,13 @@ from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 
 if TYPE_CHECKING:
-    from qtool.gguf.rounding import Rounding
+    from qtool.gguf.sweeping import Sweeping
 
 _TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
 
 
 def reports_of(
-    plan: GgufPlan, pieces: Pieces, done: Done, rounding: "Rounding | None"
+    plan: GgufPlan, pieces: Pieces, done: Done, sweeping: "Sweeping | None"
 ) -> list[LayerReport]:
     """The relative error of every tensor that was encoded, in the order of the file."""
     found = []
@@ -28,28 +27,21 @@ def reports_of(
             numbers = pieces.of(number)
             size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
             error = math.sqrt(lost / size) if size else 0.0
-            of_outputs = None if rounding is None else rounding.error(tensor.name)
+            of_outputs = None if sweeping is None else sweeping.error(tensor.name)
             of = WEIGHTS if of_outputs is None else OUTPUTS
             error = error if of_outputs is None else of_outputs
-            coarse = _coarseness(tensor, None if of == OUTPUTS else lost)
+            coarse = _coarseness(tensor, lost)
             found.append(LayerReport(tensor.name, tensor.type.name, error, of, coarse))
     return found
 
 
-def _coarseness(tensor: PlannedTensor, lost: float | None) -> float | None:
-    """That of a tensor in blocks, by some of its rows. lost: the sum of all squared errors; None:
-    codes make up for each other, and what the type does to those rows by itself is looked at."""
+def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:
+    """That of a tensor in blocks, by some of its rows. lost: the sum of all squared errors."""
     source = tensor.source
     if tensor.type.name not in BY_NAME or not source.rows:
         return None
     some = np.empty((min(source.rows, _TYPICAL_ROWS), source.in_features), np.float32)
     for place, row in enumerate(np.linspace(0, source.rows - 1, len(some)).astype(int).tolist()):
         some[place] = floats_of(tensor, row, row + 1)
-    if lost is None:
-        back = native_gguf.dequantize(
-            native_gguf.encode(some, tensor.type), tensor.type, some.shape[1]
-        )
-        mean = float(np.square(some - back, dtype=np.float64).mean())
-    else:
-        mean = lost / (source.rows * source.in_features)
+    mean = lost / (source.rows * source.in_features)
     return layer_errors.coarseness_of_blocks(some, mean, tensor.type)

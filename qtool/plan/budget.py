@@ -22,7 +22,8 @@ class Memory:
     max_ram_bytes: int | None  # None: whatever is best
     estimated: Peak
     setting: Setting
-    disk_bytes: int  # for hidden states before a block and after it, from which a run can go on
+    disk_bytes: int  # beside the artifact: for hidden states before a block and after it, from
+    # which a run can go on, and matrices of a GGUF file that are swept
 
     def json(self) -> dict[str, Any]:
         """A part of the --json object of `qtool plan` and `qtool quantize`."""

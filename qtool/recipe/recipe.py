@@ -256,8 +256,6 @@ def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recip
     if source.at(("format",)) == "gguf":
         from qtool.gguf.recipe import GgufRecipe
 
-        if source.at(("method",)) == "gptq" and isinstance(source.value, dict):
-            source.value.setdefault("importance", True)  # it is measured, whether asked for or not
         return validate(GgufRecipe, source).named(name, sets)
     return validate(Recipe, source).named(name, sets)
 

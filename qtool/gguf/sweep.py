@@ -1,0 +1,59 @@
+"""GPTQ's sweep over rows of a matrix that becomes blocks of GGUF.
+
+    weights -> blocks as llama.cpp's encoder makes them, with an importance between what an error in
+               each column costs before others make up for it and after
+            -> their levels (scales and minima stay) -> the sweep's codes, put into the blocks
+
+With the geometric mean of the two costs the output error of SmolLM2's matrices is up to 2 % lower
+than with either. Scales fitted to the codes afterwards, by least squares under H's diagonal, raise
+it: they undo what later columns made up for.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import native, native_gguf
+from qtool.gguf.levels import levels, put_codes
+from qtool.gguf_types import BlockType
+from qtool.methods import gptq
+
+Floats = NDArray[np.float32]
+
+_LEAST = np.float32(1e-6)  # of the mean square: what always is zero is stored, too
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of the input of a matrix."""
+
+    importance: Floats  # [in], that the encoder takes
+    factor: gptq.Factor | None  # of its Gram matrix; None where too little was seen of it
+
+
+def unswept(square: Floats, count: int) -> Given:
+    """Of an input that was hardly seen. square: [in], the sums of squares over `count` tokens."""
+    if not count:  # as llama-quantize does
+        return Given(np.ones_like(square), None)
+    return Given(square / np.float32(count), None)
+
+
+def swept(square: Floats, factor: gptq.Factor) -> Given:
+    """Of any other."""
+    least = _LEAST * (square.mean() or np.float32(1))
+    return Given(np.sqrt(factor.importance * np.maximum(square, least)), factor)
+
+
+def blocks_of(weight: Floats, type_: BlockType, given: Given) -> NDArray[np.uint8]:
+    """Blocks of weight [out, in], uint8 [out, bytes of a row], by one thread. A weight that is too
+    large for the type is not finite in what they stand for."""
+    blocks = native_gguf.encode(weight, type_, given.importance, threads=1)
+    if given.factor is None:
+        return blocks
+    found = levels(blocks, type_, weight.shape[1])
+    if all(np.isfinite(part).all() for part in (found.scale, found.offset) if part is not None):
+        upper, order = np.asarray(given.factor.upper), given.factor.order
+        codes = native.gptq_sweep_levels(weight, upper, order=order, levels=found, threads=1)
+        put_codes(blocks, type_, codes)
+    return blocks

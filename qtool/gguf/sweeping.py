@@ -1,0 +1,317 @@
+"""GPTQ into GGUF: codes chosen by the sweep, while the model is measured block by block.
+
+    Gram matrix of an input -> its factor
+    rows of each matrix that reads it -> blocks (qtool.gguf.sweep)
+                     -> the workspace, from where the file is written
+                     -> dequantized, into the decoder block: later ones are fed by these
+
+Matrices whose types have no levels for single weights (lattices, plain floats), the embedding and
+the head are not swept: the writer encodes them later, and in decoder blocks the original feeds
+those after it. Experts that hardly a token reached are encoded here, with their importance.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool import methods, native_gguf
+from qtool.calibrating.allocator import give_back
+from qtool.calibrating.blockwise import groups_of, merged
+from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
+from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, collect, is_rare
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
+from qtool.gguf import sweep
+from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
+from qtool.gguf.importance import Squares, matrices_reading
+from qtool.gguf.kinds import layer_of
+from qtool.gguf.pieces import check_fits, floats_of, matrices_of
+from qtool.gguf.planned import PlannedTensor
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import GgufSource
+from qtool.methods import gptq
+from qtool.native.sums import checksum
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One matrix of a tensor: all of it, or an expert's."""
+
+    tensor: PlannedTensor
+    matrix: int
+    start: int  # byte of the block's file
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What became of a part: checksums of its blocks, some rows at a time; of some rows, tr(W H W')
+    and tr(E H E'); whether it was swept."""
+
+    name: str
+    matrix: int
+    sums: list[int]
+    signal: float
+    noise: float
+    swept: bool
+
+
+@dataclass
+class Sweeping:
+    """The sweeps of a run, block by block."""
+
+    options: gptq.Options
+    folder: Path  # of the workspace
+    gram_bytes: int
+    tensors: Mapping[int, Sequence[PlannedTensor]]  # to be swept, by decoder block
+    kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
+    _starts: dict[str, tuple[int, int]] = field(default_factory=dict)  # block and byte, by name
+
+    @classmethod
+    def of(
+        cls,
+        recipe: GgufRecipe,
+        tensors: Sequence[PlannedTensor],
+        folder: Path,
+        gram_bytes: int,
+    ) -> "Sweeping":
+        """Before the first block."""
+        by_block: dict[int, list[PlannedTensor]] = defaultdict(list)
+        for tensor in tensors:
+            if tensor.swept:
+                by_block[layer_of(tensor.name)].append(tensor)
+        return cls(gptq.Options(**recipe.gptq.model_dump()), folder, gram_bytes, by_block)
+
+    def take_names(self, source: GgufSource) -> None:
+        """Tensors are made of those of the checkpoint that `source` says."""
+        known = {tensor.name: tensor for tensor in source.tensors}
+        self.tensors = {
+            index: [replace(tensor, source=known[tensor.name]) for tensor in tensors]
+            for index, tensors in self.tensors.items()
+        }
+
+    def block(
+        self, block: LoadedBlock, stream: Stream, found: BlockSites, workers: Workers
+    ) -> Iterator[tuple[Site, SiteStats]]:
+        """Sweep the matrices of the next block, and put what the file will say into it; every site
+        with its sum of squares, as it was before."""
+        parts = self._parts(block.index, found)
+        rest = [site for site in found.sites if site.id not in parts]
+        seen = collect(block, stream, rest, {"square"}, workers)
+        yield from ((site, seen[site.id]) for site in rest)
+        self._file(block.index).write_bytes(b"")
+        made: list[_Made] = []
+        notes: list[str] = []
+        wanted = [site for site in found.sites if site.id in parts]
+        work = partial(self._site, block=block)
+        for group in groups_of(wanted, self.gram_bytes):
+            stats = collect(block, stream, group, {"gram", "square"}, workers)
+            for site in group:
+                Squares.of(site, stats[site.id])  # SourceError where it is not finite
+                yield site, replace(stats[site.id], gram=None)
+            give_back()
+            jobs = [(site, parts[site.id], stats) for site in sorted(group, key=_cost(parts))]
+            for some, said in workers.map(work, jobs):
+                made += some
+                notes += said
+        self._keep(block.index, made, notes)
+
+    def _parts(self, index: int, found: BlockSites) -> dict[str, list[_Part]]:
+        """The matrices that are swept, by the id of the site that they read."""
+        by_name: dict[str, dict[int, Site]] = defaultdict(dict)
+        for site in found.sites:
+            for name in site.names:
+                by_name[name][-1 if site.expert is None else site.expert] = site
+        parts: dict[str, list[_Part]] = defaultdict(list)
+        start = 0
+        for tensor in self.tensors.get(index, ()):
+            sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
+            matrices, nbytes = _sizes(tensor)
+            for matrix, site in enumerate(sites):
+                parts[site.id].append(_Part(tensor, matrix, start + matrix * nbytes))
+            if sites:
+                self._starts[tensor.name] = index, start
+                start += matrices * nbytes
+        return parts
+
+    def _site(
+        self, job: tuple[Site, Sequence[_Part], dict[str, SiteStats]], block: LoadedBlock
+    ) -> tuple[list[_Made], list[str]]:
+        """The matrices that read one site. Takes its own of the stats, which are large."""
+        site, parts, stats = job
+        seen = stats.pop(site.id)
+        notes: list[str] = []
+        square = Squares.of(site, seen).square
+        if seen.gram is None or is_rare(site, seen):
+            given = sweep.unswept(square, seen.count)
+        else:
+            where = f"the input of {parts[0].tensor.name}"
+            with methods.named(where):
+                factor = gptq.factor(seen.gram, self.options, seen.count)
+            given = sweep.swept(square, factor)
+            notes = [f"{where}: {note}" for note in factor.notes]
+        gram = None if seen.gram is None else torch.from_numpy(seen.gram)
+        file = self._file(block.index)
+        return [_made(part, block, gram, given, file) for part in parts], notes
+
+    def _keep(self, index: int, made: Sequence[_Made], notes: Sequence[str]) -> None:
+        tensors: dict[str, dict[str, Any]] = {}
+        for one in sorted(made, key=lambda one: (one.name, one.matrix)):
+            start = self._starts[one.name][1]
+            empty = {"start": start, "sums": [], "swept": 0, "signal": 0.0, "noise": 0.0}
+            known = tensors.setdefault(one.name, empty)
+            known["sums"].append(one.sums)
+            known["swept"] += one.swept
+            known["signal"] += one.signal
+            known["noise"] += one.noise
+        left = [t.name for t in self.tensors.get(index, ()) if t.name not in tensors]
+        self.kept.append({"tensors": tensors, "left": left, "notes": [*notes]})
+
+    def restore(self, kept: Any) -> bool:
+        """Take up what was kept of the next block; False where it, or its file, is damaged."""
+        index = len(self.kept)
+        known = {tensor.name: tensor for tensor in self.tensors.get(index, ())}
+        try:
+            good = sorted([*kept["tensors"], *kept["left"]]) == sorted(known)
+            good = good and all(isinstance(note, str) for note in kept["notes"])
+            for name, entry in kept["tensors"].items() if good else ():
+                float(entry["signal"]), float(entry["noise"]), int(entry["swept"])
+                self._starts[name] = index, int(entry["start"])
+                good = good and entry["sums"] == self._sums(known[name])
+        except (AttributeError, KeyError, OSError, TypeError, ValueError):
+            return False
+        self.kept += [kept] if good else []
+        return good
+
+    def _sums(self, tensor: PlannedTensor) -> list[list[int]]:
+        """The checksums of a tensor's blocks, as the file has them."""
+        matrices, rows = matrices_of(tensor)
+        return [
+            [
+                checksum(self._read(tensor, matrix * rows + first, matrix * rows + last))
+                for first, last in _steps(tensor)
+            ]
+            for matrix in range(matrices)
+        ]
+
+    def rows(self, tensor: PlannedTensor, first: int, last: int) -> NDArray[np.uint8] | None:
+        """Blocks of some rows, uint8 [last - first, bytes of a row]; None of what is not here."""
+        return self._read(tensor, first, last) if tensor.name in self._starts else None
+
+    def error(self, name: str) -> float | None:
+        """sqrt(tr(E H E') / tr(W H W')) of a tensor, any of whose matrices was swept."""
+        if name not in self._starts:
+            return None
+        entry = self.kept[self._starts[name][0]]["tensors"][name]
+        signal, noise = entry["signal"], max(entry["noise"], 0.0)
+        return float(np.sqrt(noise / signal)) if signal > 0 and entry["swept"] else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the summary."""
+        entries = [entry for kept in self.kept for entry in kept["tensors"].values()]
+        every = sum(len(entry["sums"]) for entry in entries)
+        rare = every - sum(entry["swept"] for entry in entries)
+        left = sum(len(kept["left"]) for kept in self.kept)
+        said = merged([note for kept in self.kept for note in kept["notes"]])
+        if rare:
+            said.append(
+                f"{rare} of {every} matrices were not swept, as fewer than {MIN_EXPERT_TOKENS} "
+                "tokens reached them; they are encoded with the importance that was measured"
+            )
+        if left:
+            said.append(f"{left} tensors were not swept, as nothing was seen to read them")
+        return said
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"swept-{index}"
+
+    def _read(self, tensor: PlannedTensor, first: int, last: int) -> NDArray[np.uint8]:
+        index, start = self._starts[tensor.name]
+        row_bytes = tensor.type.row_bytes(tensor.source.in_features)
+        count = (last - first) * row_bytes
+        found = np.fromfile(self._file(index), np.uint8, count, offset=start + first * row_bytes)
+        if found.size != count:
+            raise OSError(f"{self._file(index)} ends early")
+        return found.reshape(last - first, row_bytes)
+
+
+def _cost(parts: Mapping[str, Sequence[_Part]]) -> Any:
+    """Of a site; the largest first, so that threads end together."""
+
+    def cost(site: Site) -> int:
+        rows = sum(matrices_of(part.tensor)[1] for part in parts[site.id])
+        return -(site.in_features**3) - rows * site.in_features**2
+
+    return cost
+
+
+def _sizes(tensor: PlannedTensor) -> tuple[int, int]:
+    """Matrices of a tensor, and bytes of the blocks of each."""
+    matrices, rows = matrices_of(tensor)
+    return matrices, rows * tensor.type.row_bytes(tensor.source.in_features)
+
+
+def _steps(tensor: PlannedTensor) -> list[tuple[int, int]]:
+    """The rows of a matrix that are swept together."""
+    rows, step = matrices_of(tensor)[1], max(1, AT_ONCE // tensor.source.in_features)
+    return [(first, min(rows, first + step)) for first in range(0, rows, step)]
+
+
+def _made(
+    part: _Part,
+    block: LoadedBlock,
+    gram: torch.Tensor | None,
+    given: sweep.Given,
+    file: Path,
+) -> _Made:
+    """One matrix, some rows at a time: into the file, and into the decoder block."""
+    tensor, width = part.tensor, part.tensor.source.in_features
+    rows = matrices_of(tensor)[1]
+    row_bytes, every = tensor.type.row_bytes(width), max(1, rows // REPORTED_ROWS)
+    signal = noise = 0.0
+    sums: list[int] = []
+    for first, last in _steps(tensor):
+        start = part.matrix * rows + first
+        weight = floats_of(tensor, start, start + last - first)
+        blocks = sweep.blocks_of(weight, tensor.type, given)
+        back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
+        check_fits(tensor, start, back)
+        with file.open("r+b") as out:
+            out.seek(part.start + first * row_bytes)
+            out.write(blocks.data)
+        sums.append(checksum(blocks))
+        if gram is not None:
+            kept = slice(-first % every, None, every)
+            some = torch.from_numpy(weight[kept])
+            found = signal_and_noise(some, some - torch.from_numpy(back[kept]), gram)
+            signal, noise = signal + found[0], noise + found[1]
+        _put_back(block, tensor, start, back)
+    return _Made(tensor.name, part.matrix, sums, signal, noise, given.factor is not None)
+
+
+def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
+    """Rows of a tensor, from `first` on, to where the decoder block has them."""
+    source = tensor.source
+    rows = np.arange(first, first + len(values), dtype=np.int64)
+    if source.order is not None:
+        rows = source.order(rows)
+    start = 0
+    for name in source.origin:
+        there = block.weights[name]
+        count = there[..., 0].numel()
+        own = (rows >= start) & (rows < start + count)
+        if own.any():
+            place = torch.from_numpy(rows[own] - start)
+            at = (place,) if there.ndim == 2 else (place // there.shape[1], place % there.shape[1])
+            there[at] = torch.from_numpy(values[own])
+        start += count
