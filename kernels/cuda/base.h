@@ -25,14 +25,12 @@ typedef unsigned long uint64_t;
 #define QT_HD __host__ __device__ __forceinline__
 #define QT_UNROLL _Pragma("unroll")
 #define QT_UNROLL_4 _Pragma("unroll 4")
-#define QT_UNROLL_8 _Pragma("unroll 8")
 #define QT_UNROLL_32 _Pragma("unroll 32")
 #define QT_ROLLED _Pragma("unroll 1")
 #else
 #define QT_HD static inline
 #define QT_UNROLL
 #define QT_UNROLL_4
-#define QT_UNROLL_8
 #define QT_UNROLL_32
 #define QT_ROLLED
 #include <string.h>
