@@ -10,7 +10,7 @@ from hessians import Floats, factor, hessian, trace_error
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
-from qtool.gguf.levels import SWEPT, Levels, levels, put_codes
+from qtool.gguf.levels import SWEPT, Levels, levels
 from qtool.gguf_types import BY_NAME, BlockType
 
 Order = NDArray[np.int32]
@@ -216,23 +216,6 @@ def test_halves_go_to_even_or_down() -> None:
     assert sweep(weight, p, whole)[0].tolist() == [2, 4, 2, 4, 5, 0]
     other = Levels(6, one, None, np.array([3, 2, 1, 0, -1, -2.5], np.float32))
     assert sweep(weight, p, other)[0].tolist() == [3, 2, 4, 1, 0, 5]
-
-
-@cache
-def correlated() -> Problem:
-    mix = np.random.default_rng(3).standard_normal((512, 512))
-    inputs = normal(2048, 512, seed=4) @ (np.eye(512) + mix / 512**0.5)
-    return problem_of(inputs.T @ inputs / 2048 + 0.01 * np.eye(512))
-
-
-@each_type
-def test_output_error_falls_below_that_of_the_encoder(block: BlockType) -> None:
-    weight, p = normal(128, 512), correlated()
-    blocks = native_gguf.encode(weight, block, p.importance)
-    before = trace_error(weight, native_gguf.dequantize(blocks, block, 512), p.h)
-    put_codes(blocks, block, sweep(weight, p, levels(blocks, block, 512), np.float32))
-    after = trace_error(weight, native_gguf.dequantize(blocks, block, 512), p.h)
-    assert after < 0.85 * before
 
 
 def test_bad_arguments_are_refused() -> None:
