@@ -1,6 +1,7 @@
 """GPTQ into GGUF: what the next block is fed by is what the file says, errors, kills, refusals."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
 from qtool.recipe import recipe as recipes
+from qtool.report.origin import commands
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS, WEIGHTS, Summary
@@ -252,6 +254,24 @@ def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> 
     assert record["method"] == "gptq" and record["gptq"]["act_order"] is False
     again = reproduce(Asked(out, str(model), Path(sets[0].partition("=")[2]), threads=1), QUIET)
     assert again.same and again.alike and again.recorded == again.here
+    other = quantizing.text_file(tmp_path / "other.txt", 6000, seed=1)
+    with pytest.raises(SourceError, match=r"out\.gguf: was calibrated on another text"):
+        reproduce(Asked(out, str(model), other, threads=1), QUIET)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["method=gptq", "transforms=[awq]", "gptq.damp_percent=0.02"],
+        ["transforms=[smooth]", "smooth.alpha=0.3", "importance=true"],
+    ],
+)
+def test_a_report_prints_the_command_that_makes_it_again(sets: list[str]) -> None:
+    loaded = recipes.load("q4_k_m", sets)
+    (line,) = commands({"name": "q4_k_m", **loaded.effective()}, "tiny", "out.gguf")
+    words = shlex.split(line)
+    given = [word for at, word in enumerate(words) if words[at - 1] == "--set"]
+    assert recipes.load("q4_k_m", given).effective() == loaded.effective()
 
 
 def test_experts_that_few_tokens_reached_are_encoded_with_importance(
@@ -336,8 +356,12 @@ def test_plan_and_refusals(models: Path, sets: list[str], tmp_path: Path) -> Non
         t.name for t in weighed.tensors if t.name.startswith("blk.") and len(t.shape) == 2
     }
     assert not any(t.swept for t in weighed.tensors)
+    for type_ in ("tq1_0", "f16"):
+        with pytest.raises(UnsupportedError, match=f"nothing to do with type {type_}"):
+            plan("method=gptq", f"type={type_}")
+    mixed = plan("method=gptq", "type=iq2_xxs")
     assert any(
-        "method gptq has no effect" in one for one in plan("method=gptq", "type=tq1_0").warnings
+        "gptq leaves 24 of 28 matrices" in one and "IQ2_XXS" in one for one in mixed.warnings
     )
     assert any(
         "gptq.act_order has no effect" in one for one in plan("gptq.act_order=false").warnings

@@ -64,6 +64,11 @@ def calibrate(
     sets = calibration_sets(calibration, samples, length, seed)
     loaded = [load(name, sets) for name in recipe or ()]
     for one in loaded:
+        if isinstance(one, GgufRecipe) and (one.sweeps or one.transforms):
+            raise typer.BadParameter(
+                f"recipe {one.name} measures while it quantizes, each block fed by the last: "
+                "nothing that was measured earlier serves it"
+            )
         if isinstance(one, GgufRecipe) and imatrix is None:
             raise typer.BadParameter(
                 f"recipe {one.name} makes a GGUF file, for which --imatrix OUT.gguf is measured"

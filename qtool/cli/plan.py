@@ -205,7 +205,8 @@ def _print_gguf(made: "GgufPlan", every: bool) -> None:
     types = ", ".join(f"{count} {name}" for name, count in made.types.items())
     typer.echo(f"recipe {made.recipe.name}, format gguf: {counts}")
     typer.echo(f"types: {types}; {len(made.fallbacks)} of them fallbacks")
-    typer.echo(f"size {made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits per weight")
+    about = "about " if made.recipe.calibrates else ""  # it will tell of what is yet to be measured
+    typer.echo(f"size {about}{made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits per weight")
     _end(made.memory, made.seconds, made.warnings)
 
 

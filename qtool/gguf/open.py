@@ -43,7 +43,8 @@ def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotate
     if gguf_models(path):
         raise UnsupportedError(
             f"{path}: recipe {recipe.name} has transforms ({chain}), which are done to Hugging "
-            "Face checkpoints; turn the file into one first: qtool convert FILE --to hf"
+            "Face checkpoints; turn the file into one first (qtool convert FILE --to hf -o DIR), "
+            "or leave them out (--set transforms=[])"
         )
     if imatrix is not None:
         raise UnsupportedError(

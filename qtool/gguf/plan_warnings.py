@@ -59,7 +59,20 @@ def warnings(
         )
     if recipe.type == "mxfp4_moe" and not recipe.pure and not facts.experts:
         found.append("the model has no experts, so that mxfp4_moe stores everything as Q8_0")
+    if recipe.sweeps and (left := [t for t in tensors if _left(t)]):
+        every = len(left) + sum(tensor.swept for tensor in tensors)
+        types = ", ".join(sorted({tensor.type.name for tensor in left}))
+        found.append(
+            f"method gptq leaves {len(left)} of {every} matrices of the blocks to llama.cpp's "
+            f"encoder: {types} has no code for each weight"
+        )
     return (*found, *_idle(recipe, tensors))
+
+
+def _left(tensor: Planned) -> bool:
+    """Whether a matrix of a block is quantized, and not swept."""
+    made = not tensor.copied and tensor.type not in FLOATS
+    return made and tensor.name.startswith("blk.") and not tensor.swept
 
 
 def _fallbacks(tensors: Sequence[Planned]) -> list[str]:
@@ -115,11 +128,6 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
             )
     if recipe.embedding_type is not None and "token_embd.weight" not in all_names:
         found.append("embedding_type has no effect: there is no token_embd.weight")
-    if recipe.sweeps and not any(tensor.swept for tensor in tensors):
-        found.append(
-            f"method gptq has no effect with type {recipe.type}: it chooses codes where each "
-            "weight has one of its own, as in Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and IQ4_XS"
-        )
     if not recipe.sweeps:
         found += [
             f"gptq.{key} has no effect without method: gptq"

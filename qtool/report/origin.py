@@ -107,8 +107,8 @@ def _changes(recipe: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
     """What differs from the recipe of that name; None where this version has none."""
     if recipe["name"] not in shipped():  # a name from a file may be a path to anything
         return None
-    usual = load(recipe["name"]).effective()
-    before = dict(leaves(usual))
+    usual = load(recipe["name"])  # keys that are left out of what is effective act as they are
+    before = dict(leaves(usual.model_dump(mode="json"))) | dict(leaves(usual.effective()))
     return [
         (key, value)
         for key, value in leaves({key: recipe[key] for key in recipe if key != "name"})

@@ -51,6 +51,13 @@ def check_weights(record: Embedded, made: Embedded, model: str) -> None:
         )
 
 
+def check_tokens(record: Embedded, made: Embedded) -> None:
+    """SourceError where a GGUF file was calibrated on other tokens than the one of the record."""
+    known, found = ((one.calibration or {}).get("digest") for one in (record, made))
+    if known is not None and known != found:
+        raise _other_tokens(record, str(known), str(found))
+
+
 def text_of(record: Embedded, calibration: Path | None) -> str | None:
     """The text to calibrate on; SourceError where the record says `file` and none is given."""
     if calibration is not None:

@@ -187,6 +187,7 @@ def _file(
         _typed(record, model), source, recipe, made, asked.threads, imatrix, record.requantized
     )
     run_gguf(request, progress)
+    inputs.check_tokens(record, read(made))
     inputs.check_weights(record, read(made), model)
 
 

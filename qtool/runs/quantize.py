@@ -108,12 +108,13 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
 
     refuse(
         recipe,
-        "makes a GGUF file, whose importance comes from --imatrix or `importance: true`",
+        "makes a GGUF file, for which everything is measured in its own run, but for importance, "
+        "which --imatrix may give",
         {"--stats": asked.stats},
     )
     refuse(recipe, "makes one GGUF file", {"--max-shard-size": asked.max_shard_size})
     about_calibration = dict.fromkeys(asked.calibration, True)
-    if asked.imatrix is not None:
+    if asked.imatrix is not None and not (recipe.sweeps or recipe.transforms):
         refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
     elif not recipe.calibrates:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
