@@ -175,7 +175,9 @@ def test_recipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     groups = [lines[0], *(after for line, after in itertools.pairwise(lines) if not line)]
     assert groups[0].startswith("safetensors") and len(groups) == 7
     # The larger first.
-    assert [line.split()[0] for line in lines if " q4_k" in line[:7]] == ["q4_k_m", "q4_k_s"]
+    assert [line.split()[0] for line in lines if " q4_k" in line[:7]] == [
+        "q4_k_m", "q4_k_m-awq-gptq", "q4_k_s"
+    ]  # fmt: skip
     assert call(monkeypatch, "recipes", "--json") == 0
     found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["recipes"]}
     assert len(found) == len(lines) - 2 * len(groups) + 1

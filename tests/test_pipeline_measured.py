@@ -86,9 +86,9 @@ def test_sites_measured_apart_give_the_same(
         return collect(block, stream, sites, *rest, **more)
 
     monkeypatch.setattr(blockwise, "collect", counted)
-    groups = blockwise._groups
+    groups = blockwise.groups_of
     few = 64 * 64 * 9
-    monkeypatch.setattr(blockwise, "_groups", lambda sites, recipe, _: groups(sites, recipe, few))
+    monkeypatch.setattr(blockwise, "groups_of", lambda sites, _: groups(sites, few))
     apart = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "b", *settings)
     assert 1 in sizes and 2 in sizes and max(sizes) < 20
     assert together.quants.keys() == apart.quants.keys()
