@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from gguf_bytes import Gguf, entry
 from hessians import hessian, trace_error
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -21,8 +22,11 @@ from test_resume import Died, damage, dying
 from qtool import native_gguf, tiny
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_values import Kind
 from qtool.gguf import convert, sweep, sweeping
 from qtool.gguf.imatrix import Importance
+from qtool.gguf.inspect import GgufInspection
+from qtool.gguf.inspect_text import summary
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
@@ -266,6 +270,17 @@ def test_what_is_damaged_is_done_again(
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_a_scaled_file_is_compared_with_a_checkpoint_alone(
+    sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    write(TINY, tmp_path / "f16.gguf", "f16")
+    write(TINY, tmp_path / "out.gguf", "q4_0", "method=gptq", "transforms=[awq]", *sets)
+    (found,) = verify_artifact(tmp_path / "out.gguf", against=tmp_path / "f16.gguf").findings
+    assert (found.severity, found.check) == ("note", "smoothing")
+    assert "was changed by awq" in found.message and "give the folder" in found.message
+
+
 def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> None:
     model, out = checkpoint(models, "qwen3", "bfloat16").path, tmp_path / "out.gguf"
     write(model, out, "q4_0", "method=gptq", "gptq.act_order=false", "transforms=[awq]", *sets)
@@ -292,6 +307,27 @@ def test_a_report_prints_the_command_that_makes_it_again(sets: list[str]) -> Non
     words = shlex.split(line)
     given = [word for at, word in enumerate(words) if words[at - 1] == "--set"]
     assert recipes.load("q4_k_m", given).effective() == loaded.effective()
+
+
+def head_of(path: Path) -> dict[str, str]:
+    with GgufFile.open(path) as file:
+        return dict(summary(GgufInspection(file)))
+
+
+def test_inspect_says_how_a_file_was_made(models: Path, sets: list[str], tmp_path: Path) -> None:
+    model, out = checkpoint(models, "llama", "bfloat16").path, tmp_path / "out.gguf"
+    write(model, out, "q4_0", "method=gptq", "transforms=[smooth, awq]", *sets)
+    lines = head_of(out)
+    assert lines["made by"] == "recipe q4_0: smooth, then awq, then gptq; 8 samples of 32 tokens"
+    write(model, out.with_name("plain.gguf"), "q4_0")
+    assert head_of(out.with_name("plain.gguf"))["made by"] == "recipe q4_0"
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 15_000, "[]", '{"name": 3}', " " * 30_000 + "{}"])
+def test_a_recipe_that_is_none_is_passed_over(text: str, tmp_path: Path) -> None:
+    path, entries = tmp_path / "x.gguf", [entry("general.architecture", Kind.STRING, "llama")]
+    path.write_bytes(bytes(Gguf([*entries, entry("qtool.recipe", Kind.STRING, text)])))
+    assert "made by" not in head_of(path)
 
 
 def test_experts_that_few_tokens_reached_are_encoded_with_importance(

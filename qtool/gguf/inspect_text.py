@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ _FACTS = (
     ("attention.head_count_kv", "{} of keys"), ("expert_count", "{} experts"),
     ("expert_used_count", "{} used"), ("context_length", "context {}"),
 )  # fmt: skip
+
+
+_LONGEST_RECIPE = 20_000  # characters that are looked at: no recipe of ours has more
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,30 @@ def summary(found: GgufInspection) -> list[tuple[str, str]]:
         ("size", f"{file.size_bytes / 1e6:.1f} MB"),
     ]
     lines += _importance_lines(found) if found.kind == "imatrix" else _model_lines(found)
+    lines.append(("made by", _made_by(found)))
     provenance = found.keys_under("qtool.")
     lines += [(f"qtool.{key}", _short(value)) for key, value in provenance.items()]
     return [(printable(label), printable(_short(value, 200))) for label, value in lines if value]
+
+
+def _made_by(found: GgufInspection) -> str | None:
+    """The recipe's name, what it does to weights in order, and how much it was calibrated on."""
+    text = found.text("qtool.recipe") or ""
+    try:
+        keys = json.loads(text) if len(text) <= _LONGEST_RECIPE else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
+        return None
+    chain, steps = keys.get("transforms"), []
+    if isinstance(chain, list):
+        steps += [one for one in chain if isinstance(one, str)]
+    steps += ["gptq"] if keys.get("method") == "gptq" else []
+    said = f"recipe {keys['name']}" + (f": {', then '.join(steps)}" if steps else "")
+    settings = keys.get("calibration")
+    if found.text("qtool.calibration") is not None and isinstance(settings, dict):
+        said += f"; {settings.get('samples')} samples of {settings.get('length')} tokens"
+    return said
 
 
 def _model_lines(found: GgufInspection) -> Iterator[tuple[str, str | None]]:

@@ -83,7 +83,12 @@ def as_transformed_gguf(
     if options.kind == "learned":
         return None, [_note("by what was learned, and is not kept: its weights are not")]
     if is_gguf(source):
-        return None, [_note("and the model given is no checkpoint of safetensors: they are not")]
+        said = (
+            f"the model was changed by {', '.join(map(str, chain))[:80]} and the model given is no "
+            "checkpoint of safetensors: they are not compared with the source's; give the folder "
+            "that it was made of"
+        )
+        return None, [Finding("note", CHECK if rotates else SCALES, "", said)]
     findings: list[Finding] = []
     try:
         view = _untied(Checkpoint.open(source), options, rotates)
