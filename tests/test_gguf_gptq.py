@@ -13,62 +13,40 @@ import pytest
 import quantizing
 import torch
 from gguf_bytes import Gguf, entry
-from hessians import hessian, trace_error
-from numpy.typing import NDArray
+from gguf_runs import QUIET, begun, models, without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_resume import Died, damage, dying
 
-from qtool import native_gguf, tiny
+from qtool import tiny
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
-from qtool.gguf import convert, sweep, sweeping
+from qtool.gguf import sweeping
 from qtool.gguf.imatrix import Importance
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.sweeping import Sweeping
 from qtool.gguf.weights import gguf_weights
-from qtool.gguf_types import BY_NAME
-from qtool.methods import gptq
 from qtool.recipe import recipe as recipes
 from qtool.report.origin import commands
 from qtool.reproduce.run import Asked, reproduce
-from qtool.runs.progress import Progress
-from qtool.runs.summary import OUTPUTS, WEIGHTS, Summary
+from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 
-QUIET = Progress(quiet=True)
+__all__ = ["models", "without_tokenizers"]
+
 TINY = Path(tiny.__file__).parent
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
     return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models have one that llama.cpp does not know."""
-    gguf_from_hf.no_vocabulary(monkeypatch)
-    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
-
-
-def write(model: Path, out: Path, recipe: str, *sets: str, threads: int = 2) -> Summary:
-    loaded = recipes.load(recipe, sets)
-    assert isinstance(loaded, GgufRecipe)
-    return run_gguf(GgufRequest(str(model), model, loaded, out, threads), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -126,34 +104,6 @@ def test_experts_in_one_tensor_become_what_those_apart_do(sets: list[str], tmp_p
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", sorted(SWEPT))
-def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
-    """Against the encoder alone, with the same importance and without."""
-    type_, width = BY_NAME[name], 512
-    gram = hessian(width, seed=3)
-    weight = np.random.default_rng(3).standard_normal((64, width), np.float32)
-    seen = gram.astype(np.float32)
-    given = sweep.swept(np.diagonal(seen), gptq.factor(seen, gptq.Options(), None))
-    swept = native_gguf.dequantize(sweep.blocks_of(weight, type_, given), type_, width)
-
-    def lost(back: NDArray[np.float32]) -> float:
-        return trace_error(weight.astype(np.float64), back, gram)
-
-    for importance in (None, np.diagonal(gram).astype(np.float32).copy()):
-        plain = native_gguf.encode(weight, type_, importance)
-        assert lost(swept) < 0.85 * lost(native_gguf.dequantize(plain, type_, width))
-
-
-def test_an_input_that_was_hardly_seen_weighs_as_llama_quantize_has_it() -> None:
-    square = np.random.default_rng(4).random(256, np.float32)
-    weight = np.random.default_rng(5).standard_normal((4, 256), np.float32)
-    for count, importance in ((60, square / np.float32(60)), (0, np.ones(256, np.float32))):
-        np.testing.assert_array_equal(
-            sweep.blocks_of(weight, BY_NAME["Q2_K"], sweep.unswept(square, count)),
-            native_gguf.encode(weight, BY_NAME["Q2_K"], importance),
-        )
-
-
 def test_what_does_not_fit_the_type_is_named(models: Path, sets: list[str], tmp_path: Path) -> None:
     """In the first block: what is made of it must not come to the next one."""
     model = tmp_path / "model"
@@ -199,22 +149,6 @@ def test_rows_that_are_swept_together_change_no_byte(
         assert one.relative_error == pytest.approx(other.relative_error, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS"])
-@pytest.mark.parametrize("dead", [slice(0, 256), slice(None)])
-def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> None:
-    """Weights of channels that nothing comes through are stored as the encoder would."""
-    weight = np.random.default_rng(6).standard_normal((8, 512), np.float32)
-    gram = hessian(512, seed=6).astype(np.float32)
-    gram[dead] = gram[:, dead] = 0
-    given = sweep.swept(np.diagonal(gram), gptq.factor(gram, gptq.Options(), None))
-    made = sweep.blocks_of(weight, BY_NAME[name], given)
-    back = native_gguf.dequantize(made, BY_NAME[name], 512)
-    plain = native_gguf.encode(weight, BY_NAME[name])
-    usual = native_gguf.dequantize(plain, BY_NAME[name], 512)
-    off, least = (np.square(one - weight)[:, dead].mean() for one in (back, usual))
-    assert off < 1.3 * least
-
-
 def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
     sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,12 +189,9 @@ def test_goes_on_after_a_kill(
 def test_what_is_damaged_is_done_again(
     what: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, out = checkpoint(models, "llama", "bfloat16").path, tmp_path / "out"
+    model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "method=gptq", *sets)
-    write(model, tmp_path / "whole", *chosen)
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(1, patched)
-        write(model, out, *chosen, threads=1)
+    out = begun(model, tmp_path, monkeypatch, *chosen)
     folder = tmp_path / ".out.partial"
     if what == "lacking":
         (folder / "swept-0").unlink()
@@ -360,12 +291,9 @@ def test_a_line_that_lies_is_not_believed(
     key: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A right checksum of the line, and what is in it is none of ours."""
-    model, out = checkpoint(models, "llama", "bfloat16").path, tmp_path / "out"
+    model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "method=gptq", *sets)
-    write(model, tmp_path / "whole", *chosen)
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(1, patched)
-        write(model, out, *chosen, threads=1)
+    out = begun(model, tmp_path, monkeypatch, *chosen)
     restore, seen = Sweeping.restore, []
 
     def lied(self: Sweeping, kept: Any) -> bool:

@@ -10,13 +10,13 @@ import gguf_from_hf
 import numpy as np
 import pytest
 import quantizing
+from gguf_runs import QUIET, begun, models, without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 from test_resume import Died, damage, dying
 
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import convert
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
@@ -27,37 +27,18 @@ from qtool.gguf.weights import gguf_weights
 from qtool.plan.estimate import PROVING_PROCESS_BYTES, STARTUP_SECONDS
 from qtool.recipe import recipe as recipes
 from qtool.reproduce.run import Asked, reproduce
-from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary
 from qtool.transforms.rotated import Rotated
 from qtool.transforms.scaled import Factor, Scaled, check_fits, from_json, record_of, to_json
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 
-QUIET = Progress(quiet=True)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+__all__ = ["models", "without_tokenizers"]
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
     return [f"calibration.source={text}", "calibration.samples=4", "calibration.length=32"]
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models have one that llama.cpp does not know."""
-    gguf_from_hf.no_vocabulary(monkeypatch)
-    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
-
-
-def write(model: Path, out: Path, recipe: str, *sets: str, threads: int = 2) -> Summary:
-    loaded = recipes.load(recipe, sets)
-    return run_gguf(GgufRequest(str(model), model, loaded, out, threads), QUIET)
 
 
 def loud(models: Path, name: str) -> Path:
@@ -194,11 +175,7 @@ def test_what_is_damaged_is_done_again(
 ) -> None:
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "transforms=[smooth]", *sets)
-    write(model, tmp_path / "whole", *chosen)
-    out = tmp_path / "out"
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(1, patched)
-        write(model, out, *chosen, threads=1)
+    out = begun(model, tmp_path, monkeypatch, *chosen)
     folder = tmp_path / ".out.partial"
     assert (folder / "importance-0").is_file()
     if what == "scales":  # a line with a right checksum that is none of ours

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.errors import FormatError, SourceError
-from qtool.formats.dtypes import to_float32
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.plan import PlannedTensor
-from qtool.gguf.source import SourceTensor
+from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 
@@ -154,7 +153,7 @@ class Encoder:
         made = self._given.rows(tensor, piece.first, piece.last)
         if made is not None:
             stored = made
-            size, lost = self._compared(tensor, piece, made)
+            size, lost = _compared(tensor, piece, raw, made)
             check_sums(tensor, piece, raw, size, lost)
         elif block in FLOATS or block.name in BY_NAME:  # the rest are whole numbers
             want = None if tensor.copied else tensor.type
@@ -174,21 +173,6 @@ class Encoder:
         done.written[number] = done.read[number] if stored is raw else checksum(stored)
         done.size[number], done.lost[number] = size, lost
 
-    def _compared(
-        self, tensor: PlannedTensor, piece: Piece, made: NDArray[np.uint8]
-    ) -> tuple[float, float]:
-        """Sums of squared weights, and of what blocks that are made already lose."""
-        size = lost = 0.0
-        step = max(1, CACHED_WEIGHTS // tensor.source.in_features)
-        for first in range(piece.first, piece.last, step):
-            last = min(piece.last, first + step)
-            weight = floats_of(tensor, first, last)
-            blocks = made[first - piece.first : last - piece.first]
-            back = native_gguf.dequantize(blocks, tensor.type, weight.shape[1], threads=1)
-            size += float(np.square(weight, dtype=np.float64).sum())
-            lost += float(np.square(weight - back, dtype=np.float64).sum())
-        return size, lost
-
     def _read(self, source: SourceTensor, piece: Piece) -> NDArray[np.uint8]:
         if source.fill is None:
             return np.ascontiguousarray(source.read(piece.first, piece.last))
@@ -199,16 +183,30 @@ class Encoder:
 
 def floats_of(tensor: PlannedTensor, first: int, last: int) -> Floats:
     """Rows of the source, float32 [last - first, in]; SourceError where one is not finite."""
-    source = tensor.source
-    raw = np.ascontiguousarray(source.read(first, last))
-    if source.type in FLOATS:
-        shape = (last - first, source.in_features)
-        found = to_float32(raw.reshape(-1), source.type.name, shape)
-    else:
-        found = native_gguf.dequantize(raw, source.type, source.in_features, threads=1)
+    return _finite(tensor, np.ascontiguousarray(tensor.source.read(first, last)), first)
+
+
+def _finite(tensor: PlannedTensor, raw: NDArray[np.uint8], first: int) -> Floats:
+    """The same of rows that were read, from `first` on."""
+    found = as_floats(tensor.source, raw, threads=1)
     if not np.isfinite(found).all():
         raise SourceError(_not_finite(tensor, raw, first))
     return found
+
+
+def _compared(
+    tensor: PlannedTensor, piece: Piece, raw: NDArray[np.uint8], made: NDArray[np.uint8]
+) -> tuple[float, float]:
+    """Sums of squared weights, and of what blocks that are made already lose."""
+    size = lost = 0.0
+    step = max(1, CACHED_WEIGHTS // tensor.source.in_features)
+    for first in range(0, len(raw), step):
+        weight = _finite(tensor, raw[first : first + step], piece.first + first)
+        blocks = made[first : first + step]
+        back = native_gguf.dequantize(blocks, tensor.type, weight.shape[1], threads=1)
+        size += float(np.square(weight, dtype=np.float64).sum())
+        lost += float(np.square(weight - back, dtype=np.float64).sum())
+    return size, lost
 
 
 def cached_weights(tensors: Sequence[PlannedTensor]) -> int:

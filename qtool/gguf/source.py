@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import native_gguf
+from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Value
-from qtool.gguf_types import BlockType
+from qtool.gguf_types import BF16, F16, F32, BlockType
+from qtool.native import floats
 
 QUANTIZATION_VERSION = 2  # of ggml's block types, GGML_QNT_VERSION
 
@@ -69,3 +72,19 @@ class GgufSource:
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"].value)
+
+
+def as_floats(
+    tensor: SourceTensor, raw: NDArray[np.uint8], threads: int | None = None
+) -> NDArray[np.float32]:
+    """Rows of a tensor, as read() gives them, as float32 [rows, in_features]."""
+    shape = (len(raw), tensor.in_features)
+    if tensor.type == F32:
+        return raw.reshape(-1).view(np.float32).reshape(shape)
+    if tensor.type == F16:
+        return floats.from_float16(raw.reshape(-1).view(np.float16).reshape(shape))
+    if tensor.type == BF16:
+        return floats.from_bfloat16(raw.reshape(-1).view(np.uint16).reshape(shape))
+    if tensor.type.weights == 1:
+        raise UnsupportedError(f"{tensor.name} holds {tensor.type.name}, which are no weights")
+    return native_gguf.dequantize(raw, tensor.type, tensor.in_features, threads=threads)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import native_gguf
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.arch_modules import Module
@@ -25,7 +24,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
-from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
 from qtool.gguf.to_hf_config import class_of, hf_config
 from qtool.gguf_types import BF16, F16, F32
@@ -232,19 +231,7 @@ def _again(values: NDArray[np.float32], dtype: str, add: int) -> NDArray[np.floa
 
 def floats_of(tensor: SourceTensor, first: int, last: int) -> NDArray[np.float32]:
     """Rows first to last as float32 [last - first, in_features]."""
-    raw = np.ascontiguousarray(tensor.read(first, last))
-    rows = last - first
-    if tensor.type == F32:
-        return raw.reshape(-1).view(np.float32).reshape(rows, tensor.in_features)
-    if tensor.type == F16:
-        half = raw.reshape(-1).view(np.float16).reshape(rows, tensor.in_features)
-        return floats.from_float16(half)
-    if tensor.type == BF16:
-        bits = raw.reshape(-1).view(np.uint16).reshape(rows, tensor.in_features)
-        return floats.from_bfloat16(bits)
-    if tensor.type.weights == 1:
-        raise UnsupportedError(f"{tensor.name} holds {tensor.type.name}, which are no weights")
-    return native_gguf.dequantize(raw, tensor.type, tensor.in_features)
+    return as_floats(tensor, np.ascontiguousarray(tensor.read(first, last)))
 
 
 def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.float32]:

@@ -1,0 +1,45 @@
+"""Small models into GGUF files in one run, and runs that die."""
+
+from pathlib import Path
+
+import gguf_from_hf
+import pytest
+from test_resume import Died, dying
+
+from qtool.gguf import convert
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe import recipe as recipes
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for models that tests of a module share."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small models have one that llama.cpp does not know."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
+
+
+def write(model: Path, out: Path, recipe: str, *sets: str, threads: int = 2) -> Summary:
+    """`qtool quantize MODEL --recipe RECIPE --set SETS -o OUT`."""
+    loaded = recipes.load(recipe, sets)
+    assert isinstance(loaded, GgufRecipe)
+    return run_gguf(GgufRequest(str(model), model, loaded, out, threads), QUIET)
+
+
+def begun(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: str) -> Path:
+    """A file that is not there yet: its run died after a block. Made to its end it is `whole`."""
+    write(model, folder / "whole", *chosen)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(1, patched)
+        write(model, folder / "out", *chosen, threads=1)
+    return folder / "out"
