@@ -50,10 +50,7 @@ class HfRows:
     @property
     def order(self) -> Callable[[Rows], Rows] | None:
         """Numbers of GGUF rows -> those in all parts, one after another."""
-        rows = self.rows
-        if rows is None:
-            return None
-        return lambda wanted: rows.forward(wanted, self.groups, self._total)
+        return None if self.rows is None else self.rows.order(self.groups, self._total)
 
     def read(self, first: int, last: int) -> NDArray[np.uint8]:
         """GGUF rows first to last -> uint8 [last - first, bytes of a row]."""

@@ -33,6 +33,10 @@ class RowMap:
     unit: int = 1
     share: int = 1
 
+    def order(self, groups: int, total: int) -> Callable[[Rows], Rows]:
+        """Row numbers of a GGUF tensor -> those of the checkpoint's."""
+        return lambda rows: self.forward(rows, groups, total)
+
 
 def _pairs(rows: Rows, groups: int, total: int) -> Rows:
     """llama.cpp rotates neighbours (2i, 2i + 1), the checkpoint has halves (i, i + size / 2)."""

@@ -117,12 +117,6 @@ def with_origins(source: GgufSource, model: HfModel) -> GgufSource:
 
 
 def _with_origin(tensor: SourceTensor, found: HfTensor) -> SourceTensor:
-    rows, groups = found.module.rows, found.groups
-    order = None
-    if rows is not None:
-        map_, total = rows.forward, tensor.rows
-
-        def order(wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-            return map_(wanted, groups, total)
-
+    rows = found.module.rows
+    order = None if rows is None else rows.order(found.groups, tensor.rows)
     return replace(tensor, origin=tuple(spec.name for spec in found.specs), order=order)
