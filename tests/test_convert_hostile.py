@@ -7,9 +7,11 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from converting import artifacts, converted, place, run
 
+from qtool.convert.certificate import Squares
 from qtool.errors import QtoolError
 
 TO = ("awq", "awq-llm", "gptq", "gptq-v2", "compressed-tensors", "gguf", "gguf-q8_0", "hf")
@@ -74,3 +76,14 @@ def test_damage_ends_in_a_sentence(count: int, sources: dict[str, Path], tmp_pat
         ended["made"] += 1
         shutil.rmtree(folder)
     assert min(ended["made"], ended["refused"]) > count // 8, ended
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("large", [2e19, 3e38])
+def test_squares_beyond_float32_are_summed(large: float) -> None:
+    """bfloat16 holds them, and damage makes them."""
+    source = np.array([large, -large, np.inf, np.nan, 1], np.float32)
+    sums = Squares()
+    sums.add(source, np.array([-large, -large, np.inf, np.nan, 1], np.float32))
+    assert not sums.same
+    assert sums.relative_error == pytest.approx(np.sqrt(2), rel=1e-6)

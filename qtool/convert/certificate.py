@@ -51,7 +51,10 @@ class Squares:
             if np.array_equal(source, found, equal_nan=True):
                 return
             self.same = False
-            lost = np.where(np.isfinite(source), source - found, np.float32(0))
+            finite = np.isfinite(source)
+            lost = np.subtract(
+                source, found, dtype=np.float64, out=np.zeros(source.shape), where=finite
+            )
             self._lost.append(_squares(lost))
         self._size.append(_squares(source))
 
@@ -62,9 +65,10 @@ class Squares:
         return math.sqrt(lost / size) if size else float(lost > 0)
 
 
-def _squares(values: NDArray[np.float32]) -> float:
+def _squares(values: NDArray[np.floating[Any]]) -> float:
     """The sum of the squares of what is finite."""
-    found = float((values * values).sum(dtype=np.float64))
+    with np.errstate(over="ignore"):
+        found = float((values * values).sum(dtype=np.float64))
     if math.isfinite(found):
         return found
     wide = values[np.isfinite(values)].astype(np.float64)
