@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -287,6 +288,20 @@ def test_a_sweep_from_files(root: Path, call: Call, tmp_path: Path) -> None:
     assert "What weights.group_size does" in html
     command = f"qtool quantize tiny --recipe w4g128-rtn --set weights.group_size=64 -o {made[1]}"
     assert found["artifacts"][1]["commands"] == [command] and command in Reader(html).text
+
+
+def test_the_command_of_a_file_that_was_quantized_twice(
+    root: Path, call: Call, tmp_path: Path
+) -> None:
+    source, out = root / "q4.gguf", tmp_path / "again.gguf"
+    done = call("quantize", source, "--recipe", "q2_k", "--requantize", "-o", out)
+    assert done.status == 0, done.err
+    _, found = reported(call, tmp_path / "r.html", out)
+    (command,) = found["artifacts"][0]["commands"]
+    _, _, first, *rest = shlex.split(command)
+    again = call("quantize", source, *rest[:-1], tmp_path / "third.gguf")
+    assert again.status == 0, again.err
+    assert first and (tmp_path / "third.gguf").read_bytes() == out.read_bytes()
 
 
 def test_what_is_refused(root: Path, call: Call, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
         findings=verdict.findings,
         checks=verdict.checks,
         recipe=opened.recipe,
-        commands=tuple(origin.commands(opened.recipe, opened.source, typed)),
+        commands=tuple(origin.commands(opened.recipe, opened.source, typed, opened.requantized)),
     )
 
 

@@ -45,6 +45,7 @@ class Opened:
     recorded: tuple[LayerError, ...]
     loading: tuple[Loading, ...]
     recorded_of: frozenset[str] = frozenset()  # what the record says that its errors are of
+    requantized: bool = False  # made of a file that was quantized already
 
 
 def stored_of(path: Path) -> tuple[tuple[Stored, ...], int]:
@@ -92,6 +93,7 @@ def open_artifact(typed: str, path: Path) -> Opened:
                 name, file.size_bytes, stored, sample.of_gguf(file, _kinds(stored)), tuple(rows),
                 said, recipe, found.text("qtool.source"), (),
                 origin.loading(source, typed),
+                requantized=found.text("qtool.requantized_from") is not None,
             )  # fmt: skip
     seen = inspect(path)
     artifact, stored = seen.artifact, _entries(seen.artifact)

@@ -86,7 +86,9 @@ def _parsed(text: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def commands(recipe: Mapping[str, Any] | None, source: Any, path: str) -> list[str]:
+def commands(
+    recipe: Mapping[str, Any] | None, source: Any, path: str, requantized: bool
+) -> list[str]:
     """The command line that makes the artifact again; none where nothing is recorded."""
     if recipe is None or not isinstance(recipe.get("name"), str):
         return []
@@ -100,6 +102,7 @@ def commands(recipe: Mapping[str, Any] | None, source: Any, path: str) -> list[s
             words += ["--calibration", "FILE" if value == "file" else str(value)]
         else:
             words += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    words += ["--requantize"] if requantized else []
     return [f"{shlex.join(words)} -o {shlex.quote(path)}"]
 
 

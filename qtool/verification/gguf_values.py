@@ -114,8 +114,8 @@ def add_up(
                     return
                 old = floats_of(other, piece.first, piece.last)
                 new = floats_of(tensor, piece.first, piece.last)
-                found.whole[number] = np.square(old).sum(dtype=np.float64)
-                found.lost[number] = np.square(old - new).sum(dtype=np.float64)
+                found.whole[number] = np.square(old, dtype=np.float64).sum()
+                found.lost[number] = np.square(old - new, dtype=np.float64).sum()
                 found.steps[number] = _steps(raw, tensor.type)
 
         return work

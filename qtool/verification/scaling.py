@@ -161,7 +161,7 @@ def compare(
 
 def norm(values: Floats) -> float:
     """Frobenius, summed in float64."""
-    return float(np.sqrt(np.square(values).sum(dtype=np.float64)))
+    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
 
 
 @dataclass(frozen=True)
