@@ -37,20 +37,28 @@ def models() -> Path:
 
 @pytest.mark.parametrize("model", WAYS)
 @pytest.mark.parametrize(
-    "recipe", [name for name in recipes.shipped() if recipes.load(name).format != "gguf"]
+    "recipe",
+    [
+        name
+        for name in recipes.shipped()
+        if recipes.load(name).format != "gguf" and recipes.load(name).rounding != "none"
+    ],
 )
 def test_recipes_read_back_bit_for_bit(
     recipe: str, model: str, models: Path, tmp_path: Path
 ) -> None:
-    sets = ["calibration.samples=4", "calibration.length=128", "awq.grid=4", WAYS[model]]
+    way, expected = WAYS[model], 210
+    if recipe == "fp8-block" and model == "smollm2":  # blocks have one size: 30 matrices fit
+        way, expected = "indivisible=dense", 30
+    sets = ["calibration.samples=4", "calibration.length=128", "awq.grid=4", way]
     run = quantizing.quantize(models / model, recipe, tmp_path / "out", *sets)
     quantizing.assert_reads_back(run)
-    assert len(run.quants) == 210
+    assert len(run.quants) == expected
     for name, quant in run.quants.items():
         check_scales(name, quant.scale)
     source = Checkpoint.open(models / model)
     counts = run.summary.tensors
-    assert counts["quantized"] == 210 and sum(counts.values()) == len(source.tensors)
+    assert counts["quantized"] == expected and sum(counts.values()) == len(source.tensors)
     assert max(layer.relative_error for layer in run.summary.layers) < 1
 
 

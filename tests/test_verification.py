@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from packed_files import compressed_tensors
 from packed_files import write as write_packed
-from quantizing import caller, quantize
+from quantizing import caller, first_block_of_tiny, quantize
 from safetensors.numpy import save_file
 from verified_folders import GATE, Q, folder_of, subject
 
@@ -283,3 +283,17 @@ def test_quantize_refuses_what_does_not_pass(
     with pytest.raises(FormatError, match="does not pass"):
         quantize(resolve("tiny"), "w4g64-rtn", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_groups_that_had_to_be_smaller_pass(method: str, tmp_path: Path) -> None:
+    """The recipe says 512, of which 256 and 768 inputs are no multiple; the config 256."""
+    model = first_block_of_tiny(tmp_path / "model")
+    sets = ["weights.group_size=512", "indivisible=smaller-group", f"format={method}"]
+    quantize(model, "w4g128-rtn", tmp_path / "out", *sets)
+    verdict = verify_artifact(tmp_path / "out", against=model)
+    assert verdict.ok and "provenance" in verdict.checks
+    record = tmp_path / "out" / "qtool.json"
+    record.write_text(record.read_text().replace('"group_size": 512', '"group_size": 384'))
+    (found,) = [f for f in verify_artifact(tmp_path / "out").findings if f.severity == "error"]
+    assert found.check == "provenance" and "weights.group_size 384" in found.message

@@ -285,6 +285,10 @@ def dequantized(subject: Subject) -> list[Mapping[str, Any]]:
     return [one for one in conversions(subject) if side(one, "to") == "hf"]
 
 
+def _divides(size: int, whole: object) -> bool:
+    return size > 0 and isinstance(whole, int) and whole % size == 0
+
+
 def check_provenance(subject: Subject) -> Iterator[Finding]:
     """provenance: qtool.json speaks of this artifact."""
     if subject.artifact.unreadable:
@@ -310,9 +314,12 @@ def check_provenance(subject: Subject) -> Iterator[Finding]:
     weights = recipe.get("weights")
     if not isinstance(weights, Mapping) or found.scheme is None or changed:
         return
+    size = found.scheme.group_size
+    if recipe.get("indivisible") == "smaller-group" and _divides(size, weights.get("group_size")):
+        size = weights["group_size"]
     for key, value in (
         ("bits", found.scheme.bits),
-        ("group_size", found.scheme.group_size),
+        ("group_size", size),
         ("symmetric", found.scheme.symmetric),
     ):
         if key in weights and weights[key] != value and not recipe.get("overrides"):
