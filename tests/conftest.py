@@ -28,6 +28,18 @@ def pytest_configure() -> None:
         sys.path.remove(str(GUARD))
 
 
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """What a kernel does to a GPU's memory that it must not stays an error of its process: of
+    several on a GPU, this one ends, so that another takes over the tests that are left."""
+    torch = sys.modules.get("torch")
+    several = os.environ.get("QTOOL_TEST_DEVICE") == "cuda" and "PYTEST_XDIST_WORKER" in os.environ
+    if several and torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            os._exit(1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays: garbage is looked for neither meanwhile nor there."""

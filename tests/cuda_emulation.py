@@ -226,9 +226,10 @@ class EmulatedPlace:
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Emulator:
-    """One library for all processes of a run."""
+    """One library for all processes of a run; or of all runs that name a folder for it."""
     base = tmp_path_factory.getbasetemp()
-    library = build(base if worker_id == "master" else base.parent)
+    kept = os.environ.get("QTOOL_TEST_EMULATOR")
+    library = build(Path(kept) if kept else base if worker_id == "master" else base.parent)
     on_gpu = os.environ.get("QTOOL_TEST_DEVICE") == "cuda"
     return OnGpu(library) if on_gpu else Emulator(library)
 

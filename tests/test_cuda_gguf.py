@@ -18,6 +18,7 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.hub import tiny_folder
+from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
@@ -66,7 +67,8 @@ def both(
     assert out[0].read_bytes() == out[1].read_bytes()
     assert here.layers == there.layers  # errors, to the last bit
     said = [note for note in there.notes if note not in here.notes]
-    assert [note.split(": ")[-1] for note in said] == (["IQ1_M"] if recipe == "iq1_m" else [])
+    by_the_cpu = {"iq1_m": ["IQ1_M"], "iq1_s": ["IQ1_S"]}.get(recipe, [])
+    assert [note.split(": ")[-1] for note in said] == by_the_cpu
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,23 @@ def test_files_are_the_cpus(
         launched = {kernel for place in places[1] for kernel in place.launched}
         assert "measure_squares" in launched
         assert ("measure_rows" in launched) == (recipe == "q5_1")
+
+
+ROUNDED = [
+    name for name in shipped() if isinstance(found := load(name), GgufRecipe) and not found.sweeps
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ROUNDED)
+def test_every_recipe_makes_the_cpus_file(
+    recipe: str, places: tuple[Make, list[EmulatedPlace]], tmp_path: Path
+) -> None:
+    """But for those whose codes are chosen by a sweep, which is the CPU's."""
+    source = gguf_files.model(tmp_path / "x.gguf", layers=8)
+    imatrix = tmp_path / "imatrix.gguf"
+    write_importance(imatrix, gguf_files.importance(source))
+    both(source, recipe, places[0], tmp_path, imatrix)
 
 
 @pytest.mark.parametrize("type_", [F32, BF16, F16], ids=lambda type_: type_.name)

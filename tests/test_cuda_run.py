@@ -33,6 +33,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.cuda import running
 from qtool.errors import ResumeError, UnsupportedError
+from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
@@ -178,6 +179,19 @@ def text(tmp_path: Path) -> Path:
 def test_round_to_nearest_is_the_same_file(tmp_path: Path, device: Device) -> None:
     here = made("w4g128-rtn", tmp_path / "here", None, "rtn.clip=true")
     there = made("w4g128-rtn", tmp_path / "there", device, "rtn.clip=true")
+    assert quantizing.files(here) == quantizing.files(there)
+
+
+PLAIN = [
+    name for name in shipped() if isinstance(found := load(name), Recipe) and not found.calibrates
+]
+
+
+@pytest.mark.parametrize("recipe", PLAIN)
+def test_every_recipe_without_calibration_is_the_same_file(
+    recipe: str, tmp_path: Path, device: Device
+) -> None:
+    here, there = (made(recipe, tmp_path / str(where is None), where) for where in (None, device))
     assert quantizing.files(here) == quantizing.files(there)
 
 
