@@ -257,3 +257,5 @@ def test_what_is_timed(seconds: float, replays: int, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.cuda, name, fake)
     assert bench._median_seconds(lambda: None, 20) == pytest.approx(seconds, rel=1e-3)
     assert len(replayed) == pytest.approx(replays, abs=int(seconds < 0.01))
+    plain = bench._median_seconds(Graph().replay, 3, recorded=False)
+    assert plain == pytest.approx(seconds, rel=1e-3)
