@@ -41,8 +41,8 @@ RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
 RUNS.append(
     "test_the_same or test_on_a_device or test_packed_words or test_experts or test_a_dense"
 )
-# For compute-sanitizer, under which launches take many times as long: each kernel that shares memory
-# and some of the others, one vector and eight.
+# For compute-sanitizer, under which a launch takes many times as long: kernels that share memory,
+# and some of the others; one vector and eight.
 FEW = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py", "tests/test_cuda_encode.py"]
 FEW += ["tests/test_cuda_quantize.py", "-k"]
 FEW.append(
