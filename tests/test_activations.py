@@ -1,11 +1,14 @@
 """Inputs that engines round: the arithmetic against its definition."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from qtool.calibrating.online import turned
 from qtool.formats.float_codes import TABLES
 from qtool.gguf_types import TENSOR_TYPES
 from qtool.quality import activations
@@ -169,6 +172,37 @@ def test_roundings_with_stored_scales() -> None:
         near = np.isnan(expected)
         assert near.mean() < 0.05
         np.testing.assert_array_equal(found[~near], expected[~near])
+
+
+class Divisions(TorchDispatchMode):
+    """Within, nothing on the meta device is divided by a number that is elsewhere."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_):
+            assert args[0].device.type == "meta" or args[0].ndim == 0
+            assert isinstance(args[1], torch.Tensor) and args[1].device.type == "meta", args
+            Divisions.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+ALL = [activations.whole_numbers(8, size, symmetric) for size in (-1, 32) for symmetric in (0, 1)]
+ALL += [activations.whole_together(8), activations.fp8_together(), activations.fp8(-1)]
+ALL += [activations.stored_whole_numbers(8, 0.3, 1.0), activations.stored_fp8(0.3)]
+ALL += [activations.nvfp4(0.3), activations.microscaling(8), activations.microscaling(4)]
+ALL += [activations.llm_int8(6.0), activations.kept_as_it_comes(4), activations.Q8_OF_32]
+ALL += [activations.kept_of_heads(8, kind, (0.3,)) for kind in ("float", "int")]
+ALL += [activations.Q8_OF_256, activations.Rounding("turned", lambda x: turned(x, 8))]
+
+
+@pytest.mark.parametrize("rounding", ALL, ids=lambda rounding: rounding.name)
+def test_a_gpu_divides_as_the_cpu_does(rounding: activations.Rounding) -> None:
+    """On a GPU torch multiplies by the rounded reciprocal of a divisor that is not there."""
+    before = Divisions.count
+    with Divisions():
+        rounding.apply(torch.empty(2, 3, 256, device="meta"))
+    assert Divisions.count > before
 
 
 def test_which_block_types() -> None:

@@ -67,7 +67,9 @@ def turned(x: torch.Tensor, size: int) -> torch.Tensor:
         first, second = pairs[:, :, 0], pairs[:, :, 1]
         rows = torch.stack((first + second, first - second), 2).reshape(-1, size)
         half *= 2
-    return (rows / math.sqrt(size)).reshape(x.shape)
+    # A number of the host's a GPU would not divide by, but multiply with its rounded reciprocal.
+    root = torch.full((), math.sqrt(size), dtype=torch.float64, device=rows.device)
+    return (rows / root).reshape(x.shape)
 
 
 def block_size(width: int) -> int:

@@ -53,7 +53,7 @@ def q8_of_32(x: torch.Tensor) -> torch.Tensor:
     """Blocks of 32 with a float16 scale."""
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     most = blocks.abs().amax(-1, keepdim=True)
-    return ((blocks * _over(127.0, most)).round_() * half(most / 127.0)).view(x.shape)
+    return ((blocks * _over(127.0, most)).round_() * half(most / _number(127.0, x))).view(x.shape)
 
 
 def half(x: torch.Tensor) -> torch.Tensor:
@@ -72,6 +72,12 @@ def _over(number: float, values: torch.Tensor) -> torch.Tensor:
     return torch.where(values == 0, torch.tensor(0.0), torch.tensor(number) / values)
 
 
+def _number(value: float, like: torch.Tensor) -> torch.Tensor:
+    """A number to divide by, where numbers are: on a GPU torch multiplies by the rounded reciprocal
+    of one that is Python's or the CPU's."""
+    return torch.full((), float(value), device=like.device)
+
+
 Q8_OF_256 = Rounding("q8", q8_of_256)
 Q8_OF_32 = Rounding("q8", q8_of_32)
 F16 = Rounding("f16", half)
@@ -85,11 +91,11 @@ def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         runs = _runs(x, size)
         if symmetric:
-            scale = (runs.abs().amax(-1, keepdim=True) / most).clamp_min(_TINY)
+            scale = (runs.abs().amax(-1, keepdim=True) / _number(most, x)).clamp_min(_TINY)
             return ((runs / scale).round_() * scale).view(x.shape)
         low = runs.amin(-1, keepdim=True).clamp_max(0)
         high = runs.amax(-1, keepdim=True).clamp_min(0)
-        scale = ((high - low) / (2 * most + 1)).clamp_min(_TINY)
+        scale = ((high - low) / _number(2 * most + 1, x)).clamp_min(_TINY)
         return _on_grid(runs, scale, (-most - 1 - low / scale).round_(), most).view(x.shape)
 
     return Rounding(f"int{bits}", rounded)
@@ -100,7 +106,7 @@ def whole_together(bits: int) -> Rounding:
     most = (1 << bits - 1) - 1
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        scale = (_together(x) / most).clamp_min(_TINY)
+        scale = (_together(x) / _number(most, x)).clamp_min(_TINY)
         return (x / scale).round_() * scale
 
     return Rounding(f"int{bits}", rounded)
@@ -110,7 +116,7 @@ def fp8_together() -> Rounding:
     """With one scale for all tokens of a sequence, as they come."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        scale = (_together(x) / 448.0).clamp_min(_TINY)
+        scale = (_together(x) / _number(448.0, x)).clamp_min(_TINY)
         return e4m3(x / scale) * scale
 
     return Rounding("fp8", rounded)
@@ -124,7 +130,7 @@ def stored_whole_numbers(bits: int, scale: float, zero: float) -> Rounding:
     """With one scale and zero point for all inputs."""
     most = (1 << bits - 1) - 1
     return Rounding(
-        f"int{bits}", lambda x: _on_grid(x, torch.tensor(scale), torch.tensor(zero), most)
+        f"int{bits}", lambda x: _on_grid(x, _number(scale, x), torch.tensor(zero), most)
     )
 
 
@@ -133,7 +139,7 @@ def fp8(size: int) -> Rounding:
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         runs = _runs(x, size)
-        scale = (runs.abs().amax(-1, keepdim=True) / 448.0).clamp_min(_TINY)
+        scale = (runs.abs().amax(-1, keepdim=True) / _number(448.0, x)).clamp_min(_TINY)
         return (e4m3(runs / scale) * scale).view(x.shape)
 
     return Rounding("fp8", rounded)
@@ -141,15 +147,15 @@ def fp8(size: int) -> Rounding:
 
 def stored_fp8(scale: float) -> Rounding:
     """With one scale for all inputs."""
-    return Rounding("fp8", lambda x: e4m3(x / torch.tensor(scale)) * torch.tensor(scale))
+    return Rounding("fp8", lambda x: e4m3(x / _number(scale, x)) * torch.tensor(scale))
 
 
 def nvfp4(outer: float) -> Rounding:
     """With float8 scales of 16 numbers, which `outer` has been multiplied into."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        runs, by = _runs(x, 16), torch.tensor(outer)
-        scale = e4m3(runs.abs().amax(-1, keepdim=True) / 6.0 * by) / by
+        runs, by = _runs(x, 16), _number(outer, x)
+        scale = e4m3(runs.abs().amax(-1, keepdim=True) / _number(6.0, x) * by) / by
         # Runs too small for a float8 scale become zeros.
         return torch.where(scale > 0, e2m1(runs / scale) * scale, 0.0).view(x.shape)
 
@@ -184,7 +190,7 @@ def llm_int8(threshold: float) -> Rounding:
         outliers = rows.abs() >= (threshold or float("inf"))
         left = torch.where(outliers, 0.0, rows)
         most = left.abs().amax(-1, keepdim=True).clamp_min(_TINY)
-        codes = (left * (127.0 / most)).round_() * (most / 127.0)
+        codes = (left * (127.0 / most)).round_() * (most / _number(127.0, x))
         # Of a sequence, however many are computed together.
         return torch.where(outliers.any(-2, keepdim=True), rows, codes).view(x.shape)
 
@@ -217,7 +223,7 @@ def kept_as_it_comes(bits: int) -> Rounding:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
         span = high - low
-        scale = half(span / levels).clamp_min(2.0**-24)
+        scale = half(span / _number(levels, x)).clamp_min(2.0**-24)
         zero = half(torch.where(span > 0, -levels * low / span, 0.0))
         codes = (x / scale + zero).round_().clamp_(0, levels)
         return torch.where(span > 0, (codes - zero) * scale, x)
