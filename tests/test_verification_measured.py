@@ -12,8 +12,10 @@ from packed_files import write as write_packed
 from verified_folders import LAYER, Q, folder_of
 
 from qtool.artifact import Artifact
+from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import measure
+from qtool.verification.numbers import check_convention
 from qtool.verification.run import verify_artifact
 
 
@@ -120,3 +122,25 @@ def test_uneven_groups(tmp_path: Path) -> None:
     assert even.reordered and not even.uneven
     index = np.where(np.arange(64) < 40, 0, 1).astype(np.int32)
     assert measure(artifact, artifact.entry(Q), quant_of(g_idx=index)).uneven == 2
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_means_tell_the_convention(bits: int, shift: int, tmp_path: Path) -> None:
+    """Of eight bits only all matrices together do: a sound one's mean is often a step off."""
+    rng, quants = np.random.default_rng(bits), {}
+    for index in range(64):
+        weight = rng.normal(0, 1, (64, 64)).astype(np.float32)
+        rounded = rtn.quantize(weight, None, Scheme(bits, 64, False), rtn.Options()).quant
+        zero = (rounded.zero.astype(int) - shift).clip(0, (1 << bits) - 1).astype(np.uint8)
+        quants[f"model.layers.{index}.self_attn.q_proj"] = replace(rounded, zero=zero)
+    out = tmp_path / "out"
+    out.mkdir()
+    write_folder(out, "gptq", quants, {})
+    artifact = Artifact.open(out)
+    measured = [measure(artifact, artifact.entry(name), quants[name]) for name in quants]
+    offsets = [m.zeros.offset for m in measured if m.zeros]
+    assert len(offsets) == 64 and (max(offsets) - min(offsets) > 2) == (bits == 8)
+    found = [*check_convention(artifact, measured)]
+    assert [(f.severity, f.check) for f in found] == [("error", "zero-convention")] * abs(shift)
+    assert all("the zeros of all matrices" in f.message for f in found)

@@ -23,6 +23,8 @@ _SAME = 0.5  # of the rows
 _OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
 _FEW_WEIGHTS = 4096  # too few to tell anything from means
 _FEW_GROUPS = 8
+_COARSE = 4  # bits, of which one step is more than means of weights are off by themselves
+_SURELY = 6  # standard errors
 _FEW_MATRICES = 3  # which may by chance have weights that are not about 0
 
 
@@ -223,6 +225,8 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
 
     Symmetric zeros give themselves away. Otherwise the mean of code - zero does: weights are about
     as often positive as negative, so it is near 0; read by the wrong convention it is off by one.
+    Of more than four bits a step is so small that the mean of a sound matrix may be as far off:
+    then all of them together must be.
     """
     label = str(artifact.found.layout or artifact.found.format)
     whole = [m for m in matrices if m.zeros is not None]
@@ -231,8 +235,8 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
         m for m in whole
         if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
     ]  # fmt: skip
-    high = [m for m in whole if not m.scheme.symmetric and _off(m) == -1]
-    low = [m for m in whole if not m.scheme.symmetric and _off(m) == 1]
+    told = [m for m in whole if not m.scheme.symmetric and _tells(m)]
+    high, low = _shifted(told, -1), _shifted(told, 1)
     for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
         if not found:
             continue
@@ -254,14 +258,24 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
         )  # fmt: skip
 
 
-def _off(m: Measured) -> int:
-    """+1, -1 or 0: by how much the mean of code - zero is off, in whole steps."""
-    zeros = m.zeros
-    if zeros is None or m.entry.parameters < _FEW_WEIGHTS or zeros.at_ends:
-        return 0
-    if abs(abs(zeros.offset) - 1) > _OFF_BY_ONE:
-        return 0
-    return 1 if zeros.offset > 0 else -1
+def _tells(m: Measured) -> bool:
+    """Whether the mean of code - zero says anything."""
+    return m.zeros is not None and m.entry.parameters >= _FEW_WEIGHTS and not m.zeros.at_ends
+
+
+def _shifted(matrices: Sequence[Measured], by: int) -> list[Measured]:
+    """Those whose mean of code - zero is off by this many steps, as far as can be told."""
+    means = {m.entry.name: m.zeros.offset for m in matrices if m.zeros}
+    coarse = [m for m in matrices if m.scheme.bits <= _COARSE]
+    found = [m for m in coarse if abs(means[m.entry.name] - by) <= _OFF_BY_ONE]
+    fine = [m for m in matrices if m.scheme.bits > _COARSE]
+    if len(fine) < _FEW_MATRICES:
+        return found
+    all_ = np.array([means[m.entry.name] for m in fine])
+    chance = all_.std(ddof=1) / math.sqrt(len(fine))
+    if abs(all_.mean() - by) <= _OFF_BY_ONE and abs(all_.mean()) > _SURELY * chance:
+        found += fine
+    return found
 
 
 def check_order(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
