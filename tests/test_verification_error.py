@@ -12,6 +12,7 @@ from quantizing import quantize
 from safetensors.numpy import save_file
 
 from qtool.cli.verify import lines
+from qtool.dequantize import dequantize
 from qtool.formats.float_codes import encode
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import resolve
@@ -105,6 +106,16 @@ def test_zeros_off_by_one_are_counted() -> None:
     quant.zero[:5] += 1
     found = compare("w", quant, weight, {})
     assert (found.off, found.step, found.groups) == (5 * 8, 1, 64 * 8)
+
+
+def test_groups_that_are_off_by_chance_are_not_counted() -> None:
+    """Errors as large as GPTQ's, in groups so small that some means are over half a step."""
+    quant = rounded(normal(64, 2048))
+    left = np.random.default_rng(1).normal(0, 1.2, quant.codes.shape) * quant.scale.repeat(32, 1)
+    means = left.reshape(64, 64, 32).mean(2) / quant.scale
+    assert (np.abs(means) > 0.6).sum() > 3
+    found = compare("w", quant, (dequantize(quant) + left).astype(np.float32), {})
+    assert (found.off, found.step) == (0, 0)
 
 
 def test_another_matrix_is_no_fold() -> None:

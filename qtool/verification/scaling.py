@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 # Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
 UNEXPLAINED = 4.0
 WRONG = 6.0
+_SURELY = 6  # standard errors
 LOST = 0.95  # relative: as far off as a matrix of zeros
 _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _WORTH = 0.9  # of the error: scales that leave more of it are chance
@@ -271,7 +272,8 @@ def uneven(scales: Floats | None) -> float:
 def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
     """How many groups have a zero that is off by whole steps, and by how many most of them.
 
-    W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same.
+    W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same, but for
+    what is left by chance of the few weights of a group, which GPTQ leaves farther off.
     """
     if quant.scheme.is_float:
         return 0, 0
@@ -281,6 +283,11 @@ def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
         steps = np.where(scale != 0, means / scale, 0.0)
     steps = np.where(np.isfinite(steps), steps, 0.0)
     off = np.abs(steps) > 0.6
+    if off.any():
+        count = np.maximum(np.bincount(quant.group_index(), minlength=means.shape[1]), 1)
+        spread = group_means(quant, left.astype(np.float64) ** 2) - means**2
+        chance = np.sqrt(np.maximum(spread, 0) / count)
+        off &= np.abs(means) > _SURELY * chance
     if not off.any():
         return 0, 0
     whole, counts = np.unique(np.rint(steps[off]), return_counts=True)
