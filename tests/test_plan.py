@@ -230,6 +230,13 @@ def test_overrides(tmp_path: Path) -> None:
             "w4g128-awq",
             "overrides=[{match: '*.down_proj', weights: {group_size: 64}}]",
         )
+    with pytest.raises(FormatError, match="for all modules at once whether weights are symmetric"):
+        plan_of(
+            tmp_path,
+            header_files.llama(),
+            "w4g128-awq",
+            "overrides=[{match: '*.down_proj', weights: {symmetric: true}}]",
+        )
     with pytest.raises(UnsupportedError, match=r"lm_head.weight stays dense"):
         plan_of(
             tmp_path, header_files.llama(), "w8-rtn",

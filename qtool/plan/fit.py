@@ -145,6 +145,12 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
                 f"out of group order, which format {recipe.format} cannot store; choose --set "
                 "gptq.static_groups=true, --set gptq.act_order=false, or --set format=gptq"
             )
+    if recipe.format == "awq" and len({scheme.symmetric for scheme in schemes.values()}) > 1:
+        raise FormatError(
+            f"recipe {recipe.name}: awq's config says for all modules at once whether weights are "
+            "symmetric, and overrides change it for some; leave `symmetric` out of them, or choose "
+            "--set format=gptq"
+        )
     mixed = FORMATS[recipe.format].supports_together(set(schemes.values()))
     if schemes and mixed is not None:
         raise FormatError(f"recipe {recipe.name}: {mixed}")
