@@ -29,7 +29,7 @@ def emulated(emulator: Emulator) -> Device:
     """Every access is checked; every second task runs the threads of its blocks backwards."""
     launches = count()
 
-    def launch(*tasks: Task) -> None:
+    def launch(*tasks: Task, programmatic: bool = False) -> None:
         for task in tasks:
             elements = task.fields["values_bytes"] // _size(task)
             fault = emulator.fault(task, elements, order=next(launches) % 2)

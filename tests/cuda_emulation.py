@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Lock
@@ -53,6 +54,7 @@ def build(folder: Path) -> ctypes.CDLL:
     opened.kernel_name.restype = ctypes.c_char_p
     opened.field_name.restype = ctypes.c_char_p
     opened.tensor_core.restype = ctypes.c_float
+    opened.read_early.restype = ctypes.c_void_p
     return opened
 
 
@@ -112,6 +114,7 @@ class Emulator:
             ctypes.c_int64(task.blocks[1]),
             ctypes.c_int64(task.threads),
             order,
+            int(task.waits),
             ctypes.c_void_p(written.ctypes.data),
             ctypes.byref(what),
             ctypes.byref(at),
@@ -124,6 +127,13 @@ class Emulator:
         if not written.all():
             return f"{task.kernel}: element {int(np.argmin(written))} of {elements} not written"
         return None
+
+    def early(self) -> set[int]:
+        """Where the arrays are that the last task read before it had waited for others."""
+        found: set[int] = set()
+        while (at := self.library.read_early(ctypes.c_int64(len(found)))) is not None:
+            found.add(at)
+        return found
 
     def run(self, task: Task, out: NDArray[Any], order: int = 0) -> NDArray[Any]:
         fault = self.fault(task, out.size, order)
@@ -154,7 +164,7 @@ class OnGpu(Emulator):
             before[name][self.FENCE : self.FENCE + size] = raw
             kept[name] = torch.from_numpy(before[name]).to(place)
             fields[name] = kept[name].data_ptr() + self.FENCE
-        launch(Task(task.kernel, task.blocks, fields, task.threads))
+        launch(replace(task, fields=fields))
         for name, there in kept.items():
             after, end = there.cpu().numpy(), len(before[name]) - self.FENCE
             if name in ("values", "sums"):

@@ -171,6 +171,7 @@ class Cuda:
         self.order, self._emulator = Order(), emulator
         self.held: dict[int, weakref.ref[Held]] = {}  # the devices' memory, by its address
         self.launched: list[str] = []
+        self.programmatic = 0  # of them
         self.devices: set[int] = set()  # on which kernels were launched
         self.streams: dict[int, Stream] = {}
         self._local, self._one = threading.local(), threading.Lock()
@@ -284,16 +285,18 @@ class Cuda:
         found = self.held[starts[place]]() if place >= 0 else None
         return found if found is not None and address + nbytes <= found.end else None
 
-    def launch(self, on: Stream, config: Any, kernel: str, *arguments: Any) -> None:
-        """cuda.core.launch"""
+    def launch(
+        self, on: Stream, config: Any, kernel: str, *arguments: Any, programmatic: bool = False
+    ) -> None:
+        """cuda.core.launch, and what running.py does itself for programmatic ones"""
         assert getattr(self._local, "context", None) == on.device.index, f"{kernel}: no context"
         fields = dict(zip(FIELDS, (one.value for one in arguments[1:]), strict=True))
-        reads, writes = [], []
+        reads, writes, at = [], [], {}
         for name in (name for name in _ARRAYS if fields[f"{name}_bytes"]):
             memory = self.memory_at(fields[name], fields[f"{name}_bytes"])
             assert memory is not None and memory.device == on.device, f"{kernel}: where is {name}?"
             (writes if name in ("values", "sums", "done") else reads).append(memory)
-        self.order.access(kernel, on.actor, reads, writes)
+            at[fields[name]] = memory
         self.launched.append(kernel)
         self.devices.add(on.device.index)
         size = _SIZES.get(kernel.rsplit("_", 1)[-1], 1 if kernel.startswith("encode") else 4)
@@ -301,9 +304,16 @@ class Cuda:
             size = 2  # no partial sums
         assert self._emulator is not None
         with self._one:
-            task = Task(kernel, config.grid, fields, config.block)
+            task = Task(kernel, config.grid, fields, config.block, programmatic)
             fault = self._emulator.fault(task, fields["values_bytes"] // size)
+            early = [at[one] for one in self._emulator.early()] if programmatic else None
         assert fault is None, fault
+        self.order.access(kernel, on.actor, reads, writes, early=early)
+        self.programmatic += programmatic
+
+    def launch_programmatic(self, on: int, task: Task, kernel: str, arguments: list[Any]) -> None:
+        config = SimpleNamespace(grid=task.blocks, block=task.threads)
+        self.launch(self.streams[on], config, kernel, *arguments, programmatic=True)
 
     def core(self) -> Any:
         """The module cuda.core."""
@@ -370,6 +380,8 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
             patches.setattr(torch.cuda, name, one)
         patches.setattr(compiling, "core", cuda.core)
         patches.setattr(running, "_kernel", lambda name, _: name)
+        patches.setattr(running, "overlaps", lambda _: True)
+        patches.setattr(running, "_launch_programmatic", cuda.launch_programmatic)
         patches.setattr(on_device, "SimpleQueue", __import__("queue").SimpleQueue)
         with Mode():
             yield cuda

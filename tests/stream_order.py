@@ -6,6 +6,10 @@ of the standard library that is made of locks); a thread is before what it gives
 and waits order streams. Of two accesses of the same memory, one of which writes, one must be before
 the other, on the device, and in the threads that asked for them. Memory that is freed goes to what
 its own stream does next, so that whatever other streams do with it must be before that.
+
+A programmatic launch begins before what is before it on its stream has ended. What it reads early
+has to be before the last access of the stream that was no such launch, or before the thread that
+asks for it.
 """
 
 import queue
@@ -13,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -75,6 +79,7 @@ class Order:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.clocks: dict[Actor, Clock] = {}
+        self.ended: dict[Actor, Clock] = {}  # of a stream, before a programmatic launch begins
         self._numbers = count()
         self._local = threading.local()
         self._lock = threading.RLock()  # memory is freed at any time, while it is held too
@@ -82,7 +87,7 @@ class Order:
     def actor(self, name: str) -> Actor:
         """A new one."""
         made = Actor(name, next(self._numbers))
-        self.clocks[made] = {}
+        self.clocks[made], self.ended[made] = {}, {}
         return made
 
     def thread(self) -> Actor:
@@ -102,7 +107,8 @@ class Order:
     def after(self, clock: Clock, actor: Actor | None = None) -> None:
         """What a stream, or the calling thread, does next is after all that."""
         with self._lock:
-            join(self.clocks[actor or self.thread()], clock)
+            for clocks in (self.clocks, self.ended):
+                join(clocks[actor or self.thread()], clock)
 
     def access(
         self,
@@ -111,17 +117,25 @@ class Order:
         reads: list[Memory],
         writes: list[Memory],
         waits: bool = False,
+        early: list[Memory] | None = None,
     ) -> None:
-        """By a stream, or by the calling thread itself; waits: the thread, for the stream."""
+        """By a stream, or by the calling thread itself; waits: the thread, for the stream. early:
+        what a programmatic launch reads before it has waited for its stream."""
         with self._lock:
             thread, what = self.thread(), f"{what} at {_where()}"
             own, actor = self.clocks[thread], stream or thread
             own[thread] = own.get(thread, 0) + 1
             clock = self.clocks[actor]
             join(clock, own)
+            if early is None:
+                self.ended[actor] = dict(clock)
+            join(self.ended[actor], own)
             if stream is not None:
                 clock[stream] = clock.get(stream, 0) + 1
             made = Access(what, actor, clock[actor], thread, own[thread])
+            begun = replace(made, what=f"{what}, which does not wait there,")
+            for memory in early or ():
+                self._check(memory, begun, self.ended[actor], [memory.written])
             for memory in reads:
                 self._check(memory, made, clock, [memory.written])
                 memory.read[actor, thread] = made

@@ -86,10 +86,10 @@ def test_packed_words_are_what_is_multiplied(recipe: str, tmp_path: Path, device
     out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
     seen: list[str] = []
 
-    def launch(*tasks: Any) -> None:
+    def launch(*tasks: Any, **how: Any) -> None:
         assert all(task.kernel != "gemv_sum" for task in tasks)  # one launch is enough
         seen.extend(task.kernel.split("_")[0] for task in tasks)
-        device.launch(*tasks)
+        device.launch(*tasks, **how)
 
     watched = Device(device.place, launch, device.name, 0)
     generate(out, "one two three four five six seven eight nine ten", 3, watched, QUIET)
@@ -140,7 +140,7 @@ def test_what_is_ours_is_not_said_of_the_model(tmp_path: Path, device: Device) -
     """A product that fails is no sign that a model cannot be run with a cache."""
     out = Path(qtool.quantize("tiny", "w4g128-rtn", tmp_path / "out").artifact)
 
-    def launch(*tasks: Any) -> None:
+    def launch(*tasks: Any, **how: Any) -> None:
         raise ValueError("a kernel that is not there")
 
     with pytest.raises(ValueError, match="a kernel that is not there"):

@@ -88,6 +88,13 @@ def test_sectors_banks_and_waits() -> None:
     assert warp.registers[17, 1] == warp.registers[8, 8]
 
 
+def test_what_is_asked_for_before_others_are_waited_for() -> None:
+    lines = ["LDC.64 R2, c[0x0][0x210]", "LDG.E.128 R4, desc[UR4][R2.64]", "ACQBULK"]
+    lines += ["LDG.E R8, desc[UR4][R2.64+0x10]", "ACQBULK"]
+    _, seen = run(lines, 0x1000)
+    assert (seen.early, len(seen.accesses)) == (16, 2)
+
+
 def test_what_memory_holds() -> None:
     def memory(where: Any, _: int) -> Any:
         return np.broadcast_to((where // 4).astype(np.uint32), (4, 32))

@@ -22,6 +22,29 @@ QT_HD void refuse(const char *what, int64_t at, int64_t count)
         fault = Fault{what, at, count};
 }
 
+/* Whether this thread has waited (wait_for_kernels_before), and where the arrays are that were read
+ * before that. */
+extern bool waited;
+struct Early {
+    enum { MOST = 8 };
+    const void *at[MOST];
+    int count;
+    void note(const void *array)
+    {
+        for (int i = 0; i < count; i++)
+            if (at[i] == array)
+                return;
+        if (count < MOST)
+            at[count++] = array;
+    }
+};
+extern Early early;
+QT_HD void refuse_early(int64_t at, int64_t count)
+{
+    if (!waited)
+        refuse("used without having waited for the kernels before, element", at, count);
+}
+
 template <class T> struct In {
     const T *at = nullptr;
     int64_t count = 0, begin = 0;
@@ -52,8 +75,12 @@ template <class T> struct In {
             refuse("read at an address that is no multiple of its size, element", i, count);
         else
             memcpy(&found, at + i, sizeof found);
+        if (!waited)
+            early.note(at);
         return found;
     }
+    /* The same where it is written: not behind a wait that comes after it. */
+    template <class W> W here(int64_t i) const { return wide<W>(i); }
     /* `n` elements from i on, all of which may be read. */
     const T *run(int64_t i, int64_t n) const
     {
@@ -76,6 +103,7 @@ template <class T> struct Out {
     template <class W> void put_wide(int64_t i, W value) const
     {
         const int64_t n = (int64_t)(sizeof(W) / sizeof(T));
+        refuse_early(i, count);
         if (i < 0 || i + n > count)
             return refuse("write outside of the array, element", i, count);
         if (i % n)
@@ -97,6 +125,7 @@ template <class T> struct Scratch {
     T *place(int64_t i) const
     {
         static T nowhere;
+        refuse_early(i, count);
         if (i >= 0 && i < count)
             return at + i;
         refuse("outside of the array, element", i, count);
@@ -158,6 +187,31 @@ QT_HD Two read_only(const Two *at)
     uint2 found = __ldg((const uint2 *)at);
     return Two{{found.x, found.y}};
 }
+/* Not through it, and where it is written, before or after a wait: the compiler puts loads of that
+ * cache behind waits that they stood before. */
+QT_HD Four read_here(const Four *at)
+{
+    Four found;
+    uint32_t *word = found.word;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(at));
+    return found;
+}
+QT_HD Two read_here(const Two *at)
+{
+    Two found;
+    uint32_t *word = found.word;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
+    return found;
+}
+QT_HD uint32_t read_here(const uint32_t *at)
+{
+    uint32_t found;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(found) : "l"(at));
+    return found;
+}
+QT_HD float read_here(const float *at) { return float_of_bits(read_here((const uint32_t *)at)); }
 /* One store, which the compiler would make four of where addresses are steps apart. */
 QT_HD void write_global(Four *at, const Four &value)
 {
@@ -177,6 +231,7 @@ QT_HD Four read_shared(const Four *at)
 }
 #else
 template <class W> QT_HD W read_only(const W *at) { return *at; }
+template <class W> QT_HD W read_here(const W *at) { return *at; }
 QT_HD void write(Four *at, const Four &value) { *at = value; }
 QT_HD Four read_shared(const Four *at) { return *at; }
 #endif
@@ -213,6 +268,7 @@ template <class T> struct In {
         return In(found, 0);
     }
     template <class W> QT_MEMBER W wide(int64_t i) const { return read_only((const W *)(at + i)); }
+    template <class W> QT_MEMBER W here(int64_t i) const { return read_here((const W *)(at + i)); }
     QT_MEMBER const T *run(int64_t i, int64_t) const { return at + i; }
 };
 
@@ -253,3 +309,18 @@ template <class T, int COUNT> struct alignas(16) Shared {
 };
 
 #endif
+
+/* Numbers that kernels launched before may still write: read after wait_for_kernels_before, by loads
+ * that stay there. */
+template <class T> struct Late {
+    In<T> all;
+    QT_MEMBER Late from(uint32_t i, uint32_t size) const { return Late{all.from(i, size)}; }
+    template <class W> QT_MEMBER W wide(int64_t i) const
+    {
+#if defined(QT_CHECKED)
+        refuse_early(all.begin + i, all.count);
+#endif
+        return all.template here<W>(i);
+    }
+    QT_MEMBER T operator[](int64_t i) const { return wide<T>(i); }
+};

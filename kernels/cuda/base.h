@@ -192,6 +192,17 @@ QT_HD void before_others_look()
 #endif
 }
 
+/* Lets the next kernel of a stream begin, and waits until those before this one have ended and what they
+ * wrote is there: where it was launched so that it may begin before (gemv.h). Else it does nothing. */
+QT_HD void wait_for_kernels_before()
+{
+#if defined(QT_CHECKED)
+    waited = true;
+#elif defined(QT_ON_DEVICE) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* Place of a block in the grid. */
 struct Place {
     int64_t x;

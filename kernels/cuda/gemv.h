@@ -7,7 +7,20 @@
  * of splits and on the tensor core, but on nothing else. Where blocks share rows, each leaves partial
  * sums [splits, batch, rows] in float32; the last of them to be done adds all (`sums` and `done`, a
  * counter for each x of the grid that is zero before and after), or gemv_sum does, where the sums are
- * `values`. The result is float16. */
+ * `values`. The result is float16.
+ *
+ * Programmatic launches. A small matrix is read in less time than lies between two kernels. From sm_90 on
+ * these may be launched (qtool/cuda/running.py) so that they begin before the kernel before them on a
+ * stream has ended: they ask for the first of their words, scales and zeros, let the next kernel begin,
+ * wait, and only then read inputs and what blocks leave each other, and write. It holds because
+ *   - every thread waits, the idle ones too: a kernel ends after the one before it, so that whoever waits
+ *     for it, by whatever means, has waited for all of them. Two that follow each other may be under way
+ *     together with a third one before them, which is why
+ *   - what is read early was there before the last launch on the stream that was not programmatic. Its
+ *     caller has to know that: weights are, where nothing on the GPU makes them meanwhile;
+ *   - what others may write is Late or Scratch, read by loads that no compiler moves before the wait;
+ *   - blocks that wait keep none of an earlier kernel from beginning: all of those have begun, or the
+ *     next kernel would not have. */
 #ifndef QTOOL_CUDA_GEMV_H
 #define QTOOL_CUDA_GEMV_H
 
@@ -49,7 +62,9 @@ template <class LAYOUT> struct Gemv {
         uint32_t warp = (uint32_t)thread / 32;
         int32_t across = (int32_t)(warp % ABREAST), part = (int32_t)(warp / ABREAST);
         int32_t top = (int32_t)block.x * TILE + across * ROWS;
-        if (top >= (int32_t)t.rows || !speaks(thread))
+        if (top >= (int32_t)t.rows)
+            return wait_for_kernels_before();
+        if (!speaks(thread))
             return;
         typename LAYOUT::Lane lanes[HELD];
         Sums acc[TILES][HELD] = {};
@@ -155,8 +170,9 @@ struct GemvSum {
     };
     static QT_MEMBER void first(const Task &t, Place block, int32_t thread, Room &)
     {
-        In<float> parts(t.codes, t.codes_bytes);
+        Late<float> parts{{t.codes, t.codes_bytes}};
         int64_t count = t.batch * t.rows, at = block.x * BLOCK + thread;
+        wait_for_kernels_before();
         if (at >= count)
             return;
         float sum = parts[at];

@@ -33,7 +33,7 @@ struct GemvQ4K {
     enum { UNIT = 16 };
     struct Lane {
         In<uint8_t> bytes;
-        In<uint16_t> inputs;
+        Late<uint16_t> inputs;
         uint32_t row[2 * TILES];
         int32_t lane;
     };
@@ -54,11 +54,11 @@ struct GemvQ4K {
         QT_UNROLL
         for (int j = 0; j < 2 * TILES; j++) {
             In<uint8_t> block = lane.bytes.from(lane.row[j] + (uint32_t)i * (q4_k::bytes / UNIT), UNIT);
-            found.head[j] = block.wide<Four>(0);
+            found.head[j] = block.here<Four>(0);
             In<uint8_t> codes = block.from(16 + 8 * (lane.lane & 3));
             QT_UNROLL
             for (int r = 0; r < 4; r++)
-                found.codes[j][r] = codes.wide<Two>(32 * r);
+                found.codes[j][r] = codes.here<Two>(32 * r);
         }
         return found;
     }
@@ -136,18 +136,23 @@ struct GemvQ4K {
             }
         }
     }
-    static QT_MEMBER void block(const Lane *lanes, int32_t i, Sums (*acc)[HELD])
+    static QT_MEMBER void block(const Lane *lanes, int32_t i, bool wait, Sums (*acc)[HELD])
     {
         Read found[HELD];
         Sums sums[TILES][HELD] = {}, of_inputs[HELD] = {};
         uint32_t pairs[HELD][2 * TILES][2];
         Four x[HELD][8];
         QT_UNROLL
-        for (int l = 0; l < HELD; l++) {
+        for (int l = 0; l < HELD; l++)
             found[l] = read(lanes[l], i);
+        if (wait)
+            wait_for_kernels_before();
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++) {
+            Late<uint16_t> inputs = lanes[l].inputs.from((uint32_t)i, q4_k::weights);
             QT_UNROLL
             for (int n = 0; n < 8; n++)
-                x[l][n] = lanes[l].inputs.from((uint32_t)i, q4_k::weights).wide<Four>(32 * n);
+                x[l][n] = inputs.wide<Four>(32 * n);
         }
         QT_UNROLL
         for (int n = 0; n < 8; n++) {
@@ -192,14 +197,17 @@ struct GemvQ4K {
             acc->at[k] = fma(less, minima.at[k], sum);
         }
     }
-    /* Adds products with every step-th block of columns, from `first` on. */
+    /* Waits for the kernels before, and adds products with every step-th block of columns, from `first`
+     * on. */
     static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
                               Sums (*acc)[HELD])
     {
         int32_t count = (int32_t)t.cols / q4_k::weights;
+        if (first >= count)
+            return wait_for_kernels_before();
         QT_ROLLED
         for (int32_t i = first; i < count; i += step)
-            block(lanes, i, acc);
+            block(lanes, i, i == first, acc);
     }
 };
 

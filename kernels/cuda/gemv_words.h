@@ -9,10 +9,11 @@ namespace qt {
 
 /* Inputs of vector lane / 4, from column 8 (lane % 4) on; past the batch those of its last vector, of
  * which nobody looks at what comes of them. */
-QT_HD In<uint16_t> inputs_of(const Task &t, int32_t lane)
+QT_HD Late<uint16_t> inputs_of(const Task &t, int32_t lane)
 {
     int32_t vector = smaller(lane >> 2, (int32_t)t.batch - 1);
-    return In<uint16_t>(t.inputs, t.inputs_bytes).from(product(vector, t.cols) + 8 * (lane & 3));
+    In<uint16_t> inputs(t.inputs, t.inputs_bytes);
+    return Late<uint16_t>{inputs.from(product(vector, t.cols) + 8 * (lane & 3))};
 }
 
 /* Two nibbles of a word at a place (0 or 4) of both its halves: as halves 2^(place - 24) as large,
@@ -33,10 +34,9 @@ QT_HD uint32_t two_nibbles(uint32_t word, int place) { return word & (0x000f000f
 template <bool AWQ> struct GemvWords {
     enum { RESIDENT = 2, BLOCK = 256, ROWS = 64, TILES = 4, ABREAST = 2, LOWERED = 10 };
 
-    /* All that a lane reads of so many runs of 32 columns. */
+    /* All that a lane reads of a matrix in so many runs of 32 columns. */
     template <int RUNS> struct Read {
         uint32_t word[RUNS][8], scales[4], zeros;
-        Four inputs[RUNS];
     };
 
     /* The row that nibble i of AWQ's word has, and the other way round. */
@@ -53,7 +53,8 @@ template <bool AWQ> struct GemvWords {
      * GPTQ's in two parts. */
     struct Lane {
         In<uint32_t> words[AWQ ? 1 : 2], zeros[AWQ ? 1 : 2];
-        In<uint16_t> scales[AWQ ? 1 : 2], inputs;
+        In<uint16_t> scales[AWQ ? 1 : 2];
+        Late<uint16_t> inputs;
         uint32_t shift[2]; /* to GPTQ's zeros in a word */
     };
     static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t lane)
@@ -63,7 +64,7 @@ template <bool AWQ> struct GemvWords {
         int32_t low = smaller(top + (AWQ ? 8 : 4) * g, last), high = smaller(top + 32 + 4 * g, last);
         In<uint32_t> words(t.codes, t.codes_bytes), zeros(t.zero, t.zero_bytes);
         In<uint16_t> scales(t.scale, t.scale_bytes);
-        In<uint16_t> inputs = inputs_of(t, lane);
+        Late<uint16_t> inputs = inputs_of(t, lane);
         if constexpr (AWQ)
             return Lane{{words.from(product(8 * (lane & 3), t.pitch) + (low >> 3))},
                         {zeros.from(low >> 3)},
@@ -94,38 +95,35 @@ template <bool AWQ> struct GemvWords {
                 In<uint32_t> words = lane.words[0].from((uint32_t)col + 32 * k, pitch);
                 QT_UNROLL
                 for (int c = 0; c < 8; c++) {
-                    found.word[k][c] = words[0];
+                    found.word[k][c] = words.template here<uint32_t>(0);
                     words = words.next(pitch);
                 }
             }
-            Four own = lane.scales[0].from(group, by_scale).template wide<Four>(0);
+            Four own = lane.scales[0].from(group, by_scale).template here<Four>(0);
             QT_UNROLL
             for (int i = 0; i < 4; i++)
                 found.scales[i] = own.word[i];
-            found.zeros = lane.zeros[0].from(group, (uint32_t)t.zero_group)[0];
+            found.zeros = lane.zeros[0].from(group, (uint32_t)t.zero_group).template here<uint32_t>(0);
         } else {
             QT_UNROLL
             for (int h = 0; h < 2; h++) {
                 QT_UNROLL
                 for (int k = 0; k < RUNS; k++) {
                     In<uint32_t> words = lane.words[h].from((uint32_t)(col >> 3) + 4 * k, pitch);
-                    Four four = words.template wide<Four>(0);
+                    Four four = words.template here<Four>(0);
                     QT_UNROLL
                     for (int i = 0; i < 4; i++)
                         found.word[k][4 * h + i] = four.word[i];
                 }
-                Two own = lane.scales[h].from(group, by_scale).template wide<Two>(0);
+                Two own = lane.scales[h].from(group, by_scale).template here<Two>(0);
                 found.scales[2 * h] = own.word[0];
                 found.scales[2 * h + 1] = own.word[1];
             }
-            uint32_t low = lane.zeros[0].from(group, (uint32_t)t.zero_group)[0];
-            uint32_t high = lane.zeros[1].from(group, (uint32_t)t.zero_group)[0];
+            const uint32_t by_zero = (uint32_t)t.zero_group;
+            uint32_t low = lane.zeros[0].from(group, by_zero).template here<uint32_t>(0);
+            uint32_t high = lane.zeros[1].from(group, by_zero).template here<uint32_t>(0);
             found.zeros = byte_perm(low >> lane.shift[0], high >> lane.shift[1], 0x5410);
         }
-        In<uint16_t> inputs = lane.inputs.from((uint32_t)col, 1);
-        QT_UNROLL
-        for (int k = 0; k < RUNS; k++)
-            found.inputs[k] = inputs.template wide<Four>(32 * k);
         return found;
     }
 
@@ -175,15 +173,26 @@ template <bool AWQ> struct GemvWords {
     }
 
     template <int RUNS>
-    static QT_MEMBER void unit(const Task &t, const Lane *lanes, int32_t col, Sums (*acc)[HELD])
+    static QT_MEMBER void unit(const Task &t, const Lane *lanes, int32_t col, bool wait,
+                               Sums (*acc)[HELD])
     {
         Read<RUNS> found[HELD];
+        Four given[HELD][RUNS];
         uint32_t less[HELD][4];
         float own[HELD][2 * TILES]; /* scales: all that is read is waited for at once */
         Sums sums[TILES][HELD] = {};
         QT_UNROLL
         for (int l = 0; l < HELD; l++)
             found[l] = read<RUNS>(t, lanes[l], col);
+        if (wait)
+            wait_for_kernels_before();
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++) {
+            Late<uint16_t> inputs = lanes[l].inputs.from((uint32_t)col, 1);
+            QT_UNROLL
+            for (int k = 0; k < RUNS; k++)
+                given[l][k] = inputs.template wide<Four>(32 * k);
+        }
         QT_UNROLL
         for (int l = 0; l < HELD; l++) {
             less_zeros(t, found[l].zeros, less[l]);
@@ -196,7 +205,7 @@ template <bool AWQ> struct GemvWords {
             Inputs x[HELD];
             QT_UNROLL
             for (int l = 0; l < HELD; l++)
-                x[l] = inputs(found[l].inputs[s / 2], s);
+                x[l] = inputs(given[l][s / 2], s);
             QT_UNROLL
             for (int p = 0; p < TILES; p++) {
                 Weights w[HELD];
@@ -220,11 +229,15 @@ template <bool AWQ> struct GemvWords {
     static QT_MEMBER void units(const Task &t, const Lane *lanes, int32_t first, int32_t step,
                                 Sums (*acc)[HELD])
     {
+        const int32_t from = first * 32 * RUNS;
+        if (from >= (int32_t)t.cols)
+            return wait_for_kernels_before();
         QT_ROLLED
-        for (int32_t col = first * 32 * RUNS; col < (int32_t)t.cols; col += step * 32 * RUNS)
-            unit<RUNS>(t, lanes, col, acc);
+        for (int32_t col = from; col < (int32_t)t.cols; col += step * 32 * RUNS)
+            unit<RUNS>(t, lanes, col, col == from, acc);
     }
-    /* Adds products with every step-th run of columns, from `first` on. */
+    /* Waits for the kernels before, and adds products with every step-th run of columns, from `first`
+     * on. */
     static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
                               Sums (*acc)[HELD])
     {

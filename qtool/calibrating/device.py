@@ -23,7 +23,7 @@ class Device:
     """Where blocks run and matrices are rounded."""
 
     place: torch.device
-    launch: Callable[..., None]  # runs tasks of qtool.cuda whose arrays are there, in order
+    launch: Callable[..., None]  # qtool.cuda.running.launch: of tasks whose arrays are there
     name: str  # for people, and for what a resumed run compares
     sums_bytes: int  # of its memory, for sums of Gram matrices
     alone: threading.Lock = field(default_factory=threading.Lock, compare=False)
@@ -73,9 +73,9 @@ def open_gpu() -> Device:
     free, _ = torch.cuda.mem_get_info(place)
     name = f"{found.name} (sm_{found.major}{found.minor})"
 
-    def launch(*tasks: Any) -> None:
+    def launch(*tasks: Any, programmatic: bool = False) -> None:
         with torch.cuda.device(place):  # the current one is so for a thread
-            running.launch(*tasks)
+            running.launch(*tasks, programmatic=programmatic)
 
     return Device(place, launch, name, free // 2)
 

@@ -58,7 +58,7 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
         found = {"device": name, "results": [result.json() for result in results]}
         typer.echo(json.dumps(found))
         return
-    width = max(len(case.name) for case in cases)
+    width = max(len(case.name) for case in cases) + len(" programmatic")
     typer.echo(
         f"{name}, matrices of 8192 x 8192 where no other shape is told, medians; % of a copy"
     )

@@ -2,10 +2,9 @@
 
 A kernel's bytes are those it must read and write, each once. Its time is the median of replays of a
 graph of launches, whose arrays take turns so that no cache holds them; the copy, of a buffer larger
-than the caches, counts what it reads and writes, and is the faster of one in a graph and one on a
-stream. What a GPU needs from one kernel to the next counts: of matrices of a few megabytes it is as
-much as reading them. Encoders compute more than they move: what counts there is seconds for 10^9
-weights.
+        copied = 2 * source.nbytes / _seconds_of_copy(partial(target.copy_, source), runs)
+        for name, work, seconds in _timed(case, arrays, runs):
+            yield Result(name, work.nbytes / seconds, copied, work.encoded / seconds)
 """
 
 import fnmatch
@@ -117,15 +116,27 @@ def _seconds_of_copy(copy: Callable[[], object], runs: int) -> float:
     return min(_median_seconds(copy, runs, recorded) for recorded in (True, False))
 
 
-def _timed(case: Case, arrays: Arrays, runs: int) -> tuple[Work, float]:
-    """One of the works, and its seconds: as many copies of its arrays take turns as have no room in
-    any cache, and keep the GPU busy for much longer than events can tell."""
-    from qtool.cuda.running import launch
+def _timed(case: Case, arrays: Arrays, runs: int) -> Iterator[tuple[str, Work, float]]:
+    """A name, one of the works, and its seconds: as many copies of its arrays take turns as have no
+    room in any cache, and keep the GPU busy for much longer than events can tell. Then the same of
+    programmatic launches, where it may have them."""
+    import torch
+
+    from qtool.cuda.running import launch, overlaps
 
     works = [case.prepare(arrays, *case.shape)]
     works += [case.prepare(arrays, *case.shape) for _ in range(1, ceil(_IN_TURN, works[0].nbytes))]
     tasks = [task for work in works for task in work.tasks]
-    return works[0], _median_seconds(partial(launch, *tasks), runs) / len(works)
+    yield case.name, works[0], _median_seconds(partial(launch, *tasks), runs) / len(works)
+    if not all(task.waits for task in tasks) or not overlaps(torch.cuda.current_device()):
+        return
+
+    def overlapping() -> None:
+        launch(tasks[0])
+        launch(*tasks[1:], programmatic=True)  # all arrays are older than the replays above
+
+    name = f"{case.name} programmatic"
+    yield name, works[0], _median_seconds(overlapping, runs) / len(works)
 
 
 def bench(cases: list[Case], runs: int = 20) -> Iterator[Result]:
@@ -156,5 +167,5 @@ def bench(cases: list[Case], runs: int = 20) -> Iterator[Result]:
     )
     for case in cases:
         copied = 2 * source.nbytes / _seconds_of_copy(partial(target.copy_, source), runs)
-        work, seconds = _timed(case, arrays, runs)
-        yield Result(case.name, work.nbytes / seconds, copied, work.encoded / seconds)
+        for name, work, seconds in _timed(case, arrays, runs):
+            yield Result(name, work.nbytes / seconds, copied, work.encoded / seconds)

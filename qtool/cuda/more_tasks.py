@@ -92,18 +92,18 @@ def _products(
     values = describe("out", out, ("float16",), (batch, rows))
     grid, fields = (blocks, splits), {**fields, "splits": splits}
     if splits == 1:
-        return (Task(name, grid, {**fields, **_place("values", values)}, threads),)
+        return (Task(name, grid, {**fields, **_place("values", values)}, threads, waits=True),)
     sums = describe("room", room(splits * batch * rows), ("float32",), (splits * batch * rows,))
     if done is not None:
         counts = describe("done", done, ("int32",), (None,))
         if counts.shape[0] < blocks:
             raise ValueError(f"done has {counts.shape[0]} numbers, expected at least {blocks}")
         fields |= _place("values", values) | _place("sums", sums) | _place("done", counts)
-        return (Task(name, grid, fields, threads),)
+        return (Task(name, grid, fields, threads, waits=True),)
     add = {"rows": rows, "batch": batch, "splits": splits}
     add |= _place("codes", sums) | _place("values", values)
-    first = Task(name, grid, {**fields, **_place("values", sums)}, threads)
-    return first, Task("gemv_sum", (ceil(batch * rows, 256), 1), add)
+    first = Task(name, grid, {**fields, **_place("values", sums)}, threads, waits=True)
+    return first, Task("gemv_sum", (ceil(batch * rows, 256), 1), add, waits=True)
 
 
 def _of_words(

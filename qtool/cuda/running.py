@@ -1,4 +1,9 @@
-"""Tasks on the GPU: launched on torch's current stream, one after the other."""
+"""Tasks on the GPU: launched on torch's current stream, one after the other.
+
+A launch is programmatic (programmatic dependent launch, CUDA Programming Guide) where the caller
+asks for it, who knows that nothing which is still under way writes what the task reads early: see
+kernels/cuda/gemv.h. Captured into a graph it is an edge of its own kind, since CUDA 12.3.
+"""
 
 import ctypes
 from functools import cache
@@ -23,6 +28,7 @@ def require() -> None:
     compiling.core()
 
 
+_WITH_EDGES = 12030  # the first version of CUDA whose graphs have them
 _LOADING = Lock()  # compiling takes seconds, and other threads want the same kernel
 
 
@@ -41,19 +47,57 @@ def _kernel(name: str, device: int) -> Any:
         return _loaded(name, device)
 
 
-def launch(*tasks: Task) -> None:
+@cache
+def overlaps(device: int) -> bool:
+    """Whether launches may be programmatic there: from sm_90 on, by a driver of CUDA 12.3 or later
+    and cuda-core 0.6 or later, which tells a kernel's handle."""
+    import torch
+    from cuda.bindings import driver
+
+    old = torch.cuda.get_device_capability(device) < (9, 0)
+    if old or not hasattr(compiling.core().Kernel, "handle"):
+        return False
+    status, version = driver.cuDriverGetVersion()
+    return int(status) == 0 and int(version) >= _WITH_EDGES
+
+
+def _launch_programmatic(stream: int, task: Task, kernel: Any, arguments: list[Any]) -> None:
+    """By the driver itself: cuda-core has this since 1.2 only."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*task.blocks, 1)
+    config.blockDimX, config.blockDimY, config.blockDimZ = task.threads, 1, 1
+    config.hStream, config.attrs, config.numAttrs = stream, [attribute], 1
+    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+    (status,) = driver.cuLaunchKernelEx(config, int(kernel.handle), ctypes.addressof(addresses), 0)
+    if int(status) != 0:
+        raise RuntimeError(f"{task.kernel}: cuLaunchKernelEx says {status}")
+
+
+def launch(*tasks: Task, programmatic: bool = False) -> None:
     """Runs tasks, whose arrays are on torch's current device, in order.
 
     Returns at once, as torch does. The arrays must live until the tasks have run; memory that torch
-    gives out again on the same stream is safe.
+    gives out again on the same stream is safe. programmatic: tasks that wait themselves may begin
+    before what is before them on the stream has ended, where a GPU can do that (`overlaps`); what
+    they read early is older than the last launch on the stream that is not programmatic.
     """
     import torch
 
     api, index = compiling.core(), torch.cuda.current_device()
     # Its context is the one that torch uses; what is current is so for a thread.
     api.Device(index).set_current()
-    stream = api.Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+    handle = torch.cuda.current_stream().cuda_stream
+    stream = api.Stream.from_handle(handle)
     for task in tasks:
-        config = api.LaunchConfig(grid=task.blocks, block=task.threads)
+        kernel = _kernel(task.kernel, index)
         arguments = [ctypes.c_int32(0), *map(ctypes.c_int64, task.arguments())]
-        api.launch(stream, config, _kernel(task.kernel, index), *arguments)
+        if programmatic and task.waits and overlaps(index):
+            _launch_programmatic(handle, task, kernel, arguments)
+        else:
+            config = api.LaunchConfig(grid=task.blocks, block=task.threads)
+            api.launch(stream, config, kernel, *arguments)

@@ -47,6 +47,7 @@ class Task:
     blocks: tuple[int, int]
     fields: Mapping[str, int] = field(default_factory=dict)
     threads: int = 256  # of a block
+    waits: bool = False  # for the kernels before it, so that it may begin before they have ended
 
     def arguments(self) -> list[int]:
         """The fields in the kernel's order; those not given are zero."""

@@ -74,7 +74,9 @@ def _packed(found: Packed, device: Device) -> Product:
                 return kept[-1]
 
             out = vectors.new_empty(len(vectors), found.shape[0])
-            device.launch(*found.times(vectors, out, room))
+            # All matrices are there before the first token is, which is copied: whatever a product
+            # reads early is older.
+            device.launch(*found.times(vectors, out, room), programmatic=True)
         else:
             weight = vectors.new_empty(found.shape)
             device.launch(found.dense(weight))

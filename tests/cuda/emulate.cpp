@@ -1,7 +1,8 @@
 /* The CUDA kernels on the host: blocks and threads run in loops, and every access is checked.
  *
  * emulate() runs one kernel of the table by its name, with the fields of a task in the order of
- * QT_TASK. `order` turns the order of the threads of a block round, which no result may depend on. */
+ * QT_TASK. `order` turns the order of the threads of a block round, which no result may depend on.
+ * `waits`: the kernel may begin before those before it have ended, and every thread has to wait. */
 #define QT_CHECKED 1
 #include "dequantize.h"
 #include "encode.h"
@@ -12,21 +13,30 @@
 namespace qt {
 Fault fault;
 uint8_t *written;
+bool waited = true;
+Early early;
 Core core = hopper();
 } // namespace qt
 
 using qt::Place;
 using qt::Task;
 
-template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, int order)
+template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, int order, int waits)
 {
     static typename KERNEL::Room room;
     Place block;
     for (block.x = 0; block.x < x; block.x++)
         for (block.y = 0; block.y < y; block.y++) {
             room.clear();
-            for (int i = 0; i < KERNEL::BLOCK; i++)
-                KERNEL::first(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
+            for (int i = 0; i < KERNEL::BLOCK; i++) {
+                int thread = order ? KERNEL::BLOCK - 1 - i : i;
+                qt::waited = !waits;
+                KERNEL::first(task, block, thread, room);
+                if (!qt::waited && qt::speaks(thread))
+                    qt::refuse("a thread does not wait for the kernels before, number", thread,
+                               KERNEL::BLOCK);
+            }
+            qt::waited = true;
             for (int i = 0; i < KERNEL::BLOCK; i++)
                 KERNEL::second(task, block, order ? KERNEL::BLOCK - 1 - i : i, room);
             if constexpr ((bool)qt::Parts<KERNEL>::four) {
@@ -42,7 +52,7 @@ template <class KERNEL> void run_grid(const Task &task, int64_t x, int64_t y, in
 
 struct Entry {
     const char *name;
-    void (*run)(const Task &, int64_t, int64_t, int);
+    void (*run)(const Task &, int64_t, int64_t, int, int);
     int64_t threads;
 };
 
@@ -74,6 +84,9 @@ extern "C" const char *field_name(int64_t i)
     return names[i];
 }
 
+/* The arrays that the last kernel read before it waited. */
+extern "C" const void *read_early(int64_t i) { return i < qt::early.count ? qt::early.at[i] : nullptr; }
+
 /* As which tensor core the host multiplies (tensor.h). */
 extern "C" void set_core(int fraction, int columns) { qt::core = qt::Core{fraction, columns}; }
 
@@ -96,8 +109,8 @@ extern "C" float tensor_core(const uint16_t *a, const uint16_t *b, float sum)
 /* 0, or 1 where there is no such kernel, or 2 after an access that is not allowed, or 3 where blocks
  * of so many threads are not the kernel's. `written`: a zero for each element of the result. */
 extern "C" int emulate(const char *name, const int64_t *fields, int64_t x, int64_t y,
-                       int64_t threads, int order, uint8_t *written, const char **what, int64_t *at,
-                       int64_t *count)
+                       int64_t threads, int order, int waits, uint8_t *written, const char **what,
+                       int64_t *at, int64_t *count)
 {
     Task task;
     memcpy(&task, fields, sizeof task);
@@ -107,7 +120,8 @@ extern "C" int emulate(const char *name, const int64_t *fields, int64_t x, int64
                 return 3;
             qt::fault = qt::Fault{nullptr, 0, 0};
             qt::written = written;
-            entry.run(task, x, y, order);
+            qt::early.count = 0;
+            entry.run(task, x, y, order, waits);
             *what = qt::fault.what;
             *at = qt::fault.at;
             *count = qt::fault.count;

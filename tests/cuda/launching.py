@@ -1,10 +1,10 @@
 """Launches through cuda-core, and what a driver is given: run by compile.py, with driver.c's
 libcuda.so.1 in LD_LIBRARY_PATH and every kernel compiled in QTOOL_CACHE.
 
-Every case of `qtool bench --device cuda` is launched as on a GPU (qtool.cuda.running), once in
-this thread and once in another. What arrives is compared with the task: kernel, grid, threads of a
-block, stream, and each parameter; and with the cubin: the parameters that the kernel reads, their
-sizes and places, and the threads that it was compiled for.
+Every case of `qtool bench --device cuda` is launched as on a GPU (qtool.cuda.running), in this
+thread, in another, and by programmatic launches. What arrives is compared with the task: kernel,
+grid, threads of a block, stream, attributes, and each parameter; and with the cubin: the parameters
+that the kernel reads, their sizes and places, and the threads that it was compiled for.
 """
 
 import ctypes
@@ -22,8 +22,15 @@ from qtool.cuda.tasks import FIELDS, Task
 from qtool.native.library import aligned
 
 STREAMS = [0x5EED, 0]  # of this thread; of the other one: torch's own
+SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_THREADS, _PARAMETER = 0x05, 0x17  # EIATTR_* of .nv.info
 _NUMBERS, _HALF = 4, 3  # EIFMT_*: a size and as many bytes; two bytes
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is one of many."""
+
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
 
 class Launch(ctypes.Structure):
@@ -33,6 +40,8 @@ class Launch(ctypes.Structure):
         *((f"{name}_{axis}", ctypes.c_uint) for name in ("grid", "block") for axis in "xyz"),
         ("shared_bytes", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
     ]
 
 
@@ -73,7 +82,7 @@ def compiled_for(kernel: str) -> tuple[list[int], list[tuple[int, int, int]]]:
     return threads, sorted(parameters)
 
 
-def check(arrived: dict[str, Any], task: Task, stream: int) -> None:
+def check(arrived: dict[str, Any], task: Task, stream: int, programmatic: bool) -> None:
     """What arrived, against the task and the cubin."""
     threads, parameters = compiled_for(task.kernel)
     assert threads == [task.threads, 1, 1], (task.kernel, threads, task.threads)
@@ -85,6 +94,7 @@ def check(arrived: dict[str, Any], task: Task, stream: int) -> None:
         "block": (task.threads, 1, 1),
         "shared": 0,
         "stream": stream,
+        "attributes": [(SERIALIZATION, 1)] if programmatic and task.waits else [],
         "fields": task.arguments(),
     }, task.kernel
 
@@ -112,6 +122,9 @@ def main() -> None:
                 "block": (given.block_x, given.block_y, given.block_z),
                 "shared": given.shared_bytes,
                 "stream": given.stream or 0,
+                "attributes": [
+                    (one.id, one.value[0]) for one in given.attributes[: given.attribute_count]
+                ],
                 "fields": fields,
             }
         )
@@ -142,9 +155,12 @@ def main() -> None:
         other = threading.Thread(target=running.launch, args=tasks)
         other.start()
         other.join()
-    assert len(found) == 2 * len(tasks), f"{len(found)} launches of {2 * len(tasks)}"
+        running.launch(*tasks, programmatic=True)
+    assert len(found) == 3 * len(tasks), f"{len(found)} launches of {3 * len(tasks)}"
     for number, arrived in enumerate(found):
-        check(arrived, tasks[number % len(tasks)], STREAMS[number // len(tasks)])
+        turn = number // len(tasks)
+        check(arrived, tasks[number % len(tasks)], STREAMS[turn % 2], turn == 2)
+    assert any(task.waits for task in tasks)
     kernels = {task.kernel for task in tasks}
     print(f"cuda-core: {len(found)} launches of {len(kernels)} kernels arrive as they were asked")
 

@@ -17,6 +17,8 @@ with. Printed for each:
                   the bar's bandwidth (Little's law)
     wave          bandwidth of the bar's, if resident blocks took their turns together: all of their
                   bytes over trp * 700 ns, 500 ns to start, and their issue slots
+    early         bytes that resident blocks of all SMs have asked for, in millions, before they wait
+                  for other kernels (programmatic launches)
     LDG.16, ...   accesses of a thread by their width in bytes; passes over the banks of shared
                   memory, of the fewest possible
 
@@ -69,7 +71,7 @@ gguf-Q8_0 float16, fp8 e4m3fn channel float16, fp8 e4m3fn 128x128 float16, int8 
 ENCODED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 BARS = {"dequantize": 0.85, "gemv": 0.70}
 COLUMNS = "regs local thrds    ins"
-HEAD = f"{'':42} {COLUMNS} slots   alu   read used  wrote used trp flight   wave"
+HEAD = f"{'':42} {COLUMNS} slots   alu   read used  wrote used trp flight   wave early"
 HEAD_ENCODED = f"{'':42} {COLUMNS}     bytes    by slots       by L2    by waits"
 
 
@@ -186,6 +188,7 @@ def line(
     busy = issued * warps * blocks / (4 * CLOCK)
     wave = SMS * moved / (seen.trips * LATENCY + START + busy)
     flight = seen.in_flight * warps * blocks
+    early = seen.early * warps * min(blocks * SMS, task.blocks[0] * task.blocks[1]) / 1e6
     read_share = sectors["LDG"] / max(1, sectors["LDG"] + sectors["STG"])
     wanted = bar * COPY * (read_share if sectors["STG"] * 4 > sectors["LDG"] else 1) / SMS * LATENCY
     shared = [a for a in seen.accesses if a.kind in ("LDS", "STS")]
@@ -196,7 +199,7 @@ def line(
         f"{each:6.2f} {slots:5.0%} {alu:5.0%} {sectors['LDG'] / of_warp:6.3f} "
         f"{used['LDG'] / max(1, sectors['LDG']):4.0%} {sectors['STG'] / of_warp:6.3f} "
         f"{used['STG'] / max(1, sectors['STG']):4.0%} {seen.trips:3} {flight / wanted:5.1f}x "
-        f"{wave / (bar * COPY):5.1f}x  {said}"
+        f"{wave / (bar * COPY):5.1f}x {early:5.1f}  {said}"
         + (f"  banks {sum(a.passes for a in shared)}/{best}" if shared else "")
     )
 

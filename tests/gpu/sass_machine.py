@@ -71,6 +71,7 @@ class Seen:
     accesses: list[Access] = field(default_factory=list)
     trips: int = 0  # waits for memory that was asked for since the last of them
     in_flight: int = 0  # bytes asked for, distinct ones of the warp, when most were waited for
+    early: int = 0  # the same, before it first waits for the kernels before
 
 
 def _floats(words: Words) -> NDArray[np.float32]:
@@ -316,6 +317,8 @@ class Warp:
             here = ready & (at == now)
             ins = self.code[now]
             active = here & self.predicate(ins.guard) if ins.guard else here
+            if ins.name == "ACQBULK" and not self.seen.issued[ins.name]:
+                self.seen.early = sum(a.distinct for a in self.seen.accesses if a.kind == "LDG")
             self.seen.issued[ins.name] += 1
             self._waits(ins)
             following = np.full(LANES, now + 16, np.int64)
