@@ -2,9 +2,12 @@
 
 A kernel's bytes are those it must read and write, each once. Its time is the median of replays of a
 graph of launches, whose arrays take turns so that no cache holds them; the copy, of a buffer larger
-        copied = 2 * source.nbytes / _seconds_of_copy(partial(target.copy_, source), runs)
-        for name, work, seconds in _timed(case, arrays, runs):
-            yield Result(name, work.nbytes / seconds, copied, work.encoded / seconds)
+than the caches, counts what it reads and writes, and is the faster of one in a graph and one on a
+stream. What a GPU needs from one kernel to the next counts: of matrices of a few megabytes it is as
+much as reading them. Products are timed twice, therefore: launched as other kernels are, and by
+programmatic launches, each of which asks for its weights while the one before it still works
+(qtool.cuda.running). Encoders compute more than they move: what counts there is seconds for 10^9
+weights.
 """
 
 import fnmatch

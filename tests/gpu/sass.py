@@ -17,8 +17,8 @@ with. Printed for each:
                   the bar's bandwidth (Little's law)
     wave          bandwidth of the bar's, if resident blocks took their turns together: all of their
                   bytes over trp * 700 ns, 500 ns to start, and their issue slots
-    early         bytes that resident blocks of all SMs have asked for, in millions, before they wait
-                  for other kernels (programmatic launches)
+    early         bytes that resident blocks of all SMs have asked for, in millions, before they
+                  wait for other kernels (programmatic launches)
     LDG.16, ...   accesses of a thread by their width in bytes; passes over the banks of shared
                   memory, of the fewest possible
 
