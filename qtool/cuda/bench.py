@@ -4,7 +4,7 @@ A kernel's bytes are those it must read and write, each once. Its time is the me
 graph of launches, whose arrays take turns so that no cache holds them; the copy, of a buffer larger
 than the caches, counts what it reads and writes, and is the faster of one in a graph and one on a
 stream. What a GPU needs from one kernel to the next counts: of matrices of a few megabytes it is as
-much as reading them. Products are timed twice, therefore: launched as other kernels are, and by
+much as reading them. Products are therefore timed twice, launched as other kernels are and by
 programmatic launches, each of which asks for its weights while the one before it still works
 (qtool.cuda.running). Encoders compute more than they move: what counts there is seconds for 10^9
 weights.

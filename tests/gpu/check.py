@@ -65,10 +65,11 @@ MOST = 480.0  # seconds of all checks
 RECIPES = ["tests/test_cuda_run.py", "tests/test_cuda_gguf.py", "-m", "slow", "-k"]
 RECIPES.append("as_good or every_recipe")
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
-TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "gemv"]
+TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits"]
 TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS float16"]
 TIMED += ["nvfp4 float16", "gguf-Q4_1 float16", "gguf-IQ4_NL float16"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
+TIMED += ["gemv"]  # the most by far
 # The least share of a copy: of types of four bits to float16, and of products.
 FOUR_BITS = r"awq gemm|gptq 4 bits|pack-quantized 4 bits|mxfp4|nvfp4|gguf-(I?Q4_\w+|MXFP4|NVFP4)"
 LEAST = {rf"dequantize ({FOUR_BITS}) float16": 0.85, "gemv .*": 0.70}
