@@ -289,7 +289,17 @@ template <class T> struct Scratch {
 #if defined(QT_ON_DEVICE)
     QT_MEMBER T get(int64_t i) const { return __ldcg(at + i); }
     QT_MEMBER void put(int64_t i, T value) const { __stcg(at + i, value); }
-    QT_MEMBER T count_up(int64_t i) const { return atomicAdd(at + i, 1); }
+    /* Before it counts, all is there for others that this thread wrote, and those that it met at a
+     * barrier; after, what others wrote before they counted is there for it, and those that it meets. */
+    QT_MEMBER T count_up(int64_t i) const
+    {
+        T found;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(found)
+                     : "l"(at + i)
+                     : "memory");
+        return found;
+    }
 #else
     QT_MEMBER T get(int64_t i) const { return at[i]; }
     QT_MEMBER void put(int64_t i, T value) const { at[i] = value; }

@@ -183,15 +183,6 @@ template <class KERNEL> struct Parts {
     enum { four = 0, resident = 1 };
 };
 
-/* What this thread wrote is there for other blocks before what it writes after, and what it reads
- * after is as they left it. */
-QT_HD void before_others_look()
-{
-#if defined(QT_ON_DEVICE)
-    __threadfence();
-#endif
-}
-
 /* Lets the next kernel of a stream begin, and waits until those before this one have ended and what they
  * wrote is there: where it was launched so that it may begin before (gemv.h). Else it does nothing. */
 QT_HD void wait_for_kernels_before()

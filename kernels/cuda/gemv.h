@@ -114,8 +114,6 @@ template <class LAYOUT> struct Gemv {
             add_parts<AsItIs>(t, thread, room, Scratch<float>(t.sums, t.sums_bytes), of_split);
         else
             add_parts<AsItIs>(t, thread, room, Out<float>(t.values, t.values_bytes), of_split);
-        if (t.done)
-            before_others_look();
     }
     static QT_MEMBER void third(const Task &t, Place block, int32_t thread, Room &room)
     {
@@ -131,7 +129,6 @@ template <class LAYOUT> struct Gemv {
     {
         if (!t.done || !room.last.get(0))
             return;
-        before_others_look();
         Scratch<float> sums(t.sums, t.sums_bytes);
         int32_t row = (int32_t)block.x * TILE + (int32_t)((uint32_t)thread % TILE);
         int32_t rows = (int32_t)t.rows;
