@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "run"]
+TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "run", "big"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
