@@ -1,13 +1,15 @@
 /* A driver that has no GPU, as libcuda.so.1: what cuda-core asks of it to load a kernel by its name
  * and to launch it. A launch is handed to `qt_on_launch`, which the test sets; a kernel that the
- * cubin does not have, and a thread without a context, are errors as they are there. */
+ * cubin does not have, or that was unloaded with it, and a thread without a context are errors as
+ * they are there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { DONE = 0, INVALID_VALUE = 1, NO_CONTEXT = 201, NOT_FOUND = 500, KERNELS = 256 };
+enum { DONE = 0, INVALID_VALUE = 1, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500 };
+enum { KERNELS = 256 };
 
 typedef struct {
     unsigned int grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
@@ -19,12 +21,16 @@ typedef struct {
 typedef struct {
     const char *code; /* the cubin: ELF, whose strings hold the names of its kernels */
     size_t size;
+    int unloaded;
 } Library;
 
-static Library libraries[KERNELS];
-static struct {
+typedef struct {
     char name[128];
-} kernels[KERNELS];
+    const Library *from;
+} Kernel;
+
+static Library libraries[KERNELS];
+static Kernel kernels[KERNELS];
 static int library_count, kernel_count, context;
 static _Thread_local void *current;
 
@@ -122,7 +128,7 @@ int cuLibraryLoadData(void **library, const void *code, void *a, void *b, unsign
 }
 int cuLibraryUnload(void *library)
 {
-    (void)library;
+    ((Library *)library)->unloaded = 1;
     return DONE;
 }
 int cuLibraryGetKernel(void **kernel, void *library, const char *name)
@@ -133,15 +139,19 @@ int cuLibraryGetKernel(void **kernel, void *library, const char *name)
     if (!memmem(from->code, from->size, section, (size_t)length + 1) || kernel_count == KERNELS)
         return NOT_FOUND;
     snprintf(kernels[kernel_count].name, sizeof kernels[0].name, "%s", name);
+    kernels[kernel_count].from = from;
     *kernel = &kernels[kernel_count++];
     return DONE;
 }
 int cuLaunchKernelEx(const Launch *launch, void *kernel, void **parameters, void **extra)
 {
+    const Kernel *asked = kernel;
     (void)extra;
     if (!current)
         return NO_CONTEXT;
-    return qt_on_launch ? qt_on_launch(kernel, launch, parameters) : INVALID_VALUE;
+    if (asked->from->unloaded)
+        return BAD_HANDLE;
+    return qt_on_launch ? qt_on_launch(asked->name, launch, parameters) : INVALID_VALUE;
 }
 
 int cuGetErrorName(int error, const char **name)
