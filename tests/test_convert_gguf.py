@@ -192,26 +192,26 @@ def test_groups_of_sixteen(made: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """tiny as GGUF by a recipe."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny as GGUF by a recipe, and what `--set` changes in it."""
     root, found = tmp_path_factory.mktemp("gguf"), {}
     model = first_block(root / "model")
 
-    def make(recipe: str) -> Path:
-        if recipe not in found:
-            chosen = load(recipe)
+    def make(recipe: str, *sets: str) -> Path:
+        if (recipe, sets) not in found:
+            chosen = load(recipe, sets)
             assert isinstance(chosen, GgufRecipe)
-            out = root / f"{recipe}.gguf"
+            out = root / f"{len(found)}.gguf"
             run_gguf(GgufRequest("tiny", model, chosen, out, 2), Progress(quiet=True))
-            found[recipe] = out
-        return found[recipe]
+            found[recipe, sets] = out
+        return found[recipe, sets]
 
     return make
 
 
 @pytest.mark.parametrize(("recipe", "to"), [("q4_0", "awq"), ("q4_0", "gptq"), ("q8_0", "gptq")])
 def test_files_of_llama_cpps_kind(
-    quantized: Callable[[str], Path], recipe: str, to: str, tmp_path: Path
+    quantized: Callable[..., Path], recipe: str, to: str, tmp_path: Path
 ) -> None:
     """Linear layers keep their codes; the embedding, which is quantized too, cannot."""
     file = quantized(recipe)
@@ -229,7 +229,7 @@ def test_files_of_llama_cpps_kind(
     assert [one["name"] for one in record["rounded"]] == ["model.embed_tokens.weight"]
 
 
-def test_minimums_that_are_no_zero_points(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+def test_minimums_that_are_no_zero_points(quantized: Callable[..., Path], tmp_path: Path) -> None:
     file = quantized("q4_1")
     with pytest.raises(UnsupportedError, match=r"Q4_1.*no whole zero point.*--lossy"):
         run(file, "awq", tmp_path / "out", dtype="float32")
@@ -239,7 +239,7 @@ def test_minimums_that_are_no_zero_points(quantized: Callable[[str], Path], tmp_
     assert len(errors) == MATRICES and min(errors) > 0.001 and max(errors) < 0.2
 
 
-def test_super_blocks_are_refused(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+def test_super_blocks_are_refused(quantized: Callable[..., Path], tmp_path: Path) -> None:
     for lossy in (False, True):
         with pytest.raises(UnsupportedError, match=r"Q[46]_K, not as.*--to hf"):
             run(quantized("q4_k_m"), "awq", tmp_path / "out", lossy=lossy)
@@ -247,9 +247,13 @@ def test_super_blocks_are_refused(quantized: Callable[[str], Path], tmp_path: Pa
         run(quantized("q4_0"), "gguf", tmp_path / "out.gguf")
 
 
-def test_a_file_that_is_not_quantized(quantized: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_file_that_is_not_quantized(quantized: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no tensor is quantized"):
         run(quantized("bf16"), "gptq", tmp_path / "out")
+    embedding = quantized("q4_0", "overrides=[{match: blk, dense: true}]")
+    for to in ("awq", "compressed-tensors"):
+        with pytest.raises(UnsupportedError, match=r"only model\.embed_tokens\.weight; --to hf"):
+            run(embedding, to, tmp_path / "out", lossy=True)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "phi3", "gpt_neox"])

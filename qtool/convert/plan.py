@@ -12,6 +12,7 @@ from qtool.convert.obstacles import ANEW, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plain import plain
 from qtool.convert.survey import Survey, survey
 from qtool.convert.targets import Target
+from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS, Options
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.layer_names import is_head
@@ -73,6 +74,11 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
     layers, dense = linear_layers(model)
     merge = model.format == "gguf"
     tensors = [tensor for tensor in model.quantized if tensor.name in layers]
+    if not tensors:
+        raise UnsupportedError(
+            f"{model.path}: cannot become {target.name}: none of its linear layers is quantized, "
+            f"only {model.quantized[0].name}; --to hf dequantizes that"
+        )
     found = [
         survey(tensors[number], merge=merge, recorded=model.group_size)
         for number in progress.blocks(len(tensors), "matrix")
