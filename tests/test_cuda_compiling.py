@@ -207,7 +207,8 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
             size = next(array.itemsize for array in work.arrays if array.ctypes.data == place)
             assert emulator.fault(task, task.fields["values_bytes"] // size) is None
     named = bench.cases_named("gptq 4 bits float16")
-    assert [case.name for case in named] == ["dequantize gptq 4 bits float16"]
+    name = "dequantize gptq 4 bits float16"
+    assert [case.name for case in named] == [name, f"{name} 28672x8192"]
     with pytest.raises(UnsupportedError, match="no CUDA kernel matches 'q9_k'"):
         bench.cases_named("q9_k")
     result = bench.Result("x", 80e9, 100e9)

@@ -1,7 +1,7 @@
 """What `qtool bench --device cuda` times: tasks on arrays of random numbers, and their bytes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -226,6 +226,9 @@ def all_cases() -> Iterator[Case]:
         yield _fp4("mxfp4", "e8m0", 32, dtype)
         yield _fp4("nvfp4", "e4m3fn", 16, dtype)
         yield from (_gguf(block, dtype) for block in BY_NAME.values())
+    larger = (_awq("float16"), _gptq(4, "float16"), _packed(4, "float16"))
+    for case in (*larger, _gguf(BY_NAME["Q4_K"], "float16"), _fp4("mxfp4", "e8m0", 32, "float16")):
+        yield replace(case, name=f"{case.name} 28672x8192", shape=(28672, 8192))
     for name in encode_tasks.ENCODED:
         plain = () if BY_NAME[name].needs_importance else (False,)
         yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
