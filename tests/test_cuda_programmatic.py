@@ -4,7 +4,7 @@ chains of products that read each other, on the GPU where there is one."""
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +69,7 @@ def test_kernels_that_do_not_wait_are_refused(emulator: Emulator) -> None:
     assert said == "pack_rows_4: a thread does not wait for the kernels before, number 0 of 256"
 
 
+@cache
 def weights(kind: str, shape: tuple[int, int], seed: int) -> list[Any]:
     """What is stored of a matrix that leaves vectors about as long as they are."""
     rows, cols = shape

@@ -1,8 +1,8 @@
 """Launches through cuda-core, and what a driver is given: run by compile.py, with driver.c's
 libcuda.so.1 in LD_LIBRARY_PATH and every kernel compiled in QTOOL_CACHE.
 
-Every case of `qtool bench --device cuda` is launched as on a GPU (qtool.cuda.running), in this
-thread, in another, and by programmatic launches. What arrives is compared with the task: kernel,
+Every case of `qtool bench --device cuda` is launched as on a GPU (qtool.cuda.running), plainly and
+programmatically, in this thread and in another. What arrives is compared with the task: kernel,
 grid, threads of a block, stream, attributes, and each parameter; and with the cubin: the parameters
 that the kernel reads, their sizes and places, and the threads that it was compiled for.
 """
@@ -11,6 +11,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -151,15 +152,16 @@ def main() -> None:
         "get_device_capability": lambda _: (9, 0),
     }
     with mock.patch.multiple("torch.cuda", **here):
-        running.launch(*tasks)
-        other = threading.Thread(target=running.launch, args=tasks)
-        other.start()
-        other.join()
-        running.launch(*tasks, programmatic=True)
-    assert len(found) == 3 * len(tasks), f"{len(found)} launches of {3 * len(tasks)}"
+        for programmatic in (False, True):
+            run = partial(running.launch, *tasks, programmatic=programmatic)
+            run()
+            other = threading.Thread(target=run)
+            other.start()
+            other.join()
+    assert len(found) == 4 * len(tasks), f"{len(found)} launches of {4 * len(tasks)}"
     for number, arrived in enumerate(found):
         turn = number // len(tasks)
-        check(arrived, tasks[number % len(tasks)], STREAMS[turn % 2], turn == 2)
+        check(arrived, tasks[number % len(tasks)], STREAMS[turn % 2], turn > 1)
     assert any(task.waits for task in tasks)
     kernels = {task.kernel for task in tasks}
     print(f"cuda-core: {len(found)} launches of {len(kernels)} kernels arrive as they were asked")
