@@ -265,7 +265,8 @@ class Cuda:
                 crosses, back = to != place and name == "_to_copy", to == _CPU
             waits = crosses and not (free and (pins or not back))
             waits = waits or not isinstance(out, torch.Tensor | tuple | list)
-            self.order.access(name, stream and stream.actor, reads, writes + made, waits)
+            early = [] if "empty" in name else None  # memory alone: no launch that others wait for
+            self.order.access(name, stream and stream.actor, reads, writes + made, waits, early)
         return found
 
     def _place(self, name: str, args: Any, kwargs: Any) -> torch.device:

@@ -120,7 +120,8 @@ class Order:
         early: list[Memory] | None = None,
     ) -> None:
         """By a stream, or by the calling thread itself; waits: the thread, for the stream. early:
-        what a programmatic launch reads before it has waited for its stream."""
+        what a programmatic launch reads before it has waited for its stream; none of what is no
+        launch."""
         with self._lock:
             thread, what = self.thread(), f"{what} at {_where()}"
             own, actor = self.clocks[thread], stream or thread

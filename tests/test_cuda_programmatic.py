@@ -168,7 +168,7 @@ def graph_of(chain: Chain, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-@pytest.mark.parametrize("between", ["nothing", "a kernel", "an event", "the thread"])
+@pytest.mark.parametrize("between", ["nothing", "memory", "a kernel", "an event", "the thread"])
 def test_weights_are_older(between: str, cuda: Cuda | None) -> None:
     """What writes an input may be under way, but not what writes weights."""
     if cuda is None:
@@ -189,7 +189,9 @@ def test_weights_are_older(between: str, cuda: Cuda | None) -> None:
     with torch.cuda.stream(side):
         for one, source in zip(there, stored, strict=True):
             one.copy_(source, non_blocking=True)
-    if between == "a kernel":
+    if between == "memory":
+        kept.append(torch.empty(8, device=PLACE))
+    elif between == "a kernel":
         x.mul_(2)
     elif between == "an event":
         torch.cuda.current_stream().wait_stream(side)
@@ -199,7 +201,7 @@ def test_weights_are_older(between: str, cuda: Cuda | None) -> None:
         running.launch(*tasks, programmatic=True)
     running.launch(*tasks)
     faults, cuda.order.faults = cuda.order.faults, []
-    assert (len(faults) > 0) == (between == "nothing"), faults
+    assert (len(faults) > 0) == (between in ("nothing", "memory")), faults
     assert all("which does not wait there" in one for one in faults)
 
 
