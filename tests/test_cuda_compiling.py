@@ -194,7 +194,7 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
     arrays = bench_cases.Arrays(filled(3), filled(1), filled(0), filled(1), placed)
     cases = bench.cases_named(None)
     assert len({case.name for case in cases}) == len(cases) > 100
-    shapes = [f" {rows}x{cols}" for rows, cols in bench_cases.LLAMA[1:]]
+    shapes = [f" {rows}x{cols}" for rows, cols in (*bench_cases.LLAMA[1:], *bench_cases.TOGETHER)]
     for case in cases:
         if case.name.endswith(tuple(shapes)) and "batch 1" in case.name:
             continue  # the same, larger

@@ -17,7 +17,7 @@ from test_cuda_gemv import awq_tasks, gptq_tasks, inputs, q4_k_tasks
 from test_native_stored import random_quant
 
 from qtool import native_gguf
-from qtool.cuda import compiling, more_tasks, running
+from qtool.cuda import bench, compiling, more_tasks, running
 from qtool.cuda.tasks import Task
 from qtool.gguf_types import BY_NAME
 
@@ -219,6 +219,38 @@ def test_an_input_that_is_read_early_is_found(
     assert len(cuda.order.faults) == 1
     assert "gemv_across_4" in cuda.order.faults[0] and "does not wait" in cuda.order.faults[0]
     cuda.order.faults.clear()
+
+
+def test_products_are_timed_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each graph the first launch is plain: what is read early is older than that."""
+    launched: list[tuple[int, bool]] = []
+
+    def launch(*tasks: Task, programmatic: bool = False) -> None:
+        launched.append((len(tasks), programmatic))
+
+    def seconds(run: Callable[[], None], runs: int) -> float:
+        run()
+        return 6.0
+
+    def filled(shape: tuple[int, ...], dtype: str) -> Any:
+        return placed(np.ones(shape, dtype))
+
+    arrays = bench.Arrays(filled, filled, filled, filled, placed)
+    product, other = (bench.cases_named(name)[0] for name in ("gemv awq", "awq gemm float16"))
+    shape = (128, 256)
+    monkeypatch.setattr(bench, "_median_seconds", seconds)
+    monkeypatch.setattr(bench, "_IN_TURN", 3 * product.prepare(arrays, *shape).nbytes)
+    monkeypatch.setattr(running, "launch", launch)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for can, case in ((True, product), (False, product), (True, other)):
+        monkeypatch.setattr(running, "overlaps", lambda _, can=can: can)
+        times = list(bench._timed(replace(case, shape=shape), arrays, 20))
+        both = can and case is product
+        assert [name for name, *_ in times] == [case.name, f"{case.name} programmatic"][: 1 + both]
+        count, _ = launched[0]
+        assert launched == [(count, False), (1, False), (count - 1, True)][: 3 if both else 1]
+        assert (count == 3) == (case is product) and {s for *_, s in times} == {6.0 / count}
+        launched.clear()
 
 
 @pytest.mark.parametrize(

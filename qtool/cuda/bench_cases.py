@@ -13,10 +13,10 @@ from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.packing import words_shape
 
 GROUP = 128
-# Of Llama 8B and 70B, [out, in]; then what engines make one matrix of: q, k and v, gate and up.
+# Of Llama 8B and 70B, [out, in]; and what engines make one matrix of: q, k and v, gate and up.
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]
 LLAMA += [(8192, 8192), (1024, 8192), (28672, 8192), (8192, 28672)]
-LLAMA += [(6144, 4096), (28672, 4096), (10240, 8192), (57344, 8192)]
+TOGETHER = [(6144, 4096), (28672, 4096), (10240, 8192), (57344, 8192)]
 
 
 @dataclass(frozen=True)
@@ -236,3 +236,4 @@ def all_cases() -> Iterator[Case]:
     for kind in ("awq", "gptq", "q4_k"):
         yield from (_gemv(kind, batch, shape) for batch in (1, 8) for shape in LLAMA)
         yield from (_gemv(kind, batch, (8192, 8192)) for batch in (2, 4))
+        yield from (_gemv(kind, 1, shape) for shape in TOGETHER)

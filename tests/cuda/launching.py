@@ -24,6 +24,7 @@ from qtool.native.library import aligned
 
 STREAMS = [0x5EED, 0]  # of this thread; of the other one: torch's own
 SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+TELLS = hasattr(compiling.core().Kernel, "handle")  # from cuda-core 0.6 on; before, launches are plain
 _MAX_THREADS, _PARAMETER = 0x05, 0x17  # EIATTR_* of .nv.info
 _NUMBERS, _HALF = 4, 3  # EIFMT_*: a size and as many bytes; two bytes
 
@@ -95,7 +96,7 @@ def check(arrived: dict[str, Any], task: Task, stream: int, programmatic: bool) 
         "block": (task.threads, 1, 1),
         "shared": 0,
         "stream": stream,
-        "attributes": [(SERIALIZATION, 1)] if programmatic and task.waits else [],
+        "attributes": [(SERIALIZATION, 1)] if programmatic and task.waits and TELLS else [],
         "fields": task.arguments(),
     }, task.kernel
 
