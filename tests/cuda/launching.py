@@ -24,7 +24,7 @@ from qtool.native.library import aligned
 
 STREAMS = [0x5EED, 0]  # of this thread; of the other one: torch's own
 SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-TELLS = hasattr(compiling.core().Kernel, "handle")  # from cuda-core 0.6 on; before, launches are plain
+TELLS = hasattr(compiling.core().Kernel, "handle")  # since cuda-core 0.6; before: plain
 _MAX_THREADS, _PARAMETER = 0x05, 0x17  # EIATTR_* of .nv.info
 _NUMBERS, _HALF = 4, 3  # EIFMT_*: a size and as many bytes; two bytes
 
