@@ -161,6 +161,60 @@ def test_without_a_gpu() -> None:
     assert "'tpu'" in str(said.exception) and "cpu or cuda" in str(said.exception)
 
 
+@pytest.mark.parametrize("refused", [0, 1, 2, 9])
+def test_memory_that_torch_keeps_is_given_back(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a driver has none for a kernel's own arrays; what helps nothing is torch's own error,
+    and a sentence for who encodes. Other errors stay as they are."""
+    import torch
+
+    from qtool.cuda.staging import CudaPlace
+    from qtool.cuda.tasks import Task
+
+    said: list[str] = []
+
+    def launch(*_: Any) -> None:
+        said.append("asked")
+        if refused == 9:
+            raise ValueError("CUDA_ERROR_INVALID_VALUE: no such grid")
+        if said.count("asked") <= refused:
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: unable to allocate enough memory")
+
+    core = SimpleNamespace(
+        Device=lambda _: SimpleNamespace(set_current=lambda: None),
+        Stream=SimpleNamespace(from_handle=lambda handle: handle),
+        LaunchConfig=SimpleNamespace,
+        launch=launch,
+    )
+    fakes = {
+        "current_device": lambda: 0,
+        "current_stream": lambda: SimpleNamespace(cuda_stream=7),
+        "empty_cache": lambda: said.append("given back"),
+        "Stream": lambda index: index,
+        "stream": nullcontext,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(compiling, "core", lambda: core)
+    monkeypatch.setattr(running, "_kernel", lambda name, _: name)
+    task, place = Task("encode_q3_k", (1, 1)), CudaPlace(0)
+    if refused < 2:
+        place.launch(task)
+        assert said == ["asked", "given back", "asked"][: 1 + 2 * refused]
+    elif refused == 9:
+        with pytest.raises(ValueError, match="no such grid"):
+            place.launch(task)
+        assert said == ["asked"]
+    else:
+        with pytest.raises(torch.OutOfMemoryError, match="launch of encode_q3_k: CUDA_ERROR_OUT"):
+            running.launch(task)
+        assert said == ["asked", "given back", "asked"]
+        del said[:]
+        with pytest.raises(UnsupportedError, match=r"no memory left .* encode_q3_k.* --device out"):
+            place.launch(task)
+
+
 @pytest.mark.skipif(not NVRTC, reason="cuda-core is not installed (extra cuda)")
 @pytest.mark.parametrize(
     "kernel", ["dequantize_columns_3_bf16", "encode_q8_0", "gemv_sum", "measure_squares"]

@@ -6,7 +6,8 @@ kernels/cuda/gemv.h. Captured into a graph it is an edge of its own kind, since 
 """
 
 import ctypes
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from threading import Lock
 from typing import Any
 
@@ -78,13 +79,32 @@ def _launch_programmatic(stream: int, task: Task, kernel: Any, arguments: list[A
         raise RuntimeError(f"{task.kernel}: cuLaunchKernelEx says {status}")
 
 
+def _with_room(ask: Callable[[], None], kernel: str) -> None:
+    """Asks again once torch has given back what it only keeps: a driver sets memory aside for the
+    arrays of a kernel's threads, up to a gigabyte, when it is first launched. torch's own
+    OutOfMemoryError where that does not help."""
+    import torch
+
+    for last in (False, True):
+        try:
+            return ask()
+        except Exception as error:  # of cuda-core, or of _launch_programmatic
+            if "OUT_OF_MEMORY" not in str(error):
+                raise
+            if last:
+                said = f"CUDA out of memory at a launch of {kernel}: {error}"
+                raise torch.OutOfMemoryError(said) from error
+            torch.cuda.empty_cache()
+
+
 def launch(*tasks: Task, programmatic: bool = False) -> None:
     """Runs tasks, whose arrays are on torch's current device, in order.
 
-    Returns at once, as torch does. The arrays must live until the tasks have run; memory that torch
-    gives out again on the same stream is safe. programmatic: tasks that wait themselves may begin
-    before what is before them on the stream has ended, where a GPU can do that (`overlaps`); what
-    they read early is older than the last launch on the stream that is not programmatic.
+    Returns at once, as torch does; torch.OutOfMemoryError as torch has it. The arrays must live
+    until the tasks have run; memory that torch gives out again on the same stream is safe.
+    programmatic: tasks that wait themselves may begin before what is before them on the stream has
+    ended, where a GPU can do that (`overlaps`); what they read early is older than the last launch
+    on the stream that is not programmatic.
     """
     import torch
 
@@ -97,7 +117,8 @@ def launch(*tasks: Task, programmatic: bool = False) -> None:
         kernel = _kernel(task.kernel, index)
         arguments = [ctypes.c_int32(0), *map(ctypes.c_int64, task.arguments())]
         if programmatic and task.waits and overlaps(index):
-            _launch_programmatic(handle, task, kernel, arguments)
+            ask = partial(_launch_programmatic, handle, task, kernel, arguments)
         else:
             config = api.LaunchConfig(grid=task.blocks, block=task.threads)
-            api.launch(stream, config, kernel, *arguments)
+            ask = partial(api.launch, stream, config, kernel, *arguments)
+        _with_room(ask, task.kernel)

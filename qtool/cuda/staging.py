@@ -90,10 +90,18 @@ class CudaPlace:
             host.handle[:nbytes].copy_(room[:nbytes], non_blocking=True)
 
     def launch(self, *tasks: Task) -> None:
+        """UnsupportedError where the GPU has no memory for the kernels' own arrays."""
         from qtool.cuda.running import launch
 
-        with self._torch.cuda.stream(self._stream):
-            launch(*tasks)
+        try:
+            with self._torch.cuda.stream(self._stream):
+                launch(*tasks)
+        except self._torch.cuda.OutOfMemoryError as error:
+            said = " ".join(str(error).split())[:160]
+            raise UnsupportedError(
+                f"the GPU has no memory left for what encoding takes ({said}); end what else uses "
+                "it, or leave --device out to stay on the CPU"
+            ) from None
 
     def finish(self) -> None:
         self._stream.synchronize()
