@@ -121,9 +121,12 @@ def compiled() -> None:
 def timed(first: int = 0) -> None:
     """The kernels that bars name, one after the other, each as a line of JSON; from number `first`
     on, the one before it having failed. What is wrong with a GPU's memory stays with a process, so
-    that after one that fails others are timed by another process."""
+    that then the others are timed by another one."""
+    import torch
+
     from qtool.cuda.bench import bench, cases_named
 
+    failed = first > 0
     named = {case.name: case for pattern in TIMED for case in cases_named(pattern)}
     gc.freeze()  # recording a graph looks for garbage first
     for number, case in enumerate([*named.values()][first:], first):
@@ -131,10 +134,14 @@ def timed(first: int = 0) -> None:
             for result in bench([case]):
                 print(json.dumps(result.json()), flush=True)
         except Exception:
+            failed = True
             print(f"{case.name}: {traceback.format_exc()}", flush=True)
-            itself = [sys.executable, str(Path(__file__)), "--time", str(number + 1)]
-            os.execv(sys.executable, itself)
-    sys.exit(first > 0)
+            try:
+                torch.cuda.synchronize()
+            except Exception:
+                itself = [sys.executable, str(Path(__file__)), "--time", str(number + 1)]
+                os.execv(sys.executable, itself)
+    sys.exit(failed)
 
 
 def results_of(said: str) -> list[dict[str, Any]]:
