@@ -108,7 +108,7 @@ def test_one_kernel_that_fails_is_told_and_others_are_timed(
         assert program == sys.executable == command[0] and command[1] == check.__file__  # type: ignore[attr-defined]
         assert command[2] == "--time"
         broken.clear()
-        check.timed(int(command[3]))  # type: ignore[attr-defined]
+        check.timed(*map(int, command[3:]))  # type: ignore[attr-defined]
 
     def timed(cases: list[bench.Case]) -> Iterator[bench.Result]:
         (case,) = cases
@@ -128,6 +128,24 @@ def test_one_kernel_that_fails_is_told_and_others_are_timed(
     assert ended.value.code == 1 and "gemv awq batch 4 8192x8192: Traceback" in said
     assert "gemv awq batch 8 8192x8192" in names and len(names) == len(set(names)) > 40
     assert "gemv awq batch 4 8192x8192" not in names
+
+
+def test_a_gpu_that_cannot_be_used_is_left_alone(
+    check: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After some processes that could not use it."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(bench, "bench", refused)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr("torch.cuda.synchronize", refused)
+    monkeypatch.setattr(os, "execv", lambda _, command: check.timed(*map(int, command[3:])))  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit) as ended:
+        check.timed()  # type: ignore[attr-defined]
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.count("RuntimeError: no GPU") == 13
 
 
 @pytest.mark.parametrize("most", [480.0, 0.0])
@@ -163,7 +181,7 @@ def test_all_of_it(
         assert all(line.endswith("no time was left") for line in failed)
         return
     assert len(logs) == len(set(logs)) == 9
-    assert all(re.fullmatch(r"\d-[a-z0-9-]+\.txt", log) for log in logs), logs
+    assert all(re.fullmatch(r"\d-[A-Za-z0-9-]+\.txt", log) for log in logs), logs
     assert len(failed) == 1 and "memcheck" in failed[0]
     (line,) = (line for line in said if line.startswith("gemv x"))
     assert line.endswith("BELOW 70%") and said[-1] == "1 of 1 figures miss a bar"
