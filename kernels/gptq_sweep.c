@@ -5,11 +5,13 @@
 #include <stdlib.h>
 
 enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20, MOST_LEVELS = 256 };
+enum { UNIT = 8, MOST_POINTS = 1024, MOST_MAGNITUDES = 8, MOST_HALVES = 81 };
 
 #define QT_REAL_BITS 32
 #include "real.h"
 #include "quantizer_body.h"
 #include "levels_body.h"
+#include "lattice_body.h"
 #include "tile_body.h"
 #include "gptq_sweep_body.h"
 #undef QT_REAL_BITS
@@ -18,5 +20,6 @@ enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20, MOST_LEVELS = 256 
 #include "real.h"
 #include "quantizer_body.h"
 #include "levels_body.h"
+#include "lattice_body.h"
 #include "tile_body.h"
 #include "gptq_sweep_body.h"

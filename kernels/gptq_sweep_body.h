@@ -41,6 +41,7 @@ typedef struct {
     int64_t groups, group_size;
     REAL *scale, *zero; /* of a panel: [groups][PANEL]; zero: offset, where levels are given */
     const T(book) *book;
+    const T(lattice) *lattice; /* NULL where each weight has a level of its own */
 } T(state);
 
 static int64_t T(group_at)(const T(state) *state, int64_t step)
@@ -66,15 +67,34 @@ static void T(find_group)(const T(state) *state, const REAL *panel, int64_t grou
     }
 }
 
+/* Levels and codes of the columns from step i on that are chosen together, and these steps. */
+static void T(find_unit)(const T(state) *state, const REAL *panel, int64_t i, REAL *level,
+                         uint8_t *codes)
+{
+    const qt_sweep *sweep = state->sweep;
+    const REAL *scale = state->scale + T(group_at)(state, i) * PANEL;
+    REAL cost[UNIT];
+    for (int32_t k = 0; k < state->lattice->unit; k++) {
+        REAL pivot = ((const REAL *)sweep->hinv)[(i + k) * (sweep->cols + 1)];
+        cost[k] = 1 / (pivot * pivot);
+    }
+    for (int64_t lane = 0; lane < PANEL; lane += LANES)
+        T(choose_unit)(state->lattice, panel + i * PANEL + lane, T(load)(scale + lane), cost,
+                       level + lane, codes + i * PANEL + lane);
+}
+
 /* Steps `from` .. `to` on one panel; leaves -err in `errors` [step][PANEL] and adds to `loss`. */
 static void T(sweep_block)(const T(state) *state, REAL *panel, int64_t from, int64_t to,
                            REAL *errors, uint8_t *codes, REAL *loss)
 {
     const qt_sweep *sweep = state->sweep;
     const REAL *hinv = sweep->hinv;
-    REAL most_code = (REAL)((1 << sweep->quantizer.bits) - 1);
+    REAL most_code = (REAL)((1 << sweep->quantizer.bits) - 1), together[UNIT * PANEL];
+    int64_t unit = state->lattice ? state->lattice->unit : 1;
     for (int64_t i = from; i < to; i++) {
         int64_t group = T(group_at)(state, i);
+        if (state->lattice && i % unit == 0)
+            T(find_unit)(state, panel, i, together, codes);
         if (sweep->groups == QT_GROUPS_DYNAMIC && i % state->group_size == 0)
             T(find_group)(state, panel, group);
         const REAL *row = hinv + i * sweep->cols;
@@ -83,8 +103,10 @@ static void T(sweep_block)(const T(state) *state, REAL *panel, int64_t from, int
             int64_t lane = half * LANES;
             T(group) g = {T(load)(state->scale + group * PANEL + lane),
                           T(load)(state->zero + group * PANEL + lane)};
-            V w = T(load)(panel + i * PANEL + lane), code, level;
-            if (sweep->groups == QT_GROUPS_LEVELS) {
+            V w = T(load)(panel + i * PANEL + lane), code = {0}, level;
+            if (state->lattice) {
+                level = T(load)(together + i % unit * PANEL + lane);
+            } else if (sweep->groups == QT_GROUPS_LEVELS) {
                 level = T(nearest_level)(state->book, w, g.scale, g.zero, &code);
             } else {
                 V steps = T(quantize)(w, g, most_code);
@@ -95,6 +117,8 @@ static void T(sweep_block)(const T(state) *state, REAL *panel, int64_t from, int
             T(store)(loss + lane, FMA(err, err, sum));
             minus[half] = -err;
             T(store)(errors + (i - from) * PANEL + lane, minus[half]);
+            if (state->lattice)
+                continue;
             VCODE byte = __builtin_convertvector(__builtin_convertvector(code, VI), VCODE);
             memcpy(codes + i * PANEL + lane, &byte, sizeof byte);
         }
@@ -243,12 +267,16 @@ int T(gptq_sweep)(const qt_sweep *sweep)
     int64_t chunk = fit < 2 ? 2 : fit > MOST_PANELS ? MOST_PANELS : fit;
     chunk = chunk < panels ? chunk : panels;
     T(book) book;
+    T(lattice) lattice;
     T(state) state = {.sweep = sweep, .groups = (cols + size - 1) / size, .group_size = size};
     if (sweep->groups == QT_GROUPS_LEVELS) {
         if (sweep->levels < 1 || sweep->levels > MOST_LEVELS)
             return QT_E_ARGUMENT;
         T(sort_book)(sweep->book, sweep->levels, &book);
         state.book = &book;
+        state.lattice = sweep->point ? &lattice : NULL;
+        if (sweep->point && (!T(read_lattice)(sweep, &lattice) || cols % UNIT || size % UNIT))
+            return QT_E_ARGUMENT;
     }
 
     size_t real = sizeof(REAL), width = (size_t)(chunk * PANEL);

@@ -58,6 +58,12 @@ typedef struct {
     double *loss;           /* [rows] sum of squared scaled errors */
     const float *book;      /* [levels] for QT_GROUPS_LEVELS, in any order */
     const float *offset;    /* [rows, groups] for QT_GROUPS_LEVELS, or NULL: zero */
+    const uint8_t *point;   /* [points, coordinates] for QT_GROUPS_LEVELS, codes below levels / 2
+                             * that may stand together; or NULL. Then there is no offset, 8 divides
+                             * cols and group_size, and a unit of columns keeps together in order */
+    int32_t points, coordinates; /* 1 .. 1024, 4 or 8 */
+    int32_t even_signs;     /* an even number of negative levels in each eight columns */
+    int32_t reserved;
 } qt_sweep;
 
 /* How the codes of a matrix [rows, cols] lie in 32-bit words, code k of a run of them in the bits

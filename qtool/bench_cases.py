@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
+from qtool.gguf.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
 from qtool.native.library import aligned
@@ -226,6 +227,20 @@ def _sweep_onto(name: str, affine: bool) -> Case:
     return Case(f"gptq_sweep {name} 2048 wide", "codes", 4, 1, prepare)
 
 
+def _sweep_points(type_: str) -> Case:
+    """As blocks of a type have levels that stand together."""
+    columns = 2048
+
+    def prepare(rows: int, buffers: Buffers) -> Run:
+        weight = _normal(rows, columns)
+        hinv = _factor(columns, np.float32)
+        one = np.ones(columns, np.float32)
+        found = levels(native_gguf.encode(weight, BY_NAME[type_], one), BY_NAME[type_], columns)
+        return lambda threads: native.gptq_sweep_levels(weight, hinv, levels=found, threads=threads)
+
+    return Case(f"gptq_sweep {type_} 2048 wide", "codes", 4, 1, prepare)
+
+
 _CONVERSIONS: dict[tuple[str, str], Callable[..., NDArray[Any]]] = {
     ("float32", "float16"): native.to_float16,
     ("float32", "bfloat16"): native.to_bfloat16,
@@ -275,6 +290,7 @@ def all_cases() -> list[Case]:
         cases += [_encode(block, w) for w in (False, True) if w or not block.needs_importance]
     cases += [_groups(False), _groups(True), _sweep("float32"), _sweep("float64")]
     cases += [_sweep_onto("levels", affine=True), _sweep_onto("book", affine=False)]
+    cases += [_sweep_points("IQ2_S"), _sweep_points("IQ3_XXS")]
     layouts = [("columns", b) for b in (2, 3, 4, 8)] + [("across", 4), ("strips", 4)]
     layouts += [("rows", b) for b in range(2, 9)] + [("padded", b) for b in (3, 5, 6, 7)]
     return cases + [_pack(bits, layout, way) for way in (True, False) for layout, bits in layouts]

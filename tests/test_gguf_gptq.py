@@ -58,15 +58,18 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
         ("gemma3", "iq4_nl", []),
+        (TINY, "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
+        (TINY, "iq2_s", []),
     ],
 )
 def test_later_blocks_are_fed_by_what_the_file_says(
-    name: str, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
+    name: str | Path, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Every matrix of a decoder block, when the block has been swept, is the file's, dequantized,
     at the checkpoint's place; whatever the order of rows and however tensors are parted there."""
-    model, out = checkpoint(models, name, "bfloat16").path, tmp_path / "out.gguf"
+    out = tmp_path / "out.gguf"
+    model = name if isinstance(name, Path) else checkpoint(models, name, "bfloat16").path
     fed: dict[str, torch.Tensor] = {}
     original = Sweeping.block
 
@@ -149,28 +152,30 @@ def test_rows_that_are_swept_together_change_no_byte(
         assert one.relative_error == pytest.approx(other.relative_error, rel=1e-5)
 
 
+@pytest.mark.parametrize("recipe", ["q4_k_m", "iq3_xxs"])
 def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
-    sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # this model's tokenizer is one that llama.cpp knows
     chosen = ["method=gptq", *sets]
-    write(TINY, tmp_path / "two.gguf", "q4_k_m", *chosen)
-    write(TINY, tmp_path / "one.gguf", "q4_k_m", *chosen, threads=1)
+    write(TINY, tmp_path / "two.gguf", recipe, *chosen)
+    write(TINY, tmp_path / "one.gguf", recipe, *chosen, threads=1)
     assert (tmp_path / "two.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
     write(TINY, tmp_path / "source.gguf", "f32")
-    write(tmp_path / "source.gguf", tmp_path / "three.gguf", "q4_k_m", *chosen)
+    write(tmp_path / "source.gguf", tmp_path / "three.gguf", recipe, *chosen)
     with GgufFile.open(tmp_path / "one.gguf") as one, GgufFile.open(tmp_path / "three.gguf") as two:
         for name in one.tensors:
             assert gguf_from_hf.raw(one, name).tobytes() == gguf_from_hf.raw(two, name).tobytes()
 
 
-@pytest.mark.parametrize("chain", ["", "awq"])
+@pytest.mark.parametrize(("recipe", "chain"), [("q4_0", ""), ("q4_0", "awq"), ("iq2_m", "")])
 def test_goes_on_after_a_kill(
-    chain: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recipe: str, chain: str, models: Path, sets: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Killed at each line of the journal in turn: the same bytes, no block done twice but one."""
-    model = checkpoint(models, "llama", "bfloat16").path
-    chosen = ("q4_0", "method=gptq", f"transforms=[{chain}]", *sets)
+    model = TINY if recipe == "iq2_m" else checkpoint(models, "llama", "bfloat16").path
+    chosen = (recipe, "method=gptq", f"transforms=[{chain}]", *sets)
     whole = write(model, tmp_path / "whole", *chosen)
     out, tries = tmp_path / "out", 0
     while not out.exists():
@@ -234,7 +239,7 @@ def test_a_file_is_reproduced(models: Path, sets: list[str], tmp_path: Path) -> 
 )
 def test_a_report_prints_the_command_that_makes_it_again(sets: list[str]) -> None:
     loaded = recipes.load("q4_k_m", sets)
-    (line,) = commands({"name": "q4_k_m", **loaded.effective()}, "tiny", "out.gguf")
+    (line,) = commands({"name": "q4_k_m", **loaded.effective()}, "tiny", "out.gguf", False)
     words = shlex.split(line)
     given = [word for at, word in enumerate(words) if words[at - 1] == "--set"]
     assert recipes.load("q4_k_m", given).effective() == loaded.effective()
@@ -343,10 +348,9 @@ def test_plan_and_refusals(models: Path, sets: list[str], tmp_path: Path) -> Non
     for type_ in ("tq1_0", "f16"):
         with pytest.raises(UnsupportedError, match=f"nothing to do with type {type_}"):
             plan("method=gptq", f"type={type_}")
-    mixed = plan("method=gptq", "type=iq2_xxs")
-    assert any(
-        "gptq leaves 24 of 28 matrices" in one and "IQ2_XXS" in one for one in mixed.warnings
-    )
+    mixed = plan("method=gptq", "type=iq1_m")
+    assert any("gptq leaves 20 of 28 matrices" in one and "IQ1_M" in one for one in mixed.warnings)
+    assert not plan("method=gptq", "type=iq2_xxs").warnings
     assert any(
         "gptq.act_order has no effect" in one for one in plan("gptq.act_order=false").warnings
     )

@@ -21,6 +21,21 @@ def values(found: Levels, codes: Bytes) -> NDArray[np.float32]:
     return product if found.offset is None else product - found.offset.repeat(found.width, axis=1)
 
 
+def any_codes(found: Levels, rows: int, in_features: int, seed: int) -> Bytes:
+    """Codes that may stand together, drawn at random."""
+    draw = np.random.default_rng(seed)
+    if found.points is None:
+        return draw.integers(0, found.book.size, (rows, in_features), np.uint8)
+    points, half = found.points.codes, found.book.size // 2
+    shape = (rows, in_features // points.shape[1])
+    codes = points[draw.integers(0, len(points), shape)].reshape(rows, -1, 8)
+    minus = draw.random(codes.shape) < 0.5
+    if found.points.even:
+        minus[..., 5] ^= minus.sum(axis=2) % 2 == 1
+    chosen: Bytes = (codes + minus * np.uint8(half)).reshape(rows, in_features)
+    return chosen
+
+
 def bits(array: NDArray[np.float32]) -> NDArray[np.uint32]:
     return array.view(np.uint32)
 
@@ -59,8 +74,7 @@ def test_levels_and_codes_are_what_the_kernels_read(
         read = native_gguf.dequantize(blocks, block, 512)
         np.testing.assert_array_equal(bits(values(found, old)), bits(read))
 
-    draw = np.random.default_rng(2)
-    codes = draw.integers(0, found.book.size, (rows, 512), np.uint8)
+    codes = any_codes(found, rows, 512, seed=2)
     put_codes(blocks, block, codes)
     np.testing.assert_array_equal(codes_of(blocks, block, 512), codes)
     read = native_gguf.dequantize(blocks, block, 512)
@@ -74,15 +88,42 @@ def test_levels_and_codes_are_what_the_kernels_read(
 
 
 def test_single_weights_of_all_other_types_have_no_levels() -> None:
-    """Lattices, and ternary types, whose codes share bytes or have two or three levels alone."""
+    """Ternary types, whose codes share bytes or have two or three levels alone, and IQ1."""
     others = set(BY_NAME) - SWEPT
-    assert {name for name in others if name.startswith("IQ")} == {
-        "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
-    }  # fmt: skip
+    assert {name for name in others if name.startswith("IQ")} == {"IQ1_S", "IQ1_M"}
     for name in others:
         block = BY_NAME[name]
         with pytest.raises(UnsupportedError, match=f"{name} has no levels .* Q4_0, Q4_1"):
             levels(np.zeros((1, block.row_bytes(256)), np.uint8), block, 256)
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_codes_beside_the_lattice_are_refused(name: str) -> None:
+    block = BY_NAME[name]
+    blocks = encoded(block, 3, 256)
+    found, before = levels(blocks, block, 256), blocks.copy()
+    assert found.points is not None
+    half = found.book.size // 2
+    there = {tuple(point) for point in found.points.codes.tolist()}
+    width = found.points.codes.shape[1]
+    good = any_codes(found, 3, 256, seed=4)
+    draw = np.random.default_rng(5)
+    while (beside := tuple(draw.integers(0, half, width).tolist())) in there:
+        pass
+    codes = good.copy()
+    codes[1, 8 : 8 + width] = beside
+    with pytest.raises(ValueError, match=f"no point of {name}"):
+        put_codes(blocks, block, codes)
+    codes = good.copy()
+    codes[2, 7] = 2 * half
+    with pytest.raises(ValueError, match=f"no point of {name}"):
+        put_codes(blocks, block, codes)
+    codes = good.copy()
+    codes[1, 17] = (codes[1, 17] + half) % (2 * half)
+    if found.points.even:
+        with pytest.raises(ValueError, match="odd number of signs"):
+            put_codes(blocks, block, codes)
+    np.testing.assert_array_equal(blocks, before)
 
 
 def test_refusals() -> None:

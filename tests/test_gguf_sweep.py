@@ -7,9 +7,13 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.gguf import sweep
-from qtool.gguf.levels import SWEPT
-from qtool.gguf_types import BY_NAME
+from qtool.gguf.levels import SWEPT, together
+from qtool.gguf_types import BY_NAME, BlockType
 from qtool.methods import gptq
+
+
+def factor(gram: NDArray[np.float32], type_: BlockType) -> gptq.Factor:
+    return gptq.factor(gram, gptq.Options(), together=together(type_))
 
 
 @pytest.mark.parametrize("name", sorted(SWEPT))
@@ -19,13 +23,14 @@ def test_the_sweep_lowers_the_error_of_outputs(name: str) -> None:
     gram = hessian(width, seed=3)
     weight = np.random.default_rng(3).standard_normal((64, width), np.float32)
     seen = gram.astype(np.float32)
-    given = sweep.swept(np.diagonal(seen), gptq.factor(seen, gptq.Options(), None))
+    given = sweep.swept(np.diagonal(seen), factor(seen, type_))
     swept = native_gguf.dequantize(sweep.blocks_of(weight, type_, given), type_, width)
 
     def lost(back: NDArray[np.float32]) -> float:
         return trace_error(weight.astype(np.float64), back, gram)
 
-    for importance in (None, np.diagonal(gram).astype(np.float32).copy()):
+    flat = np.ones(width, np.float32) if type_.needs_importance else None
+    for importance in (flat, np.diagonal(gram).astype(np.float32).copy()):
         plain = native_gguf.encode(weight, type_, importance)
         assert lost(swept) < 0.85 * lost(native_gguf.dequantize(plain, type_, width))
 
@@ -40,17 +45,18 @@ def test_an_input_that_was_hardly_seen_weighs_as_llama_quantize_has_it() -> None
         )
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS", "IQ2_XS", "IQ3_XXS"])
 @pytest.mark.parametrize("dead", [slice(0, 256), slice(None)])
 def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> None:
     """Weights of channels that nothing comes through are stored as the encoder would."""
     weight = np.random.default_rng(6).standard_normal((8, 512), np.float32)
     gram = hessian(512, seed=6).astype(np.float32)
     gram[dead] = gram[:, dead] = 0
-    given = sweep.swept(np.diagonal(gram), gptq.factor(gram, gptq.Options(), None))
+    given = sweep.swept(np.diagonal(gram), factor(gram, BY_NAME[name]))
     made = sweep.blocks_of(weight, BY_NAME[name], given)
     back = native_gguf.dequantize(made, BY_NAME[name], 512)
-    plain = native_gguf.encode(weight, BY_NAME[name])
+    flat = np.ones(512, np.float32) if BY_NAME[name].needs_importance else None
+    plain = native_gguf.encode(weight, BY_NAME[name], flat)
     usual = native_gguf.dequantize(plain, BY_NAME[name], 512)
     off, least = (np.square(one - weight)[:, dead].mean() for one in (back, usual))
     assert off < 1.3 * least

@@ -1,7 +1,8 @@
 """The column sweep onto given levels against a float64 loop that recomputes the inverse."""
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -10,8 +11,9 @@ from hessians import Floats, factor, hessian, trace_error
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
-from qtool.gguf.levels import SWEPT, Levels, levels
+from qtool.gguf.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME, BlockType
+from qtool.native import Points
 
 Order = NDArray[np.int32]
 TYPES = [BY_NAME[name] for name in sorted(SWEPT)]
@@ -53,24 +55,34 @@ class Problem:
         return found
 
     @cached_property
-    def shares(self) -> list[Floats]:
-        """At each step the share of its error that each column left takes, by the definition."""
+    def rows(self) -> list[Floats]:
+        """At each step the first row of the inverse of what is left of H."""
         found = []
         for i in range(len(self.h)):
             rest = self.steps[i:]
-            inverse = np.linalg.inv(self.h[np.ix_(rest, rest)])
-            found.append(inverse[0] / inverse[0, 0])
+            found.append(np.linalg.inv(self.h[np.ix_(rest, rest)])[0])
         return found
 
+    @cached_property
+    def shares(self) -> list[Floats]:
+        """At each step the share of its error that each column left takes, by the definition."""
+        return [row / row[0] for row in self.rows]
 
-def problem_of(h: Floats, ordered: bool = True) -> Problem:
-    order = np.argsort(-np.diag(h), kind="stable").astype(np.int32)
+
+def problem_of(h: Floats, ordered: bool = True, together: int = 1) -> Problem:
+    strength = np.diag(h).reshape(-1, together).sum(axis=1)
+    first = np.argsort(-strength, kind="stable")[:, None] * together
+    order = (first + np.arange(together)).ravel().astype(np.int32)
     return Problem(h, order if ordered else None)
 
 
 @cache
-def problem(columns: int, seed: int, ordered: bool = True) -> Problem:
-    return problem_of(hessian(columns, seed), ordered)
+def problem(columns: int, seed: int, ordered: bool = True, together: int = 1) -> Problem:
+    return problem_of(hessian(columns, seed), ordered, together)
+
+
+def problem_for(block: BlockType, columns: int, seed: int, ordered: bool = True) -> Problem:
+    return problem(columns, seed, ordered, together(block))
 
 
 def level_values(found: Levels, group: int) -> NDArray[np.float32]:
@@ -85,16 +97,52 @@ def nearest(w: Floats, values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], 
     return code.astype(np.uint8), values[np.arange(len(w)), code].astype(np.float64)
 
 
+def nearest_points(
+    w: Floats, values: NDArray[np.float32], points: Points, cost: Floats
+) -> tuple[NDArray[np.uint8], Floats]:
+    """Of some columns that stand together: codes for which the sum of cost times squared errors is
+    least, of all points with all signs, and what they stand for."""
+    half, n, rows = values.shape[1] // 2, points.codes.shape[1], np.arange(len(w))
+    off = cost[:, None] * np.square(w[:, :, None] - values[:, None])  # [out, columns, levels]
+    if not points.even:  # each column has the better sign
+        signs = (off[:, :, half:] < off[:, :, :half]) * np.uint8(half)
+        off = np.minimum(off[:, :, half:], off[:, :, :half])
+        sums = sum(off[:, i][:, points.codes[:, i]] for i in range(n))
+        best = points.codes[sums.argmin(1)]
+        codes = best + np.take_along_axis(signs, best[:, :, None], axis=2)[:, :, 0]
+        return codes, values[rows[:, None], codes].astype(np.float64)
+    signs = np.array(list(itertools.product([0, 1], repeat=n)), np.uint8)
+    every = (points.codes[:, None] + signs * np.uint8(half)).reshape(-1, n)
+    odd = np.tile(signs.sum(1) % 2, len(points.codes)) == 1
+    least = []  # of each four or eight columns, by the parity of their signs
+    for first in range(0, 8, n):
+        sums = sum(off[:, first + i][:, every[:, i]] for i in range(n))
+        both = [np.where(odd == parity, sums, np.inf) for parity in (False, True)]
+        least.append([(some.min(1), every[some.argmin(1)]) for some in both])
+    codes, sums = np.hstack([part[0][1] for part in least]), sum(part[0][0] for part in least)
+    if n == 4:
+        other = least[0][1][0] + least[1][1][0] < sums
+        codes[other] = np.hstack([part[1][1] for part in least])[other]
+    return codes, values[rows[:, None], codes].astype(np.float64)
+
+
 def oracle(
     weight: NDArray[np.float32], found: Levels, p: Problem
 ) -> tuple[NDArray[np.uint8], Floats]:
     """Optimal brain quantization in a fixed order: codes and what they stand for."""
     w = weight.astype(np.float64)
     codes, values = np.zeros(w.shape, np.uint8), np.zeros(w.shape)
+    unit = found.points.together if found.points is not None else 1
     for i, column in enumerate(p.steps):
-        chosen = nearest(w[:, column], level_values(found, column // found.width))
-        codes[:, column], values[:, column] = chosen
-        w[:, p.steps[i:]] -= np.outer(w[:, column] - chosen[1], p.shares[i])
+        if i % unit == 0:
+            columns, levels_here = p.steps[i : i + unit], level_values(found, column // found.width)
+            if found.points is None:
+                chosen = tuple(one[:, None] for one in nearest(w[:, column], levels_here))
+            else:
+                cost = np.array([1 / p.rows[k][0] for k in range(i, i + unit)])
+                chosen = nearest_points(w[:, columns], levels_here, found.points, cost)
+            codes[:, columns], values[:, columns] = chosen
+        w[:, p.steps[i:]] -= np.outer(w[:, column] - values[:, column], p.shares[i])
     return codes, values
 
 
@@ -126,8 +174,8 @@ def encoded(weight: NDArray[np.float32], p: Problem, block: BlockType) -> Levels
 @each_type
 @pytest.mark.parametrize("ordered", [False, True])
 def test_float64_equals_the_oracle(block: BlockType, ordered: bool) -> None:
-    p = problem(256, 7, ordered)
-    weight = normal(64, 256, seed=block.number)
+    p = problem_for(block, 256, 7, ordered)
+    weight = normal(16 if together(block) == 8 else 64, 256, seed=block.number)
     found = encoded(weight, p, block)
     codes, _ = oracle(weight, found, p)
     np.testing.assert_array_equal(sweep(weight, p, found), codes)
@@ -163,7 +211,7 @@ def test_any_levels_equal_the_oracle(book: str, shift: float | None, ordered: bo
 @each_type
 def test_float32_hardly_differs_from_float64(block: BlockType) -> None:
     weight = normal(128, 512)
-    p = problem(512, 1)
+    p = problem_for(block, 512, 1)
     found = encoded(weight, p, block)
     double = sweep(weight, p, found)
     single = sweep(weight, p, found, np.float32)
@@ -178,7 +226,7 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
     block: BlockType, dtype: type, isa_restored: None
 ) -> None:
     weight = normal(75, 512)
-    p = problem(512, 5)
+    p = problem_for(block, 512, 5)
     found = encoded(weight, p, block)
     results = []
     for isa in native.available():
@@ -186,12 +234,8 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
         results += [sweep(weight, p, found, dtype, threads) for threads in (1, 2, 3)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
-    alone = Levels(
-        found.width,
-        found.scale[70:71].copy(),
-        None if found.offset is None else found.offset[70:71].copy(),
-        found.book,
-    )
+    offset = None if found.offset is None else found.offset[70:71].copy()
+    alone = replace(found, scale=found.scale[70:71].copy(), offset=offset)
     row = sweep(weight[70:71].copy(), p, alone, dtype)
     np.testing.assert_array_equal(row, results[0][70:71])
 
@@ -199,14 +243,18 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
 @each_type
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_without_correlations_it_is_plain_rounding(block: BlockType, dtype: type) -> None:
-    weight = normal(40, 512)
-    p = problem_of(np.eye(512))
+    weight = normal(8, 512)
+    p, unit = problem_of(np.eye(512)), together(block)
     found = encoded(weight, p, block)
     codes = sweep(weight, p, found, dtype)
-    for column in range(512):
+    for column in range(0, 512, unit):
         values = level_values(found, column // found.width)
-        wanted, _ = nearest(weight[:, column].astype(np.float64), values)
-        np.testing.assert_array_equal(codes[:, column], wanted)
+        w = weight[:, column : column + unit].astype(np.float64)
+        if found.points is None:
+            wanted = nearest(w[:, 0], values)[0][:, None]
+        else:
+            wanted, _ = nearest_points(w, values, found.points, np.ones(unit))
+        np.testing.assert_array_equal(codes[:, column : column + unit], wanted)
 
 
 def test_halves_go_to_even_or_down() -> None:

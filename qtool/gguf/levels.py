@@ -2,8 +2,8 @@
 
 In most block types a code of a few bits chooses a weight among levels that the scale and minimum
 of its sub-block fix: what a column sweep can round onto, with the rest of a block left as it is.
-Not so in IQ1, IQ2 and IQ3, whose codes stand for eight or four weights at once; ternary types,
-which have two or three levels, are left out.
+In IQ2 and IQ3 those of four or eight weights depend on each other (lattice.py). IQ1, whose codes
+stand for eight weights and a shift, and ternary types, with two or three levels, are left out.
 
 A layout is told as planes: so many bytes from an offset on, in runs, of which every byte holds as
 many fields of `bits` bits as fit. The lowest fields of a run belong to as many weights as it has
@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import UnsupportedError
+from qtool.gguf import lattice
 from qtool.gguf_types import BlockType
 from qtool.native import Levels
 from qtool.native.library import check
 
-__all__ = ["SWEPT", "Levels", "codes_of", "levels", "put_codes"]
+__all__ = ["SWEPT", "Levels", "codes_of", "levels", "put_codes", "together"]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -142,7 +143,7 @@ _LAYOUTS = {
     "NVFP4": _Layout((_Plane(4, 4, 8),), _FP4, 16, _ue4m3),
 }
 
-SWEPT: frozenset[str] = frozenset(_LAYOUTS)  # names of the types that have such levels
+SWEPT = frozenset(_LAYOUTS) | lattice.NAMES  # names of the types that have such levels
 
 
 def _layout(type: BlockType) -> _Layout:
@@ -150,15 +151,22 @@ def _layout(type: BlockType) -> _Layout:
     if found is None:
         raise UnsupportedError(
             f"{type.name} has no levels to round single weights onto; "
-            f"of the block types, these have: {', '.join(_LAYOUTS)}"
+            f"of the block types, these have: {', '.join([*_LAYOUTS, *sorted(lattice.NAMES)])}"
         )
     return found
 
 
+def together(type: BlockType) -> int:
+    """Columns that a sweep must take together: where levels depend on each other."""
+    return lattice.points(type.name).together if type.name in lattice.NAMES else 1
+
+
 def levels(blocks: Bytes, type: BlockType, in_features: int) -> Levels:
     """What the codes of rows of blocks stand for. blocks: [out, bytes of a row]."""
-    layout = _layout(type)
     check("blocks", blocks, np.uint8, (None, type.row_bytes(in_features)))
+    if type.name in lattice.NAMES:
+        return lattice.levels(blocks.reshape(-1, type.nbytes), type.name, len(blocks))
+    layout = _layout(type)
     scale, offset = layout.scales(blocks.reshape(-1, type.nbytes))
     shape = (len(blocks), in_features // layout.width)
     rows = None if offset is None else offset.reshape(shape)
@@ -188,8 +196,13 @@ def _parts(blocks: Bytes, type: BlockType, codes: Bytes) -> Iterator[tuple[Bytes
 def put_codes(blocks: Bytes, type: BlockType, codes: Bytes) -> None:
     """Replace the codes of rows of blocks in place; code c stands for number c of the book.
 
-    blocks: [out, bytes of a row]. codes: [out, in], below the size of the book.
+    blocks: [out, bytes of a row]. codes: [out, in], below the size of the book, and where levels
+    depend on each other, such as may stand together (ValueError).
     """
+    if type.name in lattice.NAMES:
+        for some, part in _parts(blocks, type, codes):
+            lattice.put(some, type, part)
+        return
     layout = _layout(type)
     for some, part in _parts(blocks, type, codes):
         wrapped = part - np.uint8(layout.wrap) if layout.wrap else part
@@ -204,8 +217,12 @@ def put_codes(blocks: Bytes, type: BlockType, codes: Bytes) -> None:
 
 def codes_of(blocks: Bytes, type: BlockType, in_features: int) -> Bytes:
     """[out, in], the codes that rows of blocks [out, bytes of a row] hold."""
-    layout = _layout(type)
     codes = np.zeros((len(blocks), in_features), np.uint8)
+    if type.name in lattice.NAMES:
+        for some, part in _parts(blocks, type, codes):
+            lattice.take(some, type, part)
+        return codes
+    layout = _layout(type)
     for some, part in _parts(blocks, type, codes):
         for plane in layout.planes:
             stored, fields = _fields(some, part, plane, type.weights)

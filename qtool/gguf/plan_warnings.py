@@ -64,7 +64,7 @@ def warnings(
         types = ", ".join(sorted({tensor.type.name for tensor in left}))
         found.append(
             f"method gptq leaves {len(left)} of {every} matrices of the blocks to llama.cpp's "
-            f"encoder: {types} has no code for each weight"
+            f"encoder: {types} has no levels that it can choose among"
         )
     return (*found, *_idle(recipe, tensors))
 

@@ -5,7 +5,7 @@
                      -> the workspace, from where the file is written
                      -> dequantized, into the decoder block: later ones are fed by these
 
-Matrices whose types have no levels for single weights (lattices, plain floats), the embedding and
+Matrices whose types have no levels to choose among (IQ1, ternary, plain floats), the embedding and
 the head are not swept: the writer encodes them later, and in decoder blocks the original feeds
 those after it. Experts that hardly a token reached are encoded here, with their importance.
 """
@@ -33,6 +33,7 @@ from qtool.gguf import sweep
 from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
 from qtool.gguf.importance import Squares, matrices_reading
 from qtool.gguf.kinds import layer_of
+from qtool.gguf.levels import together
 from qtool.gguf.pieces import check_fits, floats_of, matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
@@ -156,7 +157,8 @@ class Sweeping:
         else:
             where = f"the input of {parts[0].tensor.name}"
             with methods.named(where):
-                factor = gptq.factor(seen.gram, self.options, seen.count)
+                most = max(together(part.tensor.type) for part in parts)
+                factor = gptq.factor(seen.gram, self.options, seen.count, together=most)
             given = sweep.swept(square, factor)
             notes = [f"{where}: {note}" for note in factor.notes]
         gram = None if seen.gram is None else torch.from_numpy(seen.gram)

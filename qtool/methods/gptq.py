@@ -14,7 +14,8 @@ one triangular inverse, where the usual way takes two factorizations and a full 
 `act_order` takes the columns with the largest diagonal of H first, while most columns are still
 free to make up for them. With `static_groups` the grids are found before the sweep from groups
 of neighbours, so the file is the same as without act_order. Without, a group is a run of columns
-in sweep order, its grid is found when the sweep reaches it, and the file needs a g_idx.
+in sweep order, its grid is found when the sweep reaches it, and the file needs a g_idx. Columns
+that are rounded together stay neighbours: units are put in order by the sums of their diagonals.
 
 `mse` searches each group's range, as round to nearest can, but weighs the squared error of a column
 by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On SmolLM2 at 4 bits
@@ -98,14 +99,16 @@ def factor(
     options: Options,
     tokens: int | None = None,
     dtype: type[np.floating] = np.float32,
+    together: int = 1,
 ) -> Factor:
-    """Damp and factor a Gram matrix [in, in] of so many tokens; None: take it as exact.
+    """Damp and factor a Gram matrix [in, in] of so many tokens; None: take it as exact. With
+    act_order so many neighbours at a time are put in order.
 
     One thread, since LAPACK's sums depend on how many there are. Raises SourceError where the
     matrix is not finite or no damping helps.
     """
     with single_thread():
-        root, order, notes = _damped_root(gram, options, tokens, dtype)
+        root, order, notes = _damped_root(gram, options, tokens, dtype, together)
         cost = importance_of(root, order)
         _reverse(root.view(-1).numpy())
         invert_upper(root)
@@ -142,8 +145,9 @@ class Prepared:
         return np.ascontiguousarray(self.order[::-1])
 
 
-def prepare(diagonal: NDArray[np.float64], options: Options) -> Prepared:
-    """SourceError where the diagonal [in] is not one of sums of squares. Written over."""
+def prepare(diagonal: NDArray[np.float64], options: Options, together: int = 1) -> Prepared:
+    """SourceError where the diagonal [in] is not one of sums of squares. Written over. together:
+    columns that stay neighbours in the sweep, a divisor of `in`."""
     if not np.isfinite(diagonal).all() or (diagonal < 0).any():
         raise SourceError(
             f"the Gram matrix has {diagonal.min():.3g} on its diagonal, where sums of squares "
@@ -159,7 +163,9 @@ def prepare(diagonal: NDArray[np.float64], options: Options) -> Prepared:
     diagonal[dead] = mean
     diagonal /= mean
     if options.act_order:
-        order = np.argsort(-np.where(dead, 0.0, diagonal), kind="stable").astype(np.int32)
+        strength = np.where(dead, 0.0, diagonal).reshape(-1, together).sum(axis=1)
+        first = np.argsort(-strength, kind="stable")[:, None] * together
+        order = (first + np.arange(together)).ravel().astype(np.int32)
     else:
         order = np.arange(diagonal.size, dtype=np.int32)
     return Prepared(diagonal, mean, order, tuple(notes))
@@ -188,7 +194,11 @@ def damped(
 
 
 def _damped_root(
-    gram: Real, options: Options, tokens: int | None, dtype: type[np.floating]
+    gram: Real,
+    options: Options,
+    tokens: int | None,
+    dtype: type[np.floating],
+    together: int = 1,
 ) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
     """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
 
@@ -196,7 +206,7 @@ def _damped_root(
     the factor is R. Also that order, and notes. Of a wide layer each matrix here is half a
     gigabyte: at most two live at a time beside the given one.
     """
-    prepared = prepare(np.diagonal(gram).astype(np.float64), options)
+    prepared = prepare(np.diagonal(gram).astype(np.float64), options, together)
     backwards = prepared.backwards
 
     def attempt(damping: float) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ nor on the instruction set, which is chosen when the library is loaded.
 """
 
 from qtool.native.floats import from_bfloat16, from_float16, to_bfloat16, to_float16
-from qtool.native.levels import Levels, gptq_sweep_levels
+from qtool.native.levels import Levels, Points, gptq_sweep_levels
 from qtool.native.library import available, default_threads, select, selected
 from qtool.native.packing import AWQ_ORDER, dequantize, pack, unpack
 from qtool.native.rounding import Groups, RangeSearch, Sweep, gptq_sweep, quantize_groups
@@ -16,6 +16,7 @@ __all__ = [
     "AWQ_ORDER",
     "Groups",
     "Levels",
+    "Points",
     "RangeSearch",
     "Sweep",
     "available",

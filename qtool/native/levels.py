@@ -15,6 +15,21 @@ _MOST = 256
 
 
 @dataclass(frozen=True)
+class Points:
+    """Codes that may stand together: those of each four or eight neighbouring columns are a row of
+    `codes`, any of them with half the size of the book added. The numbers of the second half are
+    the first's, negated."""
+
+    codes: NDArray[np.uint8]  # [points, 4 or 8], at most 1024, below half the size of the book
+    even: bool  # an even number of codes of the second half in each eight columns
+
+    @property
+    def together(self) -> int:
+        """Columns that must be taken together."""
+        return 8 if self.even else self.codes.shape[1]
+
+
+@dataclass(frozen=True)
 class Levels:
     """What the codes of a matrix [out, in] stand for, in float32, each operation rounded:
 
@@ -25,6 +40,7 @@ class Levels:
     scale: NDArray[np.float32]  # [out, in / width], of any sign, finite
     offset: NDArray[np.float32] | None  # [out, in / width], finite; None: zero
     book: NDArray[np.float32]  # [levels], in any order, at most 256
+    points: Points | None = None  # then there is no offset, and width is a multiple of 8
 
 
 def gptq_sweep_levels(
@@ -42,6 +58,9 @@ def gptq_sweep_levels(
     the column taken at each step. A column becomes the level next to it; halfway between two, the
     even one of a book of consecutive whole numbers, else the lower one of the book. Where the scale
     is zero it becomes the number of the book nearest to zero; of equal numbers, the first.
+
+    Columns that choose among points become those for which sum (w - level)^2 / U_jj^2 is least, the
+    first point of equals; `order` must take columns that depend on each other one after another.
     """
     dtype = weight.dtype
     if dtype not in (np.float32, np.float64):
@@ -57,6 +76,9 @@ def gptq_sweep_levels(
     check("book", levels.book, np.float32, (None,))
     if not 1 <= levels.book.size <= _MOST or not np.isfinite(levels.book).all():
         raise ValueError(f"book is {levels.book}, expected 1 to {_MOST} finite numbers")
+    points = levels.points
+    if points is not None:
+        _check_points(levels, points, in_features, order)
     codes = np.empty((out_features, in_features), np.uint8)
     loss = np.empty(out_features, np.float64)
     function = getattr(library(), f"qt_gptq_sweep_f{dtype.itemsize * 8}")
@@ -76,8 +98,34 @@ def gptq_sweep_levels(
             loss=address(loss, first),
             book=address(levels.book),
             offset=address(levels.offset, first),
+            **({} if points is None else _told(points)),
         )
         return int(function(ctypes.byref(task)))
 
     over_rows(out_features, threads, run)
     return codes
+
+
+def _told(points: Points) -> dict[str, Any]:
+    count, coordinates = points.codes.shape
+    return {
+        "point": address(points.codes),
+        "points": count,
+        "coordinates": coordinates,
+        "even_signs": points.even,
+    }
+
+
+def _check_points(
+    levels: Levels, points: Points, in_features: int, order: NDArray[np.int32] | None
+) -> None:
+    check("points", points.codes, np.uint8, (None, None))
+    if levels.offset is not None or in_features % 8 or levels.width % 8:
+        raise ValueError("points go without an offset, in_features and width by eight")
+    half = levels.book.size // 2
+    if not np.array_equal(levels.book[:half], -levels.book[half:]):
+        raise ValueError(f"book is {levels.book}, expected a second half that negates the first")
+    if order is not None:
+        taken = order.reshape(-1, points.together)
+        if (taken[:, :1] % points.together != 0).any() or (np.diff(taken) != 1).any():
+            raise ValueError(f"order parts columns that stand together, {points.together} each")

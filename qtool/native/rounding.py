@@ -74,6 +74,11 @@ class SweepTask(ctypes.Structure):
         ("loss", ctypes.c_void_p),
         ("book", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
+        ("point", ctypes.c_void_p),
+        ("points", ctypes.c_int32),
+        ("coordinates", ctypes.c_int32),
+        ("even_signs", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 

@@ -243,6 +243,30 @@ static void any_levels(input *in, qt_sweep *t, int64_t scales)
         t->offset = numbers(in, scales, 3, 0);
 }
 
+/* Points that neighbours choose together: of four coordinates with up to eight magnitudes, or of
+ * eight with up to three. One task in 64 has a code too large. */
+static void any_points(input *in, qt_sweep *t, int64_t scales)
+{
+    int64_t most = t->coordinates == 8 ? 3 : 8, count = between(in, 1, most);
+    t->levels = (int32_t)(2 * count);
+    float *book = numbers(in, t->levels, 3, 1);
+    for (int64_t i = 0; i < count; i++) {
+        book[i] += 0x1p-10f;
+        book[count + i] = -book[i];
+    }
+    t->points = (int32_t)between(in, 1, byte(in) % 4 ? 40 : 1024);
+    size_t size = (size_t)(t->points * t->coordinates);
+    uint8_t *point = random_bytes(in, size, 0);
+    for (size_t i = 0; i < size; i++)
+        point[i] = (uint8_t)(point[i] % count);
+    if (byte(in) % 64 == 0)
+        point[0] = (uint8_t)count;
+    t->book = book;
+    t->point = point;
+    t->even_signs = byte(in) % 2;
+    t->scale = numbers(in, scales, 3, 0);
+}
+
 static void gptq_sweep_case(input *in)
 {
     double ratios[3];
@@ -252,6 +276,12 @@ static void gptq_sweep_case(input *in)
     t->cols = between(in, 1, byte(in) % 4 ? 60 : 300);
     t->group_size = between(in, 1, t->cols);
     t->groups = (int32_t)below(in, 4);
+    int32_t unit = t->groups == QT_GROUPS_LEVELS && byte(in) % 2 ? 8 : 1;
+    if (unit > 1) {
+        t->coordinates = byte(in) % 2 ? 4 : 8;
+        t->cols = unit * between(in, 1, 20);
+        t->group_size = unit * between(in, 1, t->cols / unit);
+    }
     int64_t groups = (t->cols + t->group_size - 1) / t->group_size;
     size_t scales = (size_t)(t->rows * groups), size = (size_t)(t->rows * t->cols);
     t->weight = reals(in, numbers(in, t->rows * t->cols, 3, 0), t->rows * t->cols, s.doubles);
@@ -264,12 +294,14 @@ static void gptq_sweep_case(input *in)
     t->hinv = reals(in, factor, t->cols * t->cols, s.doubles);
     if (byte(in) % 2) {
         int32_t *order = (int32_t *)(void *)room(in, (size_t)t->cols * 4, 0);
-        for (int32_t i = 0; i < t->cols; i++) {
-            int64_t other = below(in, i + 1);
+        for (int32_t i = 0; i < t->cols; i += unit) {
+            int64_t other = below(in, i / unit + 1) * unit;
             order[i] = i;
             order[i] = order[other];
             order[other] = i;
         }
+        for (int32_t i = 0; i < t->cols; i++)
+            order[i] = order[i - i % unit] + i % unit;
         t->order = order;
     }
     if (byte(in) % 2)
@@ -281,7 +313,9 @@ static void gptq_sweep_case(input *in)
         t->scale = reals(in, scale, (int64_t)scales, s.doubles);
         t->zero = zeros(in, scales, t->quantizer.bits);
     }
-    if (t->groups == QT_GROUPS_LEVELS)
+    if (unit > 1)
+        any_points(in, t, (int64_t)scales);
+    else if (t->groups == QT_GROUPS_LEVELS)
         any_levels(in, t, (int64_t)scales);
     output o[] = {{scales * (s.doubles ? 8 : 4), s.doubles ? DOUBLES : FLOATS, 0},
                   {scales, BYTES, 0}, {size, BYTES, 0}, {(size_t)t->rows * 8, DOUBLES, 0}};
