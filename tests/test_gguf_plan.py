@@ -348,7 +348,6 @@ def test_the_command_imports_neither_torch_nor_transformers(tmp_path: Path) -> N
     ("arguments", "sentence"),
     [
         (["q4_k_m", "--max-shard-size", "1GB"], "--max-shard-size would change nothing: recipe q"),
-        (["w4g128-rtn", "--requantize"], "--requantize would change nothing: recipe w4g128-rtn"),
         (["iq2_xs", "--set", "importance=false"], "would become IQ2_XS, which is useless without"),
         (["q1_0", "--set", "output_type=nope"], "output_type: expected one of q4_0"),
     ],

@@ -239,3 +239,34 @@ def test_a_gguf_file_is_a_source_of_every_recipe(
     assert {path.name for path in tmp_path.iterdir()} == {
         "f32.gguf", "q4_k_m.gguf", "a", "f32-w4g128-rtn", "b"
     }  # fmt: skip
+
+
+def test_a_plan_of_a_gguf_file_is_that_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From the headers alone; said of it is what is made in between, and that it is quantized."""
+    monkeypatch.undo()
+    call = quantizing.caller(monkeypatch, capfd)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    found = {}
+    for name in ("f32", "q8_0"):
+        file = tmp_path / f"{name}.gguf"
+        assert call("quantize", "tiny", "--recipe", name, "-o", file).status == 0
+        more = ["--requantize"] if name == "q8_0" else []
+        said = call("plan", file, "--recipe", "w4g128-awq", "--engine", "vllm", "--json", *more)
+        assert said.status == 0, said.err
+        found[name] = json.loads(said.out)
+    expected = json.loads(call("plan", "tiny", "--recipe", "w4g128-awq", "--json").out)
+    for made in found.values():
+        names = [{t["name"] for t in plan["tensors"]} for plan in (made, expected)]
+        assert names[0] == names[1]
+        assert any("a checkpoint of " in warning for warning in made["warnings"])
+    assert found["f32"]["memory"].keys() == expected["memory"].keys()
+    assert "quantized already (Q8_0)" in found["q8_0"]["warnings"][0]
+    refused = call("plan", tmp_path / "q8_0.gguf", "--recipe", "w4g128-awq")
+    assert refused.status == 1 and "give --requantize" in refused.err
+    wide = call("plan", tmp_path / "f32.gguf", "--recipe", "w4g128-awq",
+                "--set", "weights.group_size=512")  # fmt: skip
+    assert wide.status == 1 and "qtool-" not in wide.err
+    assert not [*(tmp_path / "temporary").iterdir()]

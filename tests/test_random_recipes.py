@@ -49,6 +49,15 @@ def model_of(root: Path, name: str) -> Path:
     return folder
 
 
+def gguf_of(root: Path, call: Call) -> Path:
+    """The same as model_of(root, "tiny"), as a GGUF file."""
+    out = root / "tiny.gguf"
+    if not out.exists():
+        done = call("quantize", model_of(root, "tiny"), "--recipe", "f32", "-o", out)
+        assert done.status == 0, done.err
+    return out
+
+
 def recipe_file(rng: random.Random, path: Path) -> Mapping[str, Any]:
     """The first recipe drawn that makes sense by itself."""
     while True:
@@ -87,7 +96,8 @@ def follow(seed: int, root: Path, call: Call, tmp_path: Path) -> str:
     path, text = tmp_path / "recipe.yaml", root / "text.txt"
     drawn = recipe_file(rng, path)
     name = "tiny" if rng.random() < 0.5 else rng.choice(ARCHITECTURES)
-    model = model_of(root, name)
+    from_gguf = name == "tiny" and rng.random() < 0.3
+    model = gguf_of(root, call) if from_gguf else model_of(root, name)
     is_gguf = drawn["format"] == "gguf"
     calibration = ["--calibration", text] if load(str(path)).calibrates else []
 

@@ -1,9 +1,10 @@
 """`qtool plan`: what a recipe will do to a model, before any of it is done."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +12,6 @@ from qtool.cli import completing
 from qtool.printable import printable
 
 if TYPE_CHECKING:
-    from qtool.checkpoint import Checkpoint
     from qtool.gguf.planned import GgufPlan
     from qtool.gguf.recipe import GgufRecipe
     from qtool.plan.budget import Memory
@@ -87,10 +87,10 @@ def plan(
     findings: list[Finding] = []
     made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
-        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix, "--requantize": requantize})
-        made, checkpoint = _plan(model, loaded, max_shard_size or "5GB", threads, ram)
+        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
+        made, config = _plan(model, loaded, max_shard_size or "5GB", threads, ram, requantize)
         if engine is not None:
-            findings = _findings(made, checkpoint, engine, tp)
+            findings = _findings(made, config, engine, tp)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
         made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
@@ -115,25 +115,44 @@ def plan(
 
 
 def _plan(
-    model: str, recipe: "Recipe", max_shard_size: str, threads: int | None, max_ram: int | None
-) -> "tuple[Plan, Checkpoint]":
+    model: str,
+    recipe: "Recipe",
+    max_shard_size: str,
+    threads: int | None,
+    max_ram: int | None,
+    requantize: bool,
+) -> "tuple[Plan, Mapping[str, Any]]":
+    """And the model's config."""
     from qtool.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
+    from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
     from qtool.plan.plan import make_plan
+    from qtool.runs.quantize import refuse
 
     max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
-    checkpoint = Checkpoint.open(resolve(model))
-    made = make_plan(recipe, checkpoint, max_shard_bytes, threads=threads, max_ram=max_ram)
-    return made, checkpoint
+    source = resolve(model)
+
+    def planned(folder: Path) -> "tuple[Plan, Mapping[str, Any]]":
+        opened = Checkpoint.open(folder)
+        made = make_plan(recipe, opened, max_shard_bytes, threads=threads, max_ram=max_ram)
+        return made, opened.config
+
+    if not is_gguf(source):
+        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": requantize})
+        return planned(source)
+    from qtool.gguf.checkpoint_headers import checkpoint_headers
+
+    with checkpoint_headers(source, requantize=requantize) as (folder, said):
+        made, config = planned(folder)
+    return replace(made, warnings=(*said, *made.warnings)), config
 
 
-def _findings(made: "Plan", checkpoint: "Checkpoint", engine: str, tp: int) -> "list[Finding]":
+def _findings(made: "Plan", config: Mapping[str, Any], engine: str, tp: int) -> "list[Finding]":
     """What an engine says of the artifact that is planned."""
     from qtool.runs.planned_view import expected, planned_view
     from qtool.verification.engine_rules import view_findings
 
-    config = checkpoint.config
     return view_findings(planned_view(made, config, expected(made, config)), engine, tp)
 
 

@@ -123,19 +123,8 @@ def checkpoint_folder(
     files = source_files(path)
     before = marks(files)
     source = open_source(path)
-    quantized = [t for t in source.tensors if t.type.name in BY_NAME]
-    if quantized and not requantize:
-        raise UnsupportedError(
-            f"{path}: {quantized[0].name} is quantized already, as {quantized[0].type.name}; "
-            "quantizing it again loses more than quantizing the original: use the F16, BF16 or F32 "
-            "file, or give --requantize"
-        )
-    if quantized:
-        kinds = ", ".join(sorted({tensor.type.name for tensor in quantized}))
-        progress.say(
-            f"warning: the source is quantized already ({kinds}): quantizing it again loses more "
-            "than quantizing the original does"
-        )
+    if (again := quantized_again(source, requantize)) is not None:
+        progress.say(f"warning: {again}")
     facts = {"qtool": __version__, "source": [file_facts(file) for file in files]}
     with made_beside(out) as folder:
         made, note = folder / "model", folder / "made"
@@ -156,6 +145,24 @@ def checkpoint_folder(
                 os.utime(file, ns=(newest, newest))
             note.write_text(json.dumps(facts | {"made": _facts(made)}), encoding="utf-8")
         yield made
+
+
+def quantized_again(source: GgufSource, requantize: bool) -> str | None:
+    """What is said of a source that is quantized; UnsupportedError unless that is asked for."""
+    quantized = [tensor for tensor in source.tensors if tensor.type.name in BY_NAME]
+    if not quantized:
+        return None
+    if not requantize:
+        raise UnsupportedError(
+            f"{source.path}: {quantized[0].name} is quantized already, as "
+            f"{quantized[0].type.name}; quantizing it again loses more than quantizing the "
+            "original: use the F16, BF16 or F32 file, or give --requantize"
+        )
+    kinds = ", ".join(sorted({tensor.type.name for tensor in quantized}))
+    return (
+        f"the source is quantized already ({kinds}): quantizing it again loses more than "
+        "quantizing the original does"
+    )
 
 
 def _still_there(made: Path, note: Path, facts: Mapping[str, Any]) -> bool:
