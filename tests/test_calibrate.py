@@ -195,6 +195,28 @@ def test_statistics_without_use_are_said(root: Path, tmp_path: Path, call: Call)
     assert "--stats is not used: recipe w4g128-rtn looks at no activations" in said.err
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sets", "why"),
+    [
+        ("w4g128-gptq-rotated", [], "and recipe w4g128-gptq-rotated rotates it"),
+        ("kv-fp8", [], "holds nothing of keys and values"),
+        ("w8a8-static", ["--set", "activations.observer=mse"], "holds no histograms"),
+    ],
+)
+def test_what_statistics_cannot_serve(
+    recipe: str, sets: list[str], why: str, root: Path, tmp_path: Path, call: Call
+) -> None:
+    """Told before anything is measured, and where they are given nevertheless."""
+    if not sets:
+        said = call("calibrate", root / "llama", "-o", tmp_path / "s", "--recipe", recipe)
+        assert said.status == 2 and why in " ".join(said.err.split())
+    stats = calibrate(call, root, tmp_path / "other")
+    said = call("quantize", root / "llama", "--recipe", recipe, "--stats", stats, *sets,
+                "--set", "indivisible=dense", "-o", tmp_path / "out")  # fmt: skip
+    assert said.status == 1 and why in said.err and "run without --stats" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 def test_an_existing_file_is_kept(root: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "s"
     out.write_text("mine")

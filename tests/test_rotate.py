@@ -240,7 +240,7 @@ def test_what_a_rotation_does_not_go_with(models: Path, tmp_path: Path) -> None:
     source = checkpoint(models, "qwen3", "bfloat16")
     stats = tmp_path / "stats.safetensors"
     stats.write_bytes(b"")
-    with pytest.raises(UnsupportedError, match="statistics of the model as it was"):
+    with pytest.raises(UnsupportedError, match="statistics are of the model as it was"):
         quantizing.quantize(source.path, "w4-gptq-rotated", tmp_path / "out", stats=stats)
     with pytest.raises(RecipeError, match="rotate turns the whole network and comes first"):
         recipes.load("w4-gptq-rotated", ["transforms=[awq, rotate]"])

@@ -40,21 +40,34 @@ def recipe_needs(recipe: Recipe) -> frozenset[str]:
     return needs
 
 
+def unserved(recipe: Recipe) -> str | None:
+    """Why statistics that were measured before serve a recipe nothing."""
+    if recipe.rotates:
+        return f"statistics are of the model as it was, and recipe {recipe.name} rotates it"
+    if recipe.measures_cache:
+        return (
+            "a statistics file holds nothing of keys and values, for which recipe "
+            f"{recipe.name} stores scales"
+        )
+    if recipe.measures_ranges:
+        return (
+            "a statistics file holds no histograms, which activations.observer of recipe "
+            f"{recipe.name} needs (minmax needs none)"
+        )
+    return None
+
+
+def check_stats(recipe: Recipe, stats: Path) -> None:
+    """UnsupportedError where they serve a recipe nothing."""
+    if (why := unserved(recipe)) is not None:
+        raise UnsupportedError(f"--stats {stats}: {why}; run without --stats")
+
+
 def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Given:
     """The text, or the file of statistics; SourceError where it does not go with the model."""
     if stats is None:
         calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
         return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
-    if recipe.measures_cache:
-        raise UnsupportedError(
-            f"{stats}: a statistics file holds nothing of keys and values, for which recipe "
-            f"{recipe.name} stores scales; run without --stats"
-        )
-    if recipe.measures_ranges:
-        raise UnsupportedError(
-            f"{stats}: a statistics file holds no histograms, which activations.observer of "
-            f"recipe {recipe.name} needs; run without --stats, or with observer minmax"
-        )
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)
     return Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})

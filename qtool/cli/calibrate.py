@@ -53,11 +53,11 @@ def calibrate(
 
     share_heap()
     from qtool.calibrating import measure
-    from qtool.calibrating.given import recipe_needs
+    from qtool.calibrating.given import recipe_needs, unserved
     from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.recipe.recipe import calibration_sets, common_calibration, load
+    from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.progress import Progress
     from qtool.runs.summary import peak_rss_bytes
 
@@ -73,6 +73,8 @@ def calibrate(
             raise typer.BadParameter(
                 f"recipe {one.name} makes a GGUF file, for which --imatrix OUT.gguf is measured"
             )
+        if out is not None and isinstance(one, Recipe) and (why := unserved(one)) is not None:
+            raise typer.BadParameter(f"{why}: `qtool quantize` measures it by itself")
     settings = common_calibration(loaded, sets)
     needs = frozenset[str]()
     if out is not None:

@@ -45,6 +45,10 @@ def run(request: Request, progress: Progress) -> Summary:
     out = request.artifact
     check_free(out, is_folder=True)
     checkpoint = Checkpoint.open(request.source)
+    if request.stats is not None:
+        from qtool.calibrating.given import check_stats
+
+        check_stats(request.recipe, request.stats)
     sources = marks([*checkpoint.files, *((request.stats,) if request.stats else ())])
     view = _view(request, checkpoint)
     checkpoint = view or checkpoint
@@ -164,10 +168,8 @@ def _view(request: Request, checkpoint: Checkpoint) -> "Rotated | None":
     """The source as its rotated self, where the recipe rotates."""
     if not request.recipe.rotates:
         return None
-    from qtool.transforms import rotate
     from qtool.transforms.rotated import untied
 
-    rotate.check_stats(request.stats)
     return untied(checkpoint, stream=request.recipe.rotate.r1)
 
 

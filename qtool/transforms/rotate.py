@@ -26,7 +26,6 @@ from qtool.calibrating.online import Online
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.errors import UnsupportedError
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotation as rotations
 from qtool.transforms.proof import check_rows, off, prove, turn
@@ -353,12 +352,3 @@ def _rows(weights: Any, name: str, count: int) -> Any:
         return weights.rows(name, count)
     info = weights.tensors[name]
     return weights.part(name, 0, count).view(np.float32).reshape(count, *info.shape[1:])
-
-
-def check_stats(given: object) -> None:
-    """UnsupportedError where statistics of the unrotated model are given."""
-    if given is not None:
-        raise UnsupportedError(
-            f"--stats {given}: statistics of the model as it was, and this recipe rotates it; "
-            "leave --stats out, so that the rotated one is measured"
-        )
