@@ -266,7 +266,10 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_checkpoint(
     assert "quantized already (Q8_0)" in found["q8_0"]["warnings"][0]
     refused = call("plan", tmp_path / "q8_0.gguf", "--recipe", "w4g128-awq")
     assert refused.status == 1 and "give --requantize" in refused.err
-    wide = call("plan", tmp_path / "f32.gguf", "--recipe", "w4g128-awq",
-                "--set", "weights.group_size=512")  # fmt: skip
-    assert wide.status == 1 and "qtool-" not in wide.err
+    wide = [tmp_path / "f32.gguf", "--recipe", "w4g128-rtn", "--set", "weights.group_size=512",
+            "--set", "indivisible=dense"]  # fmt: skip
+    refused = call("plan", *wide)
+    assert refused.status == 1
+    assert refused.err.startswith(f"error: {tmp_path / 'f32.gguf'}: with recipe w4g128-rtn no ")
+    assert call("quantize", *wide, "-o", tmp_path / "out").err == refused.err
     assert not [*(tmp_path / "temporary").iterdir()]

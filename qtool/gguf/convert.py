@@ -33,7 +33,7 @@ from qtool.gguf_types import BY_NAME
 from qtool.runs.identity import file_facts
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
-from qtool.runs.staging import check_space, staged
+from qtool.runs.staging import check_space, staged, with_notes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import made_beside
 
@@ -144,7 +144,14 @@ def checkpoint_folder(
             for file in made.iterdir():
                 os.utime(file, ns=(newest, newest))
             note.write_text(json.dumps(facts | {"made": _facts(made)}), encoding="utf-8")
-        yield made
+        try:
+            yield made
+        except QtoolError as error:
+            if str(made) not in str(error):
+                raise
+            # Nobody knows the hidden folder; what is wrong with it is so of the file.
+            said = str(error).replace(str(made), str(path))
+            raise with_notes(type(error)(said), error) from error
 
 
 def quantized_again(source: GgufSource, requantize: bool) -> str | None:
