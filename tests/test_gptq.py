@@ -129,6 +129,21 @@ def test_factor_is_the_textbook_one(options: gptq.Options) -> None:
     assert np.allclose(gptq.importance(gram, options), cost, rtol=1e-3)
 
 
+@pytest.mark.parametrize("together", [1, 4, 8])
+def test_neighbours_that_keep_together_are_put_in_order_as_one(together: int) -> None:
+    """The strongest unit first; those last of which all channels are always zero."""
+    _, gram = problem(4)
+    gram[40:60] = gram[:, 40:60] = 0
+    found = gptq.factor(gram, gptq.Options(), dtype=np.float64, together=together)
+    units = found.order.reshape(-1, together)
+    assert (units[:, 0] % together == 0).all() and (np.diff(units) == 1).all()
+    strength = np.diagonal(gram)[units].sum(axis=1)
+    assert (np.diff(strength) <= 0).all() and (strength[: -(20 // together)] > 0).all()
+    assert sorted(found.order) == list(range(64))
+    cost = 1 / np.square(np.diagonal(found.upper))
+    np.testing.assert_allclose(found.importance[found.order], cost, rtol=1e-6)
+
+
 def test_the_thread_count_changes_nothing() -> None:
     _, gram = problem(4, columns=512)
     before = torch.get_num_threads()

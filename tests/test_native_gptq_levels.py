@@ -286,3 +286,34 @@ def test_bad_arguments_are_refused() -> None:
     refused("expected 1 to 256 finite", Levels(4, scale, None, book[:0]))
     refused("expected 1 to 256 finite", Levels(4, scale, None, book + np.float32(np.inf)))
     refused("expected 1 to 256 finite", Levels(4, scale, None, np.ones(257, np.float32)))
+
+
+def test_points_that_make_no_sense_are_refused() -> None:
+    weight, upper = normal(4, 16), np.eye(16, dtype=np.float32)
+    scale, codes = np.ones((4, 2), np.float32), np.array([[0, 1, 0, 0], [1, 1, 1, 1]], np.uint8)
+    book = np.array([1, 3, -1, -3], np.float32)
+    good = Levels(8, scale, None, book, Points(codes, even=False))
+
+    def refused(match: str, found: Levels, order: list[int] | None = None) -> None:
+        steps = None if order is None else np.array(order, np.int32)
+        with pytest.raises((TypeError, ValueError), match=match):
+            native.gptq_sweep_levels(weight, upper, order=steps, levels=found)
+
+    fours = [4, 5, 6, 7, 12, 13, 14, 15, 0, 1, 2, 3, 8, 9, 10, 11]
+    swept = native.gptq_sweep_levels(
+        weight, upper, order=np.array(fours, np.int32), levels=good, threads=1
+    )
+    np.testing.assert_array_equal(swept, native.gptq_sweep_levels(weight, upper, levels=good))
+    refused(
+        "parts columns that stand together, 8", replace(good, points=Points(codes, True)), fours
+    )
+    refused("parts columns that stand together, 4", good, [*range(2, 16), 0, 1])
+    refused("without an offset", replace(good, offset=scale))
+    refused("width by eight", Levels(4, normal(4, 4), None, book, good.points))
+    refused("second half that negates", replace(good, book=np.abs(book)))
+    refused("points is int64", replace(good, points=Points(codes.astype(np.int64), False)))
+    large = np.full((1, 4), 2, np.uint8)
+    refused("refused an argument", replace(good, points=Points(large, False)))
+    refused("refused an argument", replace(good, points=Points(codes[:, :3].copy(), False)))
+    many = np.zeros((1025, 4), np.uint8)
+    refused("refused an argument", replace(good, points=Points(many, False)))
