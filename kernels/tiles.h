@@ -233,6 +233,8 @@ static inline void qt_pack_rows(const qt_packing *p, qt_tile *tile, int64_t row,
     case QT_COLUMNS:
         room = (uint8_t *)(tile->words + row * (tile->stride * bits / 32));
         qt_encode(room, tile->codes, tile->cols, bits);
+        for (int64_t end = vectors * STREAM_CODES / 8 * bits; end < 4 * count; end++)
+            room[end] = 0;
         return;
     default:
         room = (uint8_t *)tile->words;

@@ -57,6 +57,17 @@ def test_streams_equal_the_definition(
     np.testing.assert_array_equal(native.unpack(words, shape, bits, layout), codes)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_what_is_left_of_the_last_word_is_zero(isa: str, bits: int) -> None:
+    """Whatever the memory held that they are packed in."""
+    for columns in (*range(8, 49, 8), 80, 81, 120):
+        codes = random_codes(3, columns, bits)
+        for layout in ("rows", "columns"):
+            native.pack(np.full((64, 2048), 255, np.uint8), 8, layout, threads=1)
+            words = native.pack(codes, bits, layout, threads=1)
+            np.testing.assert_array_equal(words, words_by_definition(codes, bits, layout))
+
+
 @pytest.mark.parametrize("shape", [(8, 1), (136, 70), (264, 129)])
 def test_words_across_rows_equal_the_definition(isa: str, shape: tuple[int, int]) -> None:
     codes = random_codes(*shape, 4)
