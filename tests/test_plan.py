@@ -169,8 +169,9 @@ def test_indivisible(tmp_path: Path) -> None:
     smaller = plan_of(tmp_path, shapes, "w4g128-gptq", "indivisible=smaller-group")
     sizes = {t.module.rsplit(".")[-1]: t.scheme.group_size for t in smaller.quantized if t.scheme}
     assert sizes["down_proj"] == 128 and {sizes[n] for n in ("q_proj", "up_proj")} == {64}
-    one = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=smaller-group")
-    assert {t.scheme.group_size for t in one.quantized if t.scheme} == {64}
+    for recipe in ("w4g128-awq", "w4a8kv4-qserve"):  # whose formats have one for all
+        one = plan_of(tmp_path, shapes, recipe, "indivisible=smaller-group")
+        assert {t.scheme.group_size for t in one.quantized if t.scheme} == {64}
     dense = plan_of(tmp_path, shapes, "w4g128-gptq", "indivisible=dense")
     assert {name.rsplit(".")[-1] for name in quantized(dense)} == {"down_proj"}
 

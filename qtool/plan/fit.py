@@ -118,7 +118,7 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
 
     if recipe.indivisible == "smaller-group":
         schemes = {name: _smaller(s, tensors[name].shape[1]) for name, s in schemes.items()}
-        together = recipe.format == "awq"  # whose config has one group_size
+        together = recipe.format in ("awq", "qserve")  # whose configs have one group_size
         smallest: dict[str, int] = {}
         for name, scheme in schemes.items():
             key = "" if together else structure.fused_key(name.removesuffix(".weight"))
