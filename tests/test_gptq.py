@@ -142,6 +142,9 @@ def test_neighbours_that_keep_together_are_put_in_order_as_one(together: int) ->
     assert sorted(found.order) == list(range(64))
     cost = 1 / np.square(np.diagonal(found.upper))
     np.testing.assert_allclose(found.importance[found.order], cost, rtol=1e-6)
+    dead = found.importance[40:60]
+    assert dead == pytest.approx(0.01 if together > 1 else 1.01)
+    assert together == 1 or (np.delete(found.importance, np.s_[40:60]) > dead.max()).all()
 
 
 def test_the_thread_count_changes_nothing() -> None:

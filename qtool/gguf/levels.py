@@ -150,7 +150,7 @@ def _layout(type: BlockType) -> _Layout:
     found = _LAYOUTS.get(type.name)
     if found is None:
         raise UnsupportedError(
-            f"{type.name} has no levels to round single weights onto; "
+            f"{type.name} has no levels that a sweep can choose among; "
             f"of the block types, these have: {', '.join([*_LAYOUTS, *sorted(lattice.NAMES)])}"
         )
     return found

@@ -22,7 +22,8 @@ by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On 
 this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
 nothing, since errors that others make up for count too much.)
 
-A column whose input is always zero takes no part and is rounded to nearest. The mean diagonal
+A column whose input is always zero takes no part and is rounded to nearest; among columns that are
+rounded together it counts as the faintest, lest those that matter give way to it. The mean diagonal
 times `damp_percent` is added to the diagonal, ten times more on each failed factorization. A
 Gram matrix of T tokens is itself uncertain, the more so the wider it is: with `token_damping`
 another in_features / T (at most 1) is added, since what the sweep gains from chance correlations
@@ -134,7 +135,8 @@ def importance_of(root: torch.Tensor, order: NDArray[np.int32]) -> grid.Floats:
 class Prepared:
     """What the diagonal of a Gram matrix says before it is factored."""
 
-    diagonal: NDArray[np.float64]  # [in], over its mean; 1 where the input is always zero
+    diagonal: NDArray[np.float64]  # [in], over its mean; where the input is always zero, 1, or 0
+    # of columns that are rounded together
     mean: float
     order: NDArray[np.int32]  # [in], of the sweep
     notes: tuple[str, ...]
@@ -160,7 +162,7 @@ def prepare(diagonal: NDArray[np.float64], options: Options, together: int = 1) 
     if dead.any():
         notes.append(f"{int(dead.sum())} of {dead.size} input channels are always zero")
     mean = float(diagonal[~dead].mean()) if not dead.all() else 1.0
-    diagonal[dead] = mean
+    diagonal[dead] = 0.0 if together > 1 else mean
     diagonal /= mean
     if options.act_order:
         strength = np.where(dead, 0.0, diagonal).reshape(-1, together).sum(axis=1)
