@@ -6,12 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from qtool.errors import QtoolError
-from qtool.formats.safetensors_file import plan_shards
-from qtool.gguf.convert import quantized_again, side_files
+from qtool.gguf.convert import in_one_file, quantized_again, side_files
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf import hf_model
-
-_ONE_FILE = 1 << 62  # bytes of a shard
 
 
 @contextmanager
@@ -24,7 +21,7 @@ def checkpoint_headers(path: Path, *, requantize: bool) -> Iterator[tuple[Path, 
     source = open_source(path)
     again = quantized_again(source, requantize)
     model = hf_model(source, None)
-    layout = plan_shards([spec for tensor in model.tensors for spec in tensor.specs], _ONE_FILE)
+    layout = in_one_file(model)
     said = [] if again is None else [again]
     said.append(
         f"note: a checkpoint of {layout.size:,} bytes is made of {path.name} first, beside the "

@@ -22,7 +22,13 @@ from qtool.checkpoint import Checkpoint
 from qtool.convert.certificate import Certificate, Rounded, Squares
 from qtool.convert.model import DTYPE_NAMES
 from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
-from qtool.formats.safetensors_file import DTYPE_BYTES, StreamWriter, plan_shards, to_float32
+from qtool.formats.safetensors_file import (
+    DTYPE_BYTES,
+    Layout,
+    StreamWriter,
+    plan_shards,
+    to_float32,
+)
 from qtool.formats.safetensors_header import read_json
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.resume import source_files
@@ -130,8 +136,7 @@ def checkpoint_folder(
         made, note = folder / "model", folder / "made"
         if fresh or not _still_there(made, note, facts):
             empty(folder)
-            specs = [spec for tensor in hf_model(source, None).tensors for spec in tensor.specs]
-            check_space(out, plan_shards(specs, _ONE_FILE).size)
+            check_space(out, in_one_file(hf_model(source, None)).size)
             convert_to_hf(source, made, None, _ONE_FILE, progress)
             for file, mark in before.items():
                 if mark.state(file) != "same":
@@ -152,6 +157,11 @@ def checkpoint_folder(
             # Nobody knows the hidden folder; what is wrong with it is so of the file.
             said = str(error).replace(str(made), str(path))
             raise with_notes(type(error)(said), error) from error
+
+
+def in_one_file(model: HfModel) -> Layout:
+    """Where the tensors lie in the checkpoint that a recipe for safetensors reads."""
+    return plan_shards([spec for tensor in model.tensors for spec in tensor.specs], _ONE_FILE)
 
 
 def quantized_again(source: GgufSource, requantize: bool) -> str | None:
