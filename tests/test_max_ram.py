@@ -175,24 +175,26 @@ def plan(folder: Path, recipe: str, threads: int, max_ram: int | None) -> Plan:
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq"])
 def test_the_cheapest_that_fits_is_chosen(recipe: str, tmp_path: Path) -> None:
     """Less memory never costs less time, and the estimate is within the budget."""
-    free = plan(tmp_path / "m", recipe, 4, None)
-    assert plan(tmp_path / "m", recipe, 4, MUCH).memory.setting == free.memory.setting == Setting(4)
-    smallest = least(recipe, tmp_path / "m", 4)
+    free = plan(tmp_path / "m", recipe, 16, None)
+    assert (
+        plan(tmp_path / "m", recipe, 16, MUCH).memory.setting == free.memory.setting == Setting(16)
+    )
+    smallest = least(recipe, tmp_path / "m", 16)
     seen = []
     for step in range(9):
         ram = free.peak_rss_bytes - (free.peak_rss_bytes - smallest) * step // 8
-        found = plan(tmp_path / "m", recipe, 4, max(ram, smallest))
+        found = plan(tmp_path / "m", recipe, 16, max(ram, smallest))
         assert found.peak_rss_bytes <= max(ram, smallest)
         assert found.seconds >= free.seconds
         assert found.memory.json()["max_ram_bytes"] == max(ram, smallest)
         seen.append(found.memory.setting)
     states = free.memory.disk_bytes // 2
-    assert plan(tmp_path / "m", recipe, 4, free.peak_rss_bytes - states // 2).memory.setting == (
-        Setting(4, states_on_disk=True)
+    assert plan(tmp_path / "m", recipe, 16, free.peak_rss_bytes - states // 2).memory.setting == (
+        Setting(16, states_on_disk=True)
     )
-    assert seen[-1].threads < 4 and seen[-1].states_on_disk
+    assert seen[-1].threads < 16 and seen[-1].states_on_disk
     with pytest.raises(UnsupportedError, match="is too little for this model"):
-        plan(tmp_path / "m", recipe, 4, smallest - (1 << 20))
+        plan(tmp_path / "m", recipe, 16, smallest - (1 << 20))
 
 
 def test_gram_matrices_in_turns_before_fewer_threads(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Binding, Names, bind
 
-MICRO_BATCH_TOKENS = 2048
+# Twice as many leave caches, take more memory and occupy half as many cores; half are no faster.
+MICRO_BATCH_TOKENS = 1024
 PROBE_TOKENS = 64
 
 

@@ -35,7 +35,7 @@ OUTSIDE_COPIES = 1.0
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # Bytes for each number of a Gram matrix that is being factored, beside its own, and of the factor.
 SOLVE_BYTES, FACTOR_BYTES = 8, 4
-MICRO_BATCH_TOKENS = 2048  # as qtool.calibrating.skeleton has it, which needs torch
+MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs torch
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words),
 # and while it is swept column by column.
 ROUNDING_BYTES_PER_WEIGHT, SWEEP_BYTES_PER_WEIGHT = 14, 18
