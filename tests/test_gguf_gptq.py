@@ -30,6 +30,7 @@ from qtool.gguf.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.scaling import Scaling
 from qtool.gguf.sweeping import Sweeping
 from qtool.gguf.weights import gguf_weights
 from qtool.recipe import recipe as recipes
@@ -137,6 +138,33 @@ def test_sites_measured_apart_give_the_same_file(
     write(model, tmp_path / "apart", "q4_0", "method=gptq", *sets)
     assert min(counts) > 1
     assert (tmp_path / "together").read_bytes() == (tmp_path / "apart").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "mixtral"])
+def test_what_awq_measured_serves_the_sweep(
+    name: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Gram matrices of scaled inputs are those of the others, divided: the same bytes, and no
+    forward pass for what is swept."""
+    model = checkpoint(models, name, "bfloat16").path
+    scale, collect, measured = Scaling.scale, sweeping.collect, list[int]()
+
+    def watched(block: Any, stream: Any, sites: Any, needs: Any, *rest: Any) -> Any:
+        measured.append(len(sites) if "gram" in needs else 0)
+        return collect(block, stream, sites, needs, *rest)
+
+    def alone(*given: Any) -> dict[str, Any]:
+        scale(*given)
+        return {}
+
+    chosen = ["transforms=[awq]", "method=gptq", *sets]
+    monkeypatch.setattr(sweeping, "collect", watched)
+    write(model, tmp_path / "once", "q4_0", *chosen)
+    assert not any(measured)
+    monkeypatch.setattr(Scaling, "scale", alone)
+    write(model, tmp_path / "twice", "q4_0", *chosen)
+    assert any(measured)
+    assert (tmp_path / "once").read_bytes() == (tmp_path / "twice").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "mixtral"])

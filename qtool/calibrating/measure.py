@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 SQUARE = frozenset({"square"})
+SWEEP = frozenset({"gram", "square"})
 _PROBE_TOKENS = 64
 _NO_BOS = (
     "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
@@ -248,12 +249,13 @@ def _measure_block(
     before the next one."""
     give_back()
     block = skeleton.block(index)
+    seen: dict[str, SiteStats] = {}
     if scaling is not None:
-        scaling.scale(block, stream, workers)
+        seen = scaling.scale(block, stream, workers, SWEEP if sweeping is not None else frozenset())
     found = tracer.sites(block, stream)
     more = index + 1 < skeleton.count
     if sweeping is not None:
-        yield from sweeping.block(block, stream, found, workers)
+        yield from sweeping.block(block, stream, found, workers, seen)
         if more:
             skeleton.advance(block, stream, workers)
         return

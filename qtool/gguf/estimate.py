@@ -200,7 +200,9 @@ def run_cost(
     flops = 0.0
     passes = 1 + measuring.scales
     if measuring.sweeps:  # each group of inputs takes one, and so do those that are not swept
-        passes += max((groups(shapes, block, memory.setting) for block in shapes.blocks), default=1)
+        if not measuring.searches:  # which measures for the sweep, too
+            each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
+            passes += max(each, default=1)
         passes += any("_exps" in tensor.name for tensor in tensors)
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:

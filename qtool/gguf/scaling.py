@@ -16,7 +16,7 @@ from typing import Any
 from qtool.calibrating.blockwise import TRANSFORMS, merged
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.stats import collect
+from qtool.calibrating.stats import SiteStats, collect
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.gguf.recipe import GgufRecipe
@@ -51,11 +51,19 @@ class Scaling:
         )
         return cls(chosen, make_plan(chosen, view), view)
 
-    def scale(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
-        """Find the scales of the next block and put them into its weights, and over the view."""
+    def scale(
+        self, block: LoadedBlock, stream: Stream, workers: Workers, needs: frozenset[str]
+    ) -> dict[str, SiteStats]:
+        """Find the scales of the next block and put them into its weights, and over the view.
+
+        What it measured, as it is of scaled inputs (to the bit: scales are powers of two), with
+        `needs`; nothing where these would take Gram matrices that finding scales does not.
+        """
         sites = self._tracer.sites(block, stream)
         wanted = [s for s in sites.sites if any(takes_part(self.plan, name) for name in s.names)]
-        stats = collect(block, stream, wanted, recipe_needs(self.recipe), workers)
+        own = recipe_needs(self.recipe)
+        serves = bool(needs) and "gram" in own
+        stats = collect(block, stream, wanted, own | needs if serves else own, workers)
         factors: list[Factor] = []
         notes: list[str] = []
         for name in self.recipe.transform_chain:
@@ -67,6 +75,7 @@ class Scaling:
         record = record_of(factors)
         self.view.scales.update(record)
         self.kept.append({"scales": to_json(record), "notes": notes})
+        return stats if serves else {}
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it is not what scale() left."""

@@ -101,21 +101,33 @@ class Sweeping:
         }
 
     def block(
-        self, block: LoadedBlock, stream: Stream, found: BlockSites, workers: Workers
+        self,
+        block: LoadedBlock,
+        stream: Stream,
+        found: BlockSites,
+        workers: Workers,
+        seen: dict[str, SiteStats],
     ) -> Iterator[tuple[Site, SiteStats]]:
         """Sweep the matrices of the next block, and put what the file will say into it; every site
-        with its sum of squares, as it was before."""
+        with its sum of squares, as it was before.
+
+        seen: what was measured already of the inputs, by site id, and is used up.
+        """
         parts = self._parts(block.index, found)
+        wanted = [site for site in found.sites if site.id in parts]
+        if any(site.id not in seen for site in wanted):
+            seen.clear()  # two sets of Gram matrices would be in memory
         rest = [site for site in found.sites if site.id not in parts]
-        seen = collect(block, stream, rest, {"square"}, workers)
-        yield from ((site, seen[site.id]) for site in rest)
+        unseen = [site for site in rest if site.id not in seen]
+        squares = seen | collect(block, stream, unseen, {"square"}, workers)
+        yield from ((site, replace(squares[site.id], gram=None)) for site in rest)
+        del squares
         self._file(block.index).write_bytes(b"")
         made: list[_Made] = []
         notes: list[str] = []
-        wanted = [site for site in found.sites if site.id in parts]
         work = partial(self._site, block=block)
-        for group in groups_of(wanted, self.gram_bytes):
-            stats = collect(block, stream, group, {"gram", "square"}, workers)
+        for group in [wanted] if seen else groups_of(wanted, self.gram_bytes):
+            stats = seen or collect(block, stream, group, {"gram", "square"}, workers)
             for site in group:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
                 yield site, replace(stats[site.id], gram=None)
