@@ -1,10 +1,6 @@
 /* Rounding onto given levels, for the type of real.h: code c stands for scale * book[c] - offset,
- * in float32, each operation rounded, whatever the type of the weight.
- *
- * The nearest is looked for in units of the book, x = (w + offset) / scale: exact but for the
- * rounding of x. Halfway between two, the even one is taken of whole numbers in a row, else the
- * lower one; of equal numbers in a book, the first. Where the scale is zero, all codes stand for the
- * same, and the number nearest to zero is taken. */
+ * in float32, each operation rounded, whatever the type of the weight. Of equal numbers in a book the
+ * first is taken. */
 
 typedef struct {
     int32_t count; /* of numbers that differ */
@@ -40,22 +36,4 @@ static void T(sort_book)(const float *from, int32_t count, T(book) *book)
     }
 }
 
-/* What the nearest level stands for, and its code. */
-static inline V T(nearest_level)(const T(book) *book, V w, V scale, V offset, V *code)
-{
-    V x = T(select)(scale == (REAL)0, (V){0}, (w + offset) / scale);
-    V low = T(splat)(book->value[0]), value = low;
-    if (book->consecutive) {
-        V high = T(splat)(book->value[book->count - 1]);
-        value = T(round)(T(min)(T(max)(x, low), high));
-        *code = value - low;
-    } else {
-        *code = T(splat)(book->code[0]);
-        for (int32_t k = 1; k < book->count; k++) {
-            VI above = x > T(splat)(book->middle[k]);
-            value = T(select)(above, T(splat)(book->value[k]), value);
-            *code = T(select)(above, T(splat)(book->code[k]), *code);
-        }
-    }
-    return SINGLE(SINGLE(scale * value) - offset);
-}
+#include "nearest_body.h"

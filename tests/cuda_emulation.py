@@ -30,7 +30,7 @@ if os.environ.get("QTOOL_TEST_DEVICE") != "cuda":  # where any compiler has to d
 
 
 def _sources() -> list[Path]:
-    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h"), _FOLDERS[1] / "grid_body.h"]
+    found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h"), *_FOLDERS[1].glob("*_body.h")]
     return [ROOT / "tests" / "cuda" / "emulate.cpp", *sorted(found)]
 
 

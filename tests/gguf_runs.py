@@ -6,6 +6,7 @@ import gguf_from_hf
 import pytest
 from test_resume import Died, dying
 
+from qtool.calibrating.device import Device
 from qtool.gguf import convert
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
@@ -29,11 +30,18 @@ def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
 
 
-def write(model: Path, out: Path, recipe: str, *sets: str, threads: int = 2) -> Summary:
+def write(
+    model: Path,
+    out: Path,
+    recipe: str,
+    *sets: str,
+    threads: int = 2,
+    device: Device | None = None,
+) -> Summary:
     """`qtool quantize MODEL --recipe RECIPE --set SETS -o OUT`."""
     loaded = recipes.load(recipe, sets)
     assert isinstance(loaded, GgufRecipe)
-    return run_gguf(GgufRequest(str(model), model, loaded, out, threads), QUIET)
+    return run_gguf(GgufRequest(str(model), model, loaded, out, threads, device=device), QUIET)
 
 
 def begun(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: str) -> Path:

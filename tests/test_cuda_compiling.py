@@ -67,7 +67,7 @@ def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
 
 @pytest.mark.parametrize(
     "kernel", ["dequantize_q4_k_f16", "encode_q4_k", "measure_squares", "pack_rows_4", "gemv_sum",
-               "quantize_sweep"],
+               "quantize_sweep_levels"],
 )  # fmt: skip
 def test_a_unit_includes_all_it_needs(kernel: str, tmp_path: Path) -> None:
     """Each is compiled by itself where there is a GPU; here a host's compiler reads it, and takes

@@ -1,5 +1,6 @@
 """Rounding on a GPU, in the emulated grid: the bytes of the C kernels; GPTQ against its sweep."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,13 @@ from cuda_emulation import Emulator, placed, room
 from numpy.typing import NDArray
 from test_gptq import problem, static_grid, sweep_reference
 
-from qtool import grid, native
+from qtool import grid, native, native_gguf
 from qtool.calibrating.device import Device
 from qtool.calibrating.workers import Workers
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
+from qtool.gguf.levels import SWEPT, Levels, levels, together
+from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.scheme import Scheme
 from qtool.transforms import awq, awq_device
@@ -113,6 +116,9 @@ def test_what_a_kernel_cannot_read_is_refused(emulator: Emulator) -> None:
     with pytest.raises(ValueError, match="a block of 129 columns"):
         block = room((129, 4), np.float32)
         tasks.sweep_block(block, None, None, None, 4, out=None)
+    with pytest.raises(ValueError, match=r"book has shape \(2, 4\), expected \(3, 'any'\)"):
+        book = room((2, 4), np.float32)
+        tasks.sweep_onto_levels(room((8, 4), np.float32), None, None, None, book, True, out=None)
     with pytest.raises(ValueError, match=r"norm is 2.4, expected 2"):
         rounding.searched(
             Device(torch.device("cpu"), print, "", 0), native.RangeSearch((1.0,), 2.4)
@@ -183,6 +189,88 @@ def test_gptq_against_its_definition(
     assert error(found.dequantize()) == pytest.approx(error(values), rel=0.005)
 
 
+LEVELS = sorted(name for name in SWEPT if together(BY_NAME[name]) == 1)
+
+
+def onto_levels(
+    device: Device, weight: Floats, given: gptq.Factor, found: Levels
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Codes there, and the CPU's, with the same factor."""
+    there = gptq_device.Factor(device.put(np.array(given.upper)), given.order, given.importance)
+    wanted = native.gptq_sweep_levels(
+        weight, np.asarray(given.upper), order=given.order, levels=found, threads=1
+    )
+    return gptq_device.codes_on_levels(device, weight, there, found), wanted
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("act_order", [True, False])
+def test_a_block_onto_levels_is_that_of_the_cpu(device: Device, name: str, act_order: bool) -> None:
+    """With the levels that the encoder fixes: the same codes to the bit."""
+    columns = 128
+    weight, gram = problem(4, 70, 2 * columns)
+    weight = np.ascontiguousarray(weight, np.float32)
+    weight[0] = 0
+    weight[1] *= np.float32(1e-6)
+    type_ = BY_NAME[name]
+    importance = np.diagonal(gram).astype(np.float32)
+    every = levels(native_gguf.encode(weight, type_, importance), type_, 2 * columns)
+    groups = columns // every.width
+    offset = None if every.offset is None else every.offset[:, :groups].copy()
+    found = replace(every, scale=every.scale[:, :groups].copy(), offset=offset)
+    options = gptq.Options(act_order, True, 0.01, False)
+    given = gptq.factor(gram[:columns, :columns].astype(np.float32), options)
+    made, wanted = onto_levels(device, weight[:, :columns].copy(), given, found)
+    np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("shift", [None, 0.3])
+@pytest.mark.parametrize("book", ["shuffled", "whole", "halves", "one"])
+def test_any_levels(device: Device, book: str, shift: float | None) -> None:
+    """Numbers that occur twice, codes in any order, scales of either sign and zero, weights halfway
+    between two levels; a smaller last group, and rows that fill no block of threads."""
+    random = np.random.default_rng(5)
+    numbers = {
+        "shuffled": np.append(random.permutation(40), [7, 7, 9]) * 0.37 - 6,
+        "whole": np.arange(-3, 9),
+        "halves": np.arange(-3, 9) + 0.5,
+        "one": np.array([2.5]),
+    }[book].astype(np.float32)
+    weight, gram = problem(6, 67, 100)
+    weight = np.round(weight * 8).astype(np.float32) / 8
+    scale = random.choice(np.array([-0.25, 0, 0.25, 0.5, 0.37], np.float32), (67, 5))
+    offset = None if shift is None else random.standard_normal((67, 5)).astype(np.float32)
+    found = Levels(24, scale, offset, numbers)
+    for options in (gptq.Options(), gptq.Options(act_order=False)):
+        given = gptq.factor(gram.astype(np.float32), options)
+        made, wanted = onto_levels(device, weight, given, found)
+        np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_blocks_onto_levels_lose_no_more(device: Device, name: str) -> None:
+    """Several blocks, with a factor of its own: codes hardly differ, nor does the error."""
+    weight, gram = problem(7, 48, 512)
+    weight, type_ = np.ascontiguousarray(weight, np.float32), BY_NAME[name]
+    importance = np.diagonal(gram).astype(np.float32)
+    blocks = native_gguf.encode(weight, type_, importance)
+    found = levels(blocks, type_, 512)
+    options, seen = gptq.Options(token_damping=False), gram.astype(np.float32)
+    given, there = gptq.factor(seen, options), gptq_device.factor(device.put(seen), options)
+    made = gptq_device.codes_on_levels(device, weight, there, found)
+    _, wanted = onto_levels(device, weight, given, found)
+    assert (made != wanted).mean() < 0.01
+
+    def error(codes: NDArray[np.uint8]) -> float:
+        values = np.repeat(found.scale, found.width, axis=1) * found.book[codes]
+        if found.offset is not None:
+            values -= np.repeat(found.offset, found.width, axis=1)
+        lost = values.astype(np.float64) - weight
+        return float(((lost @ gram) * lost).sum())
+
+    assert error(made) == pytest.approx(error(wanted), rel=0.005)
+
+
 @pytest.mark.parametrize("with_gram", [True, False])
 def test_search_of_scales(device: Device, with_gram: bool) -> None:
     """AWQ's errors are the CPU's but for the order of sums, and so the same scales are chosen."""
@@ -211,20 +299,24 @@ def test_search_of_scales(device: Device, with_gram: bool) -> None:
 
 
 def test_factor_on_the_device(device: Device) -> None:
-    """Against the CPU's, with dead channels and a damping that had to be raised."""
+    """Against the CPU's, with dead channels, columns that stay neighbours, and a damping that had
+    to be raised."""
     _, gram = problem(3, 4, 300)
     gram[7] = gram[:, 7] = 0
-    for options in (gptq.Options(), gptq.Options(act_order=False)):
-        wanted = gptq.factor(gram.astype(np.float32), options, 2000)
-        found = gptq_device.factor(device.put(gram.astype(np.float32)), options, 2000)
+    seen = gram.astype(np.float32)
+    for options, unit in ((gptq.Options(), 1), (gptq.Options(act_order=False), 1),
+                          (gptq.Options(), 4)):  # fmt: skip
+        wanted = gptq.factor(seen, options, 2000, together=unit)
+        found = gptq_device.factor(device.put(seen), options, 2000, together=unit)
         np.testing.assert_array_equal(found.order, wanted.order)
         assert found.notes == wanted.notes and "1 of 300" in found.notes[0]
         np.testing.assert_allclose(found.importance, wanted.importance, rtol=1e-4)
         upper = found.on_host().upper
         assert np.abs(np.tril(upper, -1)).max() == 0
         np.testing.assert_allclose(upper, wanted.upper, atol=1e-4 * np.abs(wanted.upper).max())
-        cost = gptq_device.importance(device.put(gram.astype(np.float32)), options, 2000)
-        np.testing.assert_array_equal(cost, found.importance)
+        if unit == 1:
+            cost = gptq_device.importance(device.put(seen), options, 2000)
+            np.testing.assert_array_equal(cost, found.importance)
     rank_one = np.outer(np.arange(1, 65), np.arange(1, 65)).astype(np.float32)
     options = gptq.Options(damp_percent=1e-9)
     found = gptq_device.factor(device.put(rank_one), options)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import arch_models
+import gguf_from_hf
 import pytest
 import quantizing
 from cuda_emulation import emulator
@@ -13,6 +14,7 @@ from test_stream_order import cuda, gpu
 
 import qtool
 from qtool.calibrating.device import Device
+from qtool.errors import UnsupportedError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
 
@@ -71,3 +73,20 @@ def test_gguf(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
     qtool.quantize("tiny", recipe, out, threads=2, device="cuda", changes=without)
     used(out, text, protocol="llama.cpp")
     assert cuda.devices == {1}
+
+
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_swept_architectures(
+    name: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into GGUF, where llama.cpp knows them: several threads work on an input, or on experts."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    source, text = checkpoint(tmp_path, name).path, quantizing.text_file(tmp_path / "text.txt")
+    given = ["method=gptq", f"calibration.source={text}", "calibration.length=32"]
+    out, given = tmp_path / "x.gguf", [*given, "calibration.samples=8"]
+    try:
+        qtool.quantize(source, "q4_0", out, changes=given, threads=3, device="cuda")
+    except UnsupportedError as error:
+        assert "GGUF" in str(error) or "llama.cpp" in str(error)
+        return
+    assert "quantize_sweep_levels" in cuda.launched and cuda.devices == {1}

@@ -19,10 +19,12 @@ from small_models import checkpoint
 from test_resume import Died, damage, dying
 
 from qtool import tiny
+from qtool.calibrating.device import Device
+from qtool.calibrating.placed import Passage
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
-from qtool.gguf import sweeping
+from qtool.gguf import sweeping, swept_site
 from qtool.gguf.imatrix import Importance
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
@@ -67,10 +69,19 @@ def test_later_blocks_are_fed_by_what_the_file_says(
     name: str | Path, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    model = name if isinstance(name, Path) else checkpoint(models, name, "bfloat16").path
+    check_fed(model, tmp_path / "out.gguf", [recipe, "method=gptq", *more, *sets], monkeypatch)
+
+
+def check_fed(
+    model: Path,
+    out: Path,
+    chosen: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: Device | None = None,
+) -> None:
     """Every matrix of a decoder block, when the block has been swept, is the file's, dequantized,
     at the checkpoint's place; whatever the order of rows and however tensors are parted there."""
-    out = tmp_path / "out.gguf"
-    model = name if isinstance(name, Path) else checkpoint(models, name, "bfloat16").path
     fed: dict[str, torch.Tensor] = {}
     original = Sweeping.block
 
@@ -79,7 +90,7 @@ def test_later_blocks_are_fed_by_what_the_file_says(
         fed.update({key: value.clone() for key, value in block.weights.items()})
 
     monkeypatch.setattr(Sweeping, "block", watched)
-    made = write(model, out, recipe, "method=gptq", *more, *sets)
+    made = write(model, out, *chosen, device=device)
     with GgufFile.open(out) as file:
         types = {name: tensor.type.name for name, tensor in file.tensors.items()}
     swept = {layer.name for layer in made.layers if layer.of == OUTPUTS}
@@ -147,23 +158,24 @@ def test_what_awq_measured_serves_the_sweep(
     """The Gram matrices of scaled inputs are those of the others, divided: the same bytes, and no
     forward pass for what is swept."""
     model = checkpoint(models, name, "bfloat16").path
-    scale, collect, measured = Scaling.scale, sweeping.collect, list[int]()
+    scale, collect, measured = Scaling.scale, Passage.collect, list[int]()
 
-    def watched(block: Any, stream: Any, sites: Any, needs: Any, *rest: Any) -> Any:
-        measured.append(len(sites) if "gram" in needs else 0)
-        return collect(block, stream, sites, needs, *rest)
+    def watched(self: Passage, block: Any, sites: Any, needs: Any, *rest: Any) -> Any:
+        measured.extend([block.index] if "gram" in needs and sites else [])
+        return collect(self, block, sites, needs, *rest)
 
     def alone(*given: Any) -> dict[str, Any]:
         scale(*given)
         return {}
 
     chosen = ["transforms=[awq]", "method=gptq", *sets]
-    monkeypatch.setattr(sweeping, "collect", watched)
+    monkeypatch.setattr(Passage, "collect", watched)
     write(model, tmp_path / "once", "q4_0", *chosen)
-    assert not any(measured)
+    once, measured[:] = measured[:], []
+    assert once == sorted(set(once)) and len(once) > 1  # for scales
     monkeypatch.setattr(Scaling, "scale", alone)
     write(model, tmp_path / "twice", "q4_0", *chosen)
-    assert any(measured)
+    assert measured == [index for index in once for _ in range(2)]
     assert (tmp_path / "once").read_bytes() == (tmp_path / "twice").read_bytes()
 
 
@@ -173,7 +185,7 @@ def test_rows_that_are_swept_together_change_no_byte(
 ) -> None:
     model = checkpoint(models, name, "bfloat16").path
     whole = write(model, tmp_path / "whole.gguf", "q4_0", "method=gptq", *sets)
-    monkeypatch.setattr(sweeping, "AT_ONCE", 5 * 64)
+    monkeypatch.setattr(swept_site, "AT_ONCE", 5 * 64)
     parts = write(model, tmp_path / "parts.gguf", "q4_0", "method=gptq", *sets)
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "parts.gguf").read_bytes()
     for one, other in zip(whole.layers, parts.layers, strict=True):

@@ -2,6 +2,7 @@
 finds what is wrong, and nothing is wrong with what runs on a GPU."""
 
 import ctypes
+import json
 import re
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_files
+import gguf_from_hf
 import numpy as np
 import pytest
 import quantizing
@@ -31,13 +33,14 @@ from qtool.calibrating.stats import NEEDS, collect
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
 from qtool.cuda import more_tasks, uploads
-from qtool.gguf import on_device
+from qtool.gguf import on_device, swept_site
 from qtool.gguf.imatrix import write_importance
 from qtool.quality import forward
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
+from qtool.transforms import awq
 
 __all__ = ["emulator"]
 
@@ -286,6 +289,28 @@ def test_gguf(cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.Monke
         qtool.quantize(source, "q4_k_m", out, imatrix=imatrix, threads=4, device=device)
         made.append(out.read_bytes())
     assert made[0] == made[1] and "measure_squares" in cuda.launched and cuda.devices == {1}
+
+
+def test_gguf_that_is_swept(
+    cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured, scaled and swept there, by several threads; the statement names the GPU."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    monkeypatch.setattr(swept_site, "AT_ONCE", 32 * 64)
+    monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0,))
+    source, out = checkpoint(tmp_path, "llama", "bfloat16").path, tmp_path / "x.gguf"
+    text = quantizing.text_file(tmp_path / "text.txt")
+    given: dict[str, Any] = {
+        "calibration": str(text),
+        "samples": 8,
+        "length": 32,
+        "provenance": True,
+    }
+    qtool.quantize(source, "q4_0-awq-gptq", out, threads=3, device="cuda", **given)
+    swept = cuda.launched.count("quantize_sweep_levels")
+    assert swept > 3 * 4 and "quantize_groups_full" in cuda.launched and cuda.devices == {1}
+    said = json.loads((tmp_path / "x.gguf.provenance.json").read_text())
+    assert "Emulated (sm_90)" in json.dumps(said)
 
 
 @pytest.mark.parametrize("way", [True, False])

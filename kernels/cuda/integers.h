@@ -1,5 +1,5 @@
-/* The arithmetic of integer grids (grid_body.h), one number a thread: group_one, quantize_one,
- * group_of_range_one. */
+/* The arithmetic of integer grids (grid_body.h) and of levels (nearest_body.h), one number a thread:
+ * group_one, quantize_one, group_of_range_one, nearest_level_one. */
 #ifndef QTOOL_CUDA_INTEGERS_H
 #define QTOOL_CUDA_INTEGERS_H
 
@@ -23,15 +23,27 @@ QT_HD float splat_one(float x) { return x; }
 QT_HD float round_one(float a) { return sub(add(a, 0x1.8p23f), 0x1.8p23f); }
 QT_HD float power_of_two_one(float a) { return float_of_bits(bits_of_float(a) & 0x7f800000); }
 
+/* Levels in order: see nearest_body.h. */
+struct book_one {
+    int32_t count;
+    bool consecutive;
+    In<float> value, code, middle;
+};
+
 #define QT_INLINE QT_HD
 #define REAL float
 #define V float
+#define VI bool
+#define SINGLE(v) (v)
 #define ROUND_MAGIC 0x1.8p23f
 #define T(name) name##_one
 #include "grid_body.h"
+#include "nearest_body.h"
 #undef QT_INLINE
 #undef REAL
 #undef V
+#undef VI
+#undef SINGLE
 #undef ROUND_MAGIC
 #undef T
 

@@ -1,4 +1,4 @@
-/* Weights to codes on integer grids, and the column sweep of GPTQ.
+/* Weights to codes on integer grids, and the column sweep of GPTQ, onto these or onto given levels.
  *
  * Everything lies column after column, [cols, rows], and a thread is a row: neighbouring threads
  * read neighbouring numbers, and what a row sums it sums in the order of its columns, as the CPU
@@ -149,13 +149,47 @@ template <class OUT> struct RoundWeights {
     static QT_MEMBER void second(const Task &, Place, int32_t, Room &) {}
 };
 
+/* A sweep onto an integer grid of `bits` bits. */
+struct OntoGrid {
+    float most_code;
+
+    QT_MEMBER OntoGrid(const Task &t) : most_code(most_code_of(t)) {}
+    /* What a weight becomes, and its code. */
+    QT_MEMBER float level(float w, group_one g, float *code) const
+    {
+        float steps = quantize_one(w, g, most_code);
+        *code = add(steps, g.zero);
+        return mul(steps, g.scale);
+    }
+};
+
+/* A sweep onto levels, scale * number - zero, of a book of ratio_count numbers: ratios [3, ratio_count],
+ * value, code and middle of each as nearest_body.h has them, `symmetric` where they are consecutive. */
+struct OntoLevels {
+    book_one book;
+
+    QT_MEMBER OntoLevels(const Task &t)
+    {
+        In<float> numbers(t.ratios, t.ratios_bytes);
+        book.count = (int32_t)t.ratio_count;
+        book.consecutive = t.symmetric != 0;
+        book.value = numbers;
+        book.code = numbers.from(t.ratio_count);
+        book.middle = numbers.from(2 * t.ratio_count);
+    }
+    QT_MEMBER float level(float w, group_one g, float *code) const
+    {
+        return nearest_level_one(&book, w, g.scale, g.zero, code);
+    }
+};
+
 /* Columns of a block, one after the other: what the ones before it owe a column is added in their
- * order, it is rounded with the grid of group index[i], and leaves its own error,
+ * order, it is rounded with scale and zero of group index[i], and leaves its own error,
  *
  *     minus[i] = -(w_i - dq_i) / U[i,i]        w_i = fma(minus[k], U[k,i], w_i) for k < i in order
  *
  * factor: gram [cols, pitch], U' of the block: row i has U[k,i] for k <= i and zeros after. */
-struct SweepBlock {
+template <class ONTO> struct SweepBlock {
     enum { BLOCK = 64 };
     typedef NoRoom Room;
 
@@ -168,7 +202,8 @@ struct SweepBlock {
         int64_t row = block.x * BLOCK + thread;
         if (row >= t.rows)
             return;
-        float minus[MOST_IN_BLOCK], most_code = most_code_of(t);
+        const ONTO onto(t);
+        float minus[MOST_IN_BLOCK];
         for (int32_t i = 0; i < MOST_IN_BLOCK; i++)
             minus[i] = 0;
         for (int32_t i = 0; i < t.cols; i++) {
@@ -180,11 +215,11 @@ struct SweepBlock {
                     w = fma(minus[k + n], float_of_bits(u.word[n]), w);
             }
             group_one g = group_at(scales, index[i] * t.rows + row);
-            float steps = quantize_one(w, g, most_code);
-            float err = divide(sub(w, mul(steps, g.scale)), factor[i * t.pitch + i]);
+            float code, level = onto.level(w, g, &code);
+            float err = divide(sub(w, level), factor[i * t.pitch + i]);
             minus[i] = -err;
             values.put(i * t.rows + row, minus[i]);
-            values.put((t.cols + i) * t.rows + row, add(steps, g.zero));
+            values.put((t.cols + i) * t.rows + row, code);
         }
     }
     static QT_MEMBER void second(const Task &, Place, int32_t, Room &) {}
@@ -198,6 +233,7 @@ struct SweepBlock {
     X(quantize_groups_weighed, qt::FindGroups<qt::WEIGHED>)                                      \
     X(quantize_groups_by_gram, qt::FindGroups<qt::BY_GRAM>)                                      \
     X(quantize_codes, qt::RoundWeights<uint8_t>) X(quantize_values, qt::RoundWeights<float>)     \
-    X(quantize_sweep, qt::SweepBlock)
+    X(quantize_sweep, qt::SweepBlock<qt::OntoGrid>)                                              \
+    X(quantize_sweep_levels, qt::SweepBlock<qt::OntoLevels>)
 
 #endif

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import TOPICS, Calibration, calibration_tokens
+from qtool.calibrating.device import Device
 from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
-from qtool.calibrating.stream import Stream
+from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
@@ -167,15 +169,17 @@ def measure_importance(
     states_on_disk: bool = False,
     scaling: "Scaling | None" = None,
     sweeping: "Sweeping | None" = None,
+    device: Device | None = None,
 ) -> Importance:
     """The importance matrix of the model, by the names that `source` has for it.
 
     space: where what is measured of a block is kept, from which a run that died goes on; and, with
     states_on_disk, hidden states instead of in memory. scaling: finds scales of each block, which
     is measured with them. sweeping: quantizes matrices of each block, which feeds those after it;
-    without, all that is measured is of the unquantized model.
+    without, all that is measured is of the unquantized model. device: where blocks are run.
     """
-    with progress.stage("calibrate"), Workers(threads) as workers:
+    with progress.stage("calibrate"), ExitStack() as stack:
+        workers = stack.enter_context(Workers(threads))
         calibration = calibration_tokens(settings, model.folder)
         calibration = begin_with_bos(calibration, source)
         skeleton = Skeleton.open(model)
@@ -193,10 +197,12 @@ def measure_importance(
                 if kept is not None:
                     del kept.kept[len(blocks) :]
             resume.say(progress, len(blocks), count)
-            tracer = Tracer(stacked=True)
+            tracer, passage = Tracer(stacked=True), Passage.of(stream, workers, device)
+            coming = stack.enter_context(ahead(skeleton, device))
             for index in progress.blocks(count, first=len(blocks)):
+                give_back()
                 measured = _measure_block(
-                    skeleton, stream, tracer, index, SQUARE, workers, scaling, sweeping
+                    skeleton, coming.take(index), passage, tracer, SQUARE, scaling, sweeping
                 )
                 block = [Squares.of(site, stats) for site, stats in measured]
                 if space is not None:
@@ -216,7 +222,7 @@ def measure_importance(
     for block in blocks:
         for squares in block:
             gathered.add(squares)
-    return gathered.importance(source, calibration)
+    return gathered.importance(source, calibration, None if device is None else device.name)
 
 
 def _measured(
@@ -229,37 +235,36 @@ def _measured(
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of every block with its statistics, block after block; see Tracer.stacked."""
     with Workers(threads) as workers:
-        stream = skeleton.embed(calibration.tokens)
+        passage = Passage.of(skeleton.embed(calibration.tokens), workers, None)
         tracer = Tracer(stacked)
         for index in progress.blocks(skeleton.count):
-            yield from _measure_block(skeleton, stream, tracer, index, needs, workers)
+            give_back()
+            yield from _measure_block(skeleton, skeleton.block(index), passage, tracer, needs)
 
 
 def _measure_block(
     skeleton: Skeleton,
-    stream: Stream,
+    block: LoadedBlock,
+    passage: Passage,
     tracer: Tracer,
-    index: int,
     needs: frozenset[str],
-    workers: Workers,
     scaling: "Scaling | None" = None,
     sweeping: "Sweeping | None" = None,
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of one block, scaled and quantized where that is asked for; the stream is then
     before the next one."""
-    give_back()
-    block = skeleton.block(index)
     seen: dict[str, SiteStats] = {}
     if scaling is not None:
-        seen = scaling.scale(block, stream, workers, SWEEP if sweeping is not None else frozenset())
-    found = tracer.sites(block, stream)
-    more = index + 1 < skeleton.count
+        seen = scaling.scale(block, passage, SWEEP if sweeping is not None else frozenset())
+    found = tracer.sites(block, passage.stream)
+    more = block.index + 1 < skeleton.count
     if sweeping is not None:
-        yield from sweeping.block(block, stream, found, workers, seen)
+        yield from sweeping.block(block, passage, found, seen)
         if more:
-            skeleton.advance(block, stream, workers)
+            with passage.placed(block) as (there, stream, workers):
+                skeleton.advance(there, stream, workers)
         return
-    stats = collect(block, stream, found.sites, needs, workers, advance=more)
+    stats = passage.collect(block, found.sites, needs, advance=more)
     for site in found.sites:
         yield site, stats.pop(site.id)
 

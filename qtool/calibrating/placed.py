@@ -7,10 +7,10 @@ on their way out, and what the block's own forward pass takes.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +18,9 @@ from torch import nn
 
 from qtool.calibrating.device import Device
 from qtool.calibrating.reading import Reading
+from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats, collect
 from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
 from qtool.calibrating.workers import Workers
 
@@ -209,6 +211,42 @@ def passed(device: Device, calls: Calls, stream: Stream) -> Iterator[tuple[Strea
             passing.settle()
         finally:
             passing.leave()
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A stream through the blocks of a model, and where they are that it passes."""
+
+    stream: Stream
+    workers: Workers
+    device: Device | None
+    calls: Calls | None  # the stream's, on the device
+
+    @classmethod
+    def of(cls, stream: Stream, workers: Workers, device: Device | None) -> "Passage":
+        """Before the first block. device: None is the CPU."""
+        calls = None if device is None else Calls(stream.calls, device)
+        return cls(stream, workers, device, calls)
+
+    def placed(
+        self, block: LoadedBlock
+    ) -> AbstractContextManager[tuple[LoadedBlock, Stream, Workers]]:
+        """placed() of a block."""
+        return placed(self.device, self.calls, block, self.stream, self.workers)
+
+    def collect(
+        self,
+        block: LoadedBlock,
+        sites: Sequence[Site],
+        needs: Iterable[str],
+        advance: bool = False,
+    ) -> dict[str, SiteStats]:
+        """stats.collect of a block; Gram matrices stay on the device, too, as far as they fit."""
+        if not sites and not advance:
+            return {}
+        kept_bytes = 0 if self.device is None else self.device.sums_bytes // 2
+        with self.placed(block) as (there, stream, workers):
+            return collect(there, stream, sites, needs, workers, advance, kept_bytes)
 
 
 class Ahead:

@@ -9,6 +9,7 @@ import numpy as np
 from qtool import native_gguf
 from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, tasks
 from qtool.cuda.tasks import Task, ceil
+from qtool.gguf.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.packing import words_shape
 
@@ -212,6 +213,27 @@ def _swept(bits: int) -> Case:
     return Case(f"quantize {bits} bits sweep of a block", prepare)
 
 
+def _swept_onto(block: BlockType) -> Case:
+    """The same onto the levels of a type of GGUF."""
+
+    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
+        count = min(cols, quantize_tasks.MOST_IN_BLOCK)
+        weight = arrays.normal((count, rows), "float32")
+        factor = arrays.ones((count, quantize_tasks.padded(count)), "float32")
+        known = levels(np.zeros((1, block.row_bytes(256)), np.uint8), block, 256)
+        index = arrays.copy(np.arange(count, dtype=np.int32) // np.int32(known.width))
+        scales = arrays.ones((ceil(count, known.width), rows, 2), "float32")
+        numbers, consecutive = quantize_tasks.in_order(known.book)
+        book, out = arrays.copy(numbers), arrays.empty((2, count, rows), "float32")
+        task = quantize_tasks.sweep_onto_levels(
+            weight, factor, scales, index, book, consecutive, out=out
+        )
+        moved = int(weight.nbytes) + int(scales.nbytes) + int(out.nbytes)
+        return Work((task,), (weight, factor, scales, index, book, out), moved, rows * count)
+
+    return Case(f"quantize gguf-{block.name} sweep of a block", prepare)
+
+
 def all_cases() -> Iterator[Case]:
     """Every kernel that is worth timing."""
     for dtype in ("float16", "bfloat16", "float32"):
@@ -233,6 +255,7 @@ def all_cases() -> Iterator[Case]:
         plain = () if BY_NAME[name].needs_importance else (False,)
         yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
     yield from (_rounded(4, 0), _rounded(4, 20), _swept(4))
+    yield from (_swept_onto(BY_NAME[name]) for name in ("Q4_K", "IQ4_XS"))
     for kind in ("awq", "gptq", "q4_k"):
         yield from (_gemv(kind, batch, shape) for batch in (1, 8) for shape in LLAMA)
         yield from (_gemv(kind, batch, (8192, 8192)) for batch in (2, 4))

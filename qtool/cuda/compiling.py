@@ -32,6 +32,7 @@ SHARED = (
     "gguf_near.h",
     "gguf_search.h",
     "grid_body.h",
+    "nearest_body.h",
 )
 
 

@@ -1,4 +1,5 @@
-"""Tasks that quantize to integer grids, and that sweep a block of columns as GPTQ does.
+"""Tasks that quantize to integer grids, and that sweep a block of columns as GPTQ does, onto these
+or onto given levels.
 
 Matrices lie column after column, [in, out], scales and zeros as pairs of float32, [groups, out, 2]:
 see kernels/cuda/quantize.h. The arithmetic is that of `qtool.native.rounding`.
@@ -8,6 +9,9 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qtool.cuda.arrays import describe
 from qtool.cuda.tasks import _STORED, Task, _place, ceil
@@ -106,16 +110,54 @@ def sweep_block(weight: Any, factor: Any, scales: Any, index: Any, bits: int, *,
     [n], the group of each column, which the caller checks. out: [2, n, out], minus the errors,
     then the codes.
     """
+    return _sweep("sweep", weight, factor, scales, index, {"bits": bits}, out)
+
+
+def sweep_onto_levels(
+    weight: Any, factor: Any, scales: Any, index: Any, book: Any, consecutive: bool, *, out: Any
+) -> Task:
+    """The same onto levels scale * number - offset, scales being these pairs.
+
+    book: float32 [3, numbers], these in order, their codes, and the middle between each and the one
+    before; consecutive: they are whole, each one more than the one before, codes likewise.
+    """
+    numbers = describe("book", book, ("float32",), (3, None))
+    fields = _place("ratios", numbers) | {"ratio_count": numbers.shape[1]}
+    fields |= {"symmetric": int(consecutive)}
+    return _sweep("sweep_levels", weight, factor, scales, index, fields, out)
+
+
+def in_order(book: NDArray[np.float32]) -> tuple[NDArray[np.float32], bool]:
+    """A book [numbers] as sweep_onto_levels takes it, and whether its numbers are consecutive; as
+    sort_book of kernels/levels_body.h has it."""
+    value, code = np.unique(book, return_index=True)  # of equal numbers the first
+    middle = value.copy()
+    middle[1:] = (value[:-1] + value[1:]) / np.float32(2)
+    steps = np.arange(len(value))
+    whole = abs(value[0]) < 1 << 20 and value[0] == np.trunc(value[0])
+    consecutive = whole and (value == value[0] + steps).all() and (code == steps).all()
+    return np.stack([value, code.astype(np.float32), middle]), bool(consecutive)
+
+
+def _sweep(
+    kernel: str,
+    weight: Any,
+    factor: Any,
+    scales: Any,
+    index: Any,
+    fields: Mapping[str, int],
+    out: Any,
+) -> Task:
     found = describe("weight", weight, ("float32",), (None, None))
     cols, rows = found.shape
     if not 1 <= cols <= MOST_IN_BLOCK:
         raise ValueError(f"a block of {cols} columns, expected 1 to {MOST_IN_BLOCK}")
-    fields = _of_matrix(found, cols, rows, cols) | {"bits": bits, "pitch": padded(cols)}
-    fields |= _place("gram", describe("factor", factor, ("float32",), (cols, padded(cols))))
-    fields |= _place("scale", describe("scales", scales, ("float32",), (None, rows, 2)))
-    fields |= _place("index", describe("index", index, ("int32",), (cols,)))
-    fields |= _place("values", describe("out", out, ("float32",), (2, cols, rows)))
-    return _task("sweep", rows, 1, fields)
+    more = _of_matrix(found, cols, rows, cols) | {"pitch": padded(cols)}
+    more |= _place("gram", describe("factor", factor, ("float32",), (cols, padded(cols))))
+    more |= _place("scale", describe("scales", scales, ("float32",), (None, rows, 2)))
+    more |= _place("index", describe("index", index, ("int32",), (cols,)))
+    more |= _place("values", describe("out", out, ("float32",), (2, cols, rows)))
+    return _task(kernel, rows, 1, {**fields, **more})
 
 
 def _of_matrix(weight: Any, cols: int, rows: int, group_size: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
 from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.runs.provenance import environment
+from qtool.runs.provenance import with_gpu
 
 if TYPE_CHECKING:  # they import torch
     from qtool.calibrating.sites import Site
@@ -124,8 +124,11 @@ class Gathered:
         for name in squares.names:
             self._seen.setdefault(name, {})[number] = squares
 
-    def importance(self, source: GgufSource, calibration: Calibration) -> Importance:
-        """Of every matrix in a block of `source` that reads a site."""
+    def importance(
+        self, source: GgufSource, calibration: Calibration, gpu: str | None = None
+    ) -> Importance:
+        """Of every matrix in a block of `source` that reads a site. gpu: what did the work, if not
+        the CPU."""
         sums: dict[str, Floats] = {}
         counts: dict[str, Counts] = {}
         unmeasured: list[str] = []
@@ -143,7 +146,7 @@ class Gathered:
                 f"{source.path}: none of its matrices reads an input that could be measured"
             )
         chunks, chunk_size = calibration.tokens.shape
-        known = {"version": qtool.__version__, "environment": environment()}
+        known = {"version": qtool.__version__, "environment": with_gpu(gpu)}
         record = {**calibration.record(), **known}
         return Importance(
             sums,

@@ -42,6 +42,7 @@ from qtool.runs.workspace import Stating, Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
     from qtool.cuda.staging import Places
     from qtool.gguf.scaling import Scaling
     from qtool.gguf.sweeping import Sweeping
@@ -63,6 +64,7 @@ class GgufRequest:
     max_ram: int | None = None  # bytes of resident memory
     stating: Stating | None = None  # of the workspace
     places: "Places | None" = None  # of a GPU that encodes what it can
+    device: "Device | None" = None  # that measures and sweeps; of recipes that sweep alone
 
     @property
     def artifact(self) -> Path:
@@ -128,12 +130,7 @@ def _run(
     if request.requantize and next(again, None) is None:
         notes.append("--requantize was not needed: no quantized tensor is encoded anew")
     if request.places is not None:
-        from qtool.gguf.on_device import left_to_the_cpu
-
-        if left := left_to_the_cpu(plan.tensors):
-            notes.append(f"encoded by the CPU, there being no kernel for GPUs: {', '.join(left)}")
-        if request.recipe.sweeps:
-            notes.append("GPTQ's codes were chosen by the CPU, there being no kernel for GPUs")
+        notes += _by_the_cpu(plan)
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
@@ -148,7 +145,8 @@ def _run(
         sources=sources,
         stating=request.stating,
     ) as space:
-        space.agree(resume.facts(request.recipe, source, request.imatrix))
+        gpu = None if request.device is None else request.device.name
+        space.agree(resume.facts(request.recipe, source, request.imatrix, gpu))
         sweeping = None
         if weighs or request.recipe.scaling:
             space.agree({"version of torch or kind of CPU": environment()})
@@ -216,6 +214,20 @@ def _run(
     )
 
 
+def _by_the_cpu(plan: GgufPlan) -> list[str]:
+    """Sentences on what a GPU does not do of a plan."""
+    from qtool.gguf.levels import together
+    from qtool.gguf.on_device import left_to_the_cpu
+
+    said, without = [], "there being no kernel for GPUs"
+    if left := left_to_the_cpu(plan.tensors):
+        said.append(f"encoded by the CPU, {without}: {', '.join(left)}")
+    swept = {tensor.type for tensor in plan.tensors if tensor.swept}
+    if left := sorted(type_.name for type_ in swept if together(type_) > 1):
+        said.append(f"GPTQ's codes were chosen by the CPU, {without}: {', '.join(left)}")
+    return said
+
+
 def _measure(
     request: GgufRequest,
     source: GgufSource,
@@ -244,6 +256,7 @@ def _measure(
             states_on_disk,
             scaling,
             sweeping,
+            request.device,
         )
 
     if is_gguf(request.source):

@@ -23,6 +23,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
+from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.provenance import environment
@@ -32,8 +33,11 @@ UNIT_PIECES = 64  # at most, of 2^18 weights each
 _PART = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 
 
-def facts(recipe: GgufRecipe, source: GgufSource, imatrix: Path | None) -> dict[str, Any]:
-    """What makes it the same run, by the names that a person knows it by."""
+def facts(
+    recipe: GgufRecipe, source: GgufSource, imatrix: Path | None, gpu: str | None = None
+) -> dict[str, Any]:
+    """What makes it the same run, by the names that a person knows it by. gpu: that sweeps, if not
+    the CPU; other recipes may be finished on either."""
     found = {
         "version of qtool": __version__,
         "recipe": {"name": recipe.name, **recipe.effective()},
@@ -41,6 +45,8 @@ def facts(recipe: GgufRecipe, source: GgufSource, imatrix: Path | None) -> dict[
     }
     if recipe.rotates:  # importance is agreed on where it is measured
         found["version of torch or kind of CPU"] = environment()
+    if recipe.sweeps:
+        found[DEVICE] = gpu or "cpu"
     if imatrix is not None:
         found["importance matrix"] = file_facts(imatrix)
     return found

@@ -15,10 +15,10 @@ from typing import Any
 
 from qtool.calibrating.blockwise import TRANSFORMS, merged
 from qtool.calibrating.given import recipe_needs
+from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.stats import SiteStats, collect
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
+from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.recipe import GgufRecipe
 from qtool.plan.plan import Plan, make_plan
 from qtool.recipe.recipe import Recipe
@@ -52,22 +52,25 @@ class Scaling:
         return cls(chosen, make_plan(chosen, view), view)
 
     def scale(
-        self, block: LoadedBlock, stream: Stream, workers: Workers, needs: frozenset[str]
+        self, block: LoadedBlock, passage: Passage, needs: frozenset[str]
     ) -> dict[str, SiteStats]:
         """Find the scales of the next block and put them into its weights, and over the view.
 
         What it measured, as it is of scaled inputs (to the bit: scales are powers of two), with
         `needs`; nothing where these would take Gram matrices that finding scales does not.
         """
+        stream, workers = passage.stream, passage.workers
         sites = self._tracer.sites(block, stream)
         wanted = [s for s in sites.sites if any(takes_part(self.plan, name) for name in s.names)]
         own = recipe_needs(self.recipe)
         serves = bool(needs) and "gram" in own
-        stats = collect(block, stream, wanted, own | needs if serves else own, workers)
+        stats = passage.collect(block, wanted, own | needs if serves else own)
         factors: list[Factor] = []
         notes: list[str] = []
         for name in self.recipe.transform_chain:
-            subject = Subject(block, sites, self.plan, self.recipe, stream, workers, powers=True)
+            subject = Subject(
+                block, sites, self.plan, self.recipe, stream, workers, passage.device, powers=True
+            )
             applied = TRANSFORMS[name](subject, stats)
             stats = applied.stats
             factors += applied.factors

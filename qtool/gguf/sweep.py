@@ -15,17 +15,25 @@ they lie. Letting the columns of a unit make up for each other when its point is
 every point with every sign, gains 1 % more, which is left; IQ3_S by fours gains 3 % against eights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
-from qtool.gguf.levels import levels, put_codes
+from qtool.gguf.levels import Levels, levels, put_codes
 from qtool.gguf_types import BlockType
 from qtool.methods import gptq
 
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
+    from qtool.methods import gptq_device
+
 Floats = NDArray[np.float32]
+Choose = Callable[[Floats, Levels], NDArray[np.uint8]]  # of weight [out, in], codes like it
 
 _LEAST = np.float32(1e-6)  # of the mean square: what always is zero is stored, too
 
@@ -35,7 +43,7 @@ class Given:
     """What is known of the input of a matrix."""
 
     importance: Floats  # [in], that the encoder takes
-    factor: gptq.Factor | None  # of its Gram matrix; None where too little was seen of it
+    choose: Choose | None  # the sweep, with what is known; None where too little was seen of it
 
 
 def unswept(square: Floats, count: int) -> Given:
@@ -46,20 +54,41 @@ def unswept(square: Floats, count: int) -> Given:
 
 
 def swept(square: Floats, factor: gptq.Factor) -> Given:
-    """Of any other."""
+    """Of any other, by the CPU."""
+    return Given(_importance(square, factor.importance), partial(_chosen, factor))
+
+
+def swept_on(device: "Device", square: Floats, factor: "gptq_device.Factor") -> Given:
+    """The same on a device, of levels that do not depend on each other."""
+    return Given(_importance(square, factor.importance), partial(_chosen_on, device, factor))
+
+
+def _importance(square: Floats, cost: Floats) -> Floats:
     least = _LEAST * (square.mean() or np.float32(1))
-    return Given(np.sqrt(factor.importance * np.maximum(square, least)), factor)
+    return np.sqrt(cost * np.maximum(square, least))
+
+
+def _chosen(factor: gptq.Factor, weight: Floats, found: Levels) -> NDArray[np.uint8]:
+    upper = np.asarray(factor.upper)
+    return native.gptq_sweep_levels(weight, upper, order=factor.order, levels=found, threads=1)
+
+
+def _chosen_on(
+    device: "Device", factor: "gptq_device.Factor", weight: Floats, found: Levels
+) -> NDArray[np.uint8]:
+    from qtool.methods import gptq_device
+
+    with device.alone, device.explained():
+        return gptq_device.codes_on_levels(device, weight, factor, found)
 
 
 def blocks_of(weight: Floats, type_: BlockType, given: Given) -> NDArray[np.uint8]:
     """Blocks of weight [out, in], uint8 [out, bytes of a row], by one thread. A weight that is too
     large for the type is not finite in what they stand for."""
     blocks = native_gguf.encode(weight, type_, given.importance, threads=1)
-    if given.factor is None:
+    if given.choose is None:
         return blocks
     found = levels(blocks, type_, weight.shape[1])
     if all(np.isfinite(part).all() for part in (found.scale, found.offset) if part is not None):
-        upper, order = np.asarray(given.factor.upper), given.factor.order
-        codes = native.gptq_sweep_levels(weight, upper, order=order, levels=found, threads=1)
-        put_codes(blocks, type_, codes)
+        put_codes(blocks, type_, given.choose(weight, found))
     return blocks

@@ -18,52 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from qtool import methods, native_gguf
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.blockwise import groups_of, merged
-from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
+from qtool.calibrating.device import Device
+from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Site
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, collect, is_rare
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
-from qtool.gguf import sweep
-from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
+from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.importance import Squares, matrices_reading
 from qtool.gguf.kinds import layer_of
-from qtool.gguf.levels import together
-from qtool.gguf.pieces import check_fits, floats_of, matrices_of
+from qtool.gguf.pieces import matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
+from qtool.gguf.swept_site import Made, Part, steps_of, sweep_site
 from qtool.methods import gptq
 from qtool.native.sums import checksum
-
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One matrix of a tensor: all of it, or an expert's."""
-
-    tensor: PlannedTensor
-    matrix: int
-    start: int  # byte of the block's file
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What became of a part: checksums of its blocks, some rows at a time; of some rows, tr(W H W')
-    and tr(E H E'); whether it was swept."""
-
-    name: str
-    matrix: int
-    sums: list[int]
-    signal: float
-    noise: float
-    swept: bool
 
 
 @dataclass
@@ -103,9 +75,8 @@ class Sweeping:
     def block(
         self,
         block: LoadedBlock,
-        stream: Stream,
+        passage: Passage,
         found: BlockSites,
-        workers: Workers,
         seen: dict[str, SiteStats],
     ) -> Iterator[tuple[Site, SiteStats]]:
         """Sweep the matrices of the next block, and put what the file will say into it; every site
@@ -113,71 +84,56 @@ class Sweeping:
 
         seen: what was measured already of the inputs, by site id, and is used up.
         """
+        device, room, workers = passage.device, self.gram_bytes, passage.workers
+        if device is not None:  # half of it: a factor lies beside what it is made of
+            room = min(room, device.sums_bytes // 2)
         parts = self._parts(block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
         rest = [site for site in found.sites if site.id not in parts]
         unseen = [site for site in rest if site.id not in seen]
-        squares = seen | collect(block, stream, unseen, {"square"}, workers)
-        yield from ((site, replace(squares[site.id], gram=None)) for site in rest)
+        squares = seen | passage.collect(block, unseen, {"square"})
+        yield from ((site, _without_gram(squares[site.id])) for site in rest)
         del squares
-        self._file(block.index).write_bytes(b"")
-        made: list[_Made] = []
+        file = self._file(block.index)
+        file.write_bytes(b"")
+        made: list[Made] = []
         notes: list[str] = []
-        work = partial(self._site, block=block)
-        for group in [wanted] if seen else groups_of(wanted, self.gram_bytes):
-            stats = seen or collect(block, stream, group, {"gram", "square"}, workers)
+        work = partial(sweep_site, options=self.options, block=block, file=file, device=device)
+        for group in [wanted] if seen else groups_of(wanted, room):
+            stats = seen or passage.collect(block, group, {"gram", "square"})
             for site in group:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
-                yield site, replace(stats[site.id], gram=None)
+                yield site, _without_gram(stats[site.id])
             give_back()
             jobs = [(site, parts[site.id], stats) for site in sorted(group, key=_cost(parts))]
-            for some, said in workers.map(work, jobs):
+            beside = partial(_beside, device=device, threads=workers.threads)
+            results = [work(job, each=workers.map) for job in jobs if not beside(job[0])]
+            for some, said in results + workers.map(work, (j for j in jobs if beside(j[0]))):
                 made += some
                 notes += said
         self._keep(block.index, made, notes)
 
-    def _parts(self, index: int, found: BlockSites) -> dict[str, list[_Part]]:
+    def _parts(self, index: int, found: BlockSites) -> dict[str, list[Part]]:
         """The matrices that are swept, by the id of the site that they read."""
         by_name: dict[str, dict[int, Site]] = defaultdict(dict)
         for site in found.sites:
             for name in site.names:
                 by_name[name][-1 if site.expert is None else site.expert] = site
-        parts: dict[str, list[_Part]] = defaultdict(list)
+        parts: dict[str, list[Part]] = defaultdict(list)
         start = 0
         for tensor in self.tensors.get(index, ()):
             sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
             matrices, nbytes = _sizes(tensor)
             for matrix, site in enumerate(sites):
-                parts[site.id].append(_Part(tensor, matrix, start + matrix * nbytes))
+                parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
             if sites:
                 self._starts[tensor.name] = index, start
                 start += matrices * nbytes
         return parts
 
-    def _site(
-        self, job: tuple[Site, Sequence[_Part], dict[str, SiteStats]], block: LoadedBlock
-    ) -> tuple[list[_Made], list[str]]:
-        """The matrices that read one site. Takes its own of the stats, which are large."""
-        site, parts, stats = job
-        seen = stats.pop(site.id)
-        notes: list[str] = []
-        square = Squares.of(site, seen).square
-        if seen.gram is None or is_rare(site, seen):
-            given = sweep.unswept(square, seen.count)
-        else:
-            where = f"the input of {parts[0].tensor.name}"
-            with methods.named(where):
-                most = max(together(part.tensor.type) for part in parts)
-                factor = gptq.factor(seen.gram, self.options, seen.count, together=most)
-            given = sweep.swept(square, factor)
-            notes = [f"{where}: {note}" for note in factor.notes]
-        gram = None if seen.gram is None else torch.from_numpy(seen.gram)
-        file = self._file(block.index)
-        return [_made(part, block, gram, given, file) for part in parts], notes
-
-    def _keep(self, index: int, made: Sequence[_Made], notes: Sequence[str]) -> None:
+    def _keep(self, index: int, made: Sequence[Made], notes: Sequence[str]) -> None:
         tensors: dict[str, dict[str, Any]] = {}
         for one in sorted(made, key=lambda one: (one.name, one.matrix)):
             start = self._starts[one.name][1]
@@ -212,7 +168,7 @@ class Sweeping:
         return [
             [
                 checksum(self._read(tensor, matrix * rows + first, matrix * rows + last))
-                for first, last in _steps(tensor)
+                for first, last in steps_of(tensor)
             ]
             for matrix in range(matrices)
         ]
@@ -259,7 +215,20 @@ class Sweeping:
         return found.reshape(last - first, row_bytes)
 
 
-def _cost(parts: Mapping[str, Sequence[_Part]]) -> Any:
+def _beside(site: Site, device: Device | None, threads: int) -> bool:
+    """Whether threads have an input each. Else they share one: a device would have to hold Gram
+    matrix and factor of each, but for experts, which are many and small."""
+    if device is None:
+        return True
+    each = 2 * 4 * site.in_features**2
+    return site.expert is not None and threads * each <= device.sums_bytes // 2
+
+
+def _without_gram(stats: SiteStats) -> SiteStats:
+    return replace(stats, gram=None, there=None)
+
+
+def _cost(parts: Mapping[str, Sequence[Part]]) -> Any:
     """Of a site; the largest first, so that threads end together."""
 
     def cost(site: Site) -> int:
@@ -273,59 +242,3 @@ def _sizes(tensor: PlannedTensor) -> tuple[int, int]:
     """Matrices of a tensor, and bytes of the blocks of each."""
     matrices, rows = matrices_of(tensor)
     return matrices, rows * tensor.type.row_bytes(tensor.source.in_features)
-
-
-def _steps(tensor: PlannedTensor) -> list[tuple[int, int]]:
-    """The rows of a matrix that are swept together."""
-    rows, step = matrices_of(tensor)[1], max(1, AT_ONCE // tensor.source.in_features)
-    return [(first, min(rows, first + step)) for first in range(0, rows, step)]
-
-
-def _made(
-    part: _Part,
-    block: LoadedBlock,
-    gram: torch.Tensor | None,
-    given: sweep.Given,
-    file: Path,
-) -> _Made:
-    """One matrix, some rows at a time: into the file, and into the decoder block."""
-    tensor, width = part.tensor, part.tensor.source.in_features
-    rows = matrices_of(tensor)[1]
-    row_bytes, every = tensor.type.row_bytes(width), max(1, rows // REPORTED_ROWS)
-    signal = noise = 0.0
-    sums: list[int] = []
-    for first, last in _steps(tensor):
-        start = part.matrix * rows + first
-        weight = floats_of(tensor, start, start + last - first)
-        blocks = sweep.blocks_of(weight, tensor.type, given)
-        back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
-        check_fits(tensor, start, back)
-        with file.open("r+b") as out:
-            out.seek(part.start + first * row_bytes)
-            out.write(blocks.data)
-        sums.append(checksum(blocks))
-        if gram is not None:
-            kept = slice(-first % every, None, every)
-            some = torch.from_numpy(weight[kept])
-            found = signal_and_noise(some, some - torch.from_numpy(back[kept]), gram)
-            signal, noise = signal + found[0], noise + found[1]
-        _put_back(block, tensor, start, back)
-    return _Made(tensor.name, part.matrix, sums, signal, noise, given.factor is not None)
-
-
-def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
-    """Rows of a tensor, from `first` on, to where the decoder block has them."""
-    source = tensor.source
-    rows = np.arange(first, first + len(values), dtype=np.int64)
-    if source.order is not None:
-        rows = source.order(rows)
-    start = 0
-    for name in source.origin:
-        there = block.weights[name]
-        count = there[..., 0].numel()
-        own = (rows >= start) & (rows < start + count)
-        if own.any():
-            place = torch.from_numpy(rows[own] - start)
-            at = (place,) if there.ndim == 2 else (place // there.shape[1], place % there.shape[1])
-            there[at] = torch.from_numpy(values[own])
-        start += count

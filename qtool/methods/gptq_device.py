@@ -7,8 +7,9 @@ in a last step here and there; grids that are found before the sweep only as far
 does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from qtool import grid, native
 from qtool.calibrating.device import Device, host
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
+from qtool.cuda.tasks import Task
 from qtool.methods import gptq
 from qtool.scheme import GroupQuant, Scheme
 
@@ -32,13 +34,16 @@ class Factor:
     notes: tuple[str, ...] = ()
 
     def on_host(self) -> gptq.Factor:
-        """The same for the CPU's sweep."""
-        return gptq.Factor(host(self.upper), self.order, self.importance, self.notes)
+        """The same for the CPU's sweep, row major."""
+        upper = np.ascontiguousarray(host(self.upper))
+        return gptq.Factor(upper, self.order, self.importance, self.notes)
 
 
-def factor(gram: torch.Tensor, options: gptq.Options, tokens: int | None = None) -> Factor:
+def factor(
+    gram: torch.Tensor, options: gptq.Options, tokens: int | None = None, together: int = 1
+) -> Factor:
     """gptq.factor of a Gram matrix [in, in] on a device."""
-    root, prepared, notes = _damped_root(gram, options, tokens)
+    root, prepared, notes = _damped_root(gram, options, tokens, together)
     cost = gptq.importance_of(root, prepared.order)
     upper = root.flip(0, 1)
     del root
@@ -53,9 +58,9 @@ def importance(gram: torch.Tensor, options: gptq.Options, tokens: int | None) ->
 
 
 def _damped_root(
-    gram: torch.Tensor, options: gptq.Options, tokens: int | None
+    gram: torch.Tensor, options: gptq.Options, tokens: int | None, together: int = 1
 ) -> tuple[torch.Tensor, gptq.Prepared, tuple[str, ...]]:
-    prepared = gptq.prepare(host(gram.diagonal()).astype(np.float64), options)
+    prepared = gptq.prepare(host(gram.diagonal()).astype(np.float64), options, together)
     backwards = torch.from_numpy(prepared.backwards).to(gram.device)
     diagonal = torch.from_numpy(prepared.diagonal[prepared.backwards])
 
@@ -98,15 +103,15 @@ def quantize_with(
     left = left[order]
     codes = torch.empty(left.shape, dtype=torch.uint8, device=device.place)
     index = device.put(groups)
+    onto = partial(tasks.sweep_block, bits=scheme.bits)
     for start, stop in _blocks(columns, columns if static else size):
         if not static and start % size == 0:
             group = slice(start, min(start + size, columns))
             weighed = None if cost is None else cost[group]
             found = rounding.grids(device, left[group], wanted, size, ratios, weighed)
             pairs[start // size] = found[0]
-        made = _swept(device, left, given.upper, pairs, index, scheme.bits, slice(start, stop))
-        codes[order[start:stop]] = made[1].to(torch.uint8)
-        left[stop:].addmm_(given.upper[start:stop, stop:].T, made[0])
+        made = _swept(device, left, given.upper, pairs, index, slice(start, stop), onto)
+        codes[order[start:stop]] = made
     scale, zero = rounding.stored(pairs)
     grid.check_scales(scale)
     g_idx = None
@@ -114,6 +119,29 @@ def quantize_with(
         g_idx = np.empty(columns, np.int32)
         g_idx[given.order] = groups
     return GroupQuant(scheme, host(codes.T.contiguous()), scale, zero, g_idx)
+
+
+def codes_on_levels(
+    device: Device, weight: grid.Floats, given: Factor, levels: native.Levels
+) -> NDArray[np.uint8]:
+    """native.gptq_sweep_levels of float32 weight [out, in] on the device; the caller has it alone.
+
+    Levels that depend on each other (Levels.points) are the CPU's.
+    """
+    assert levels.points is None
+    columns = weight.shape[1]
+    order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
+    index = device.put(given.order // np.int32(levels.width))
+    offset = np.zeros_like(levels.scale) if levels.offset is None else levels.offset
+    pairs = torch.stack([device.put(one).T for one in (levels.scale, offset)], dim=-1)
+    numbers, consecutive = tasks.in_order(levels.book)
+    onto = partial(tasks.sweep_onto_levels, book=device.put(numbers), consecutive=consecutive)
+    left = device.put(np.ascontiguousarray(weight)).T.contiguous()[order]
+    codes = torch.empty(left.shape, dtype=torch.uint8, device=device.place)
+    for start, stop in _blocks(columns, columns):
+        made = _swept(device, left, given.upper, pairs, index, slice(start, stop), onto)
+        codes[order[start:stop]] = made
+    return host(codes.T.contiguous())
 
 
 def _blocks(columns: int, size: int) -> Iterator[tuple[int, int]]:
@@ -131,14 +159,15 @@ def _swept(
     upper: torch.Tensor,
     pairs: torch.Tensor,
     index: torch.Tensor,
-    bits: int,
     block: slice,
+    onto: Callable[..., Task],
 ) -> torch.Tensor:
-    """Minus the errors of a block of columns, and its codes, [2, n, out]."""
+    """The codes of a block of columns, uint8 [n, out]; those after it in `left` pay for it."""
     count = block.stop - block.start
     factor = upper.new_zeros(count, tasks.padded(count))
     factor[:, :count] = upper[block, block].T
     out = upper.new_empty(2, count, left.shape[1])
     weight, groups = rounding.aligned(left[block]), rounding.aligned(index[block])
-    device.launch(tasks.sweep_block(weight, factor, pairs, groups, bits, out=out))
-    return out
+    device.launch(onto(weight, factor, pairs, groups, out=out))
+    left[block.stop :].addmm_(upper[block, block.stop :].T, out[0])
+    return out[1].to(torch.uint8)

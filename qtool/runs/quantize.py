@@ -128,6 +128,11 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     elif not recipe.calibrates:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
     places = _places(asked)
+    device = None
+    if recipe.sweeps:  # of all others the bytes are the CPU's
+        from qtool.runs.request import device_of
+
+        device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=False)
     if asked.modelfile:
@@ -136,9 +141,11 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         check_free(modelfile_path(target), is_folder=False)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
+    gpu = None if device is None else device.name
+    stating = _stating(asked, source, target, progress, gpu)
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
-        asked.fresh, asked.max_ram, _stating(asked, source, target, progress), places,
+        asked.fresh, asked.max_ram, stating, places, device,
     )  # fmt: skip
     made = run_gguf(request, progress)
     if asked.modelfile:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "run", "big"]
+TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "run", "swept", "big"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
@@ -47,7 +47,7 @@ FEW = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py", "tests/test_c
 FEW += ["tests/test_cuda_quantize.py", "-k"]
 FEW.append(
     "test_awq[ or vectors[1- or vectors[8- or test_gptq[ or test_four_bit_floats or test_pack[ or "
-    "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4"
+    "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or test_any_levels[shuffled"
 )
 # What the tests start themselves is no part of it. A process may take its time before it uses CUDA.
 # Calls that fail are asked for by cuda-core and PyTorch, which try what a driver has; arrays have
@@ -63,10 +63,11 @@ MOST = 480.0  # seconds of all checks
 MOST_PROCESSES = 12  # that time, one after the other, where kernels break them
 # Artifacts by many recipes: the CPU's bytes (others of these are among TESTS), or its KL divergence
 # within 2 %.
-RECIPES = ["tests/test_cuda_run.py", "tests/test_cuda_gguf.py", "-m", "slow", "-k"]
+RECIPES = ["tests/test_cuda_run.py", "tests/test_cuda_gguf.py", "tests/test_cuda_swept.py"]
+RECIPES += ["-m", "slow", "-k"]
 RECIPES.append("as_good or every_recipe")
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
-TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits"]
+TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "quantize gguf-"]
 TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS float16"]
 TIMED += ["nvfp4 float16", "gguf-Q4_1 float16", "gguf-IQ4_NL float16"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
@@ -224,6 +225,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
         check("quantize --device cuda", [*command, "--device", "cuda", "-o", f"{out}/out"], 60)
+        swept = [*command[:-1], "q4_k_m-awq-gptq", "--device", "cuda", "-o", f"{out}/x.gguf"]
+        check("quantize --device cuda, GGUF", swept, 60)
         command = [sys.executable, "-m", "qtool", "generate", f"{out}/out", "--device", "cuda"]
         check("generate --device cuda", command, 60)
     sanitizer = shutil.which("compute-sanitizer")

@@ -1,0 +1,195 @@
+"""GPTQ into GGUF: the matrices that read one input of a block, some rows at a time.
+
+    Gram matrix of the input -> its factor -> for some rows of a matrix: blocks (qtool.gguf.sweep)
+                -> the block's file in the workspace
+                -> dequantized, into the decoder block: later ones are fed by these
+
+With a device, it factors and sweeps, but for types whose levels depend on each other (IQ2, IQ3);
+threads read, encode and write meanwhile.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool import methods, native_gguf
+from qtool.calibrating.device import Device
+from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
+from qtool.calibrating.sites import Site
+from qtool.calibrating.stats import SiteStats, gram_on, is_rare
+from qtool.calibrating.stream import LoadedBlock
+from qtool.gguf import sweep
+from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
+from qtool.gguf.importance import Squares
+from qtool.gguf.levels import together
+from qtool.gguf.pieces import check_fits, floats_of, matrices_of
+from qtool.gguf.planned import PlannedTensor
+from qtool.methods import gptq
+from qtool.native.sums import checksum
+
+Floats = NDArray[np.float32]
+Job = tuple[Site, Sequence["Part"], dict[str, SiteStats]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
+
+
+@dataclass(frozen=True)
+class Part:
+    """One matrix of a tensor: all of it, or an expert's."""
+
+    tensor: PlannedTensor
+    matrix: int
+    start: int  # byte of the block's file
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a part: checksums of its blocks, some rows at a time; of some rows, tr(W H W')
+    and tr(E H E'); whether it was swept."""
+
+    name: str
+    matrix: int
+    sums: list[int]
+    signal: float
+    noise: float
+    swept: bool
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the input of matrices."""
+
+    gram: torch.Tensor | None  # on the device, where there is one
+    given: dict[bool, sweep.Given]  # by whether a type's levels depend on each other
+    notes: tuple[str, ...] = ()
+    swept: bool = True
+
+
+def sweep_site(
+    job: Job,
+    options: gptq.Options,
+    block: LoadedBlock,
+    file: Path,
+    device: Device | None,
+    each: Each = map,
+) -> tuple[list[Made], list[str]]:
+    """The matrices that read one site, and notes. Takes its own of the stats, which are large.
+
+    file: the block's. each: maps a function of some rows over all.
+    """
+    site, parts, stats = job
+    seen = stats.pop(site.id)
+    where = f"the input of {parts[0].tensor.name}"
+    with methods.named(where):
+        known = _known(site, parts, seen, options, device)
+    step = partial(_step, block=block, known=known, device=device, file=file)
+    done = iter(each(step, [(part, *rows) for part in parts for rows in steps_of(part.tensor)]))
+    made = []
+    for part in parts:
+        sums: list[int] = []
+        signal = noise = 0.0
+        for _ in steps_of(part.tensor):
+            one, kept, lost = next(done)
+            sums.append(one)
+            signal, noise = signal + kept, noise + lost
+        made.append(Made(part.tensor.name, part.matrix, sums, signal, noise, known.swept))
+    return made, [f"{where}: {note}" for note in known.notes]
+
+
+def steps_of(tensor: PlannedTensor) -> list[tuple[int, int]]:
+    """The rows of a matrix that are swept together."""
+    rows, step = matrices_of(tensor)[1], max(1, AT_ONCE // tensor.source.in_features)
+    return [(first, min(rows, first + step)) for first in range(0, rows, step)]
+
+
+def _known(
+    site: Site,
+    parts: Sequence[Part],
+    seen: SiteStats,
+    options: gptq.Options,
+    device: Device | None,
+) -> _Known:
+    """What the matrices that read a site are swept by."""
+    square = Squares.of(site, seen).square
+    if seen.gram is None or is_rare(site, seen):
+        gram = None if seen.gram is None else torch.from_numpy(seen.gram)
+        weighed = sweep.unswept(square, seen.count)
+        return _Known(gram, {True: weighed, False: weighed}, swept=False)
+    units = [together(part.tensor.type) for part in parts]
+    given: dict[bool, sweep.Given] = {}
+    if device is None:
+        factor = gptq.factor(seen.gram, options, seen.count, together=max(units))
+        given[True] = given[False] = sweep.swept(square, factor)
+        return _Known(torch.from_numpy(seen.gram), given, factor.notes)
+    from qtool.methods import gptq_device
+
+    with device.alone, device.explained():
+        gram = gram_on(device, seen)
+        there = gptq_device.factor(gram, options, seen.count, together=max(units))
+        if max(units) > 1:
+            given[True] = sweep.swept(square, there.on_host())
+    if min(units) == 1:
+        given[False] = sweep.swept_on(device, square, there)
+    return _Known(gram, given, there.notes)
+
+
+def _step(
+    rows: tuple[Part, int, int],
+    block: LoadedBlock,
+    known: _Known,
+    device: Device | None,
+    file: Path,
+) -> tuple[int, float, float]:
+    """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
+    blocks; of some of them, tr(W H W') and tr(E H E')."""
+    part, first, last = rows
+    tensor, width = part.tensor, part.tensor.source.in_features
+    every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
+    start = part.matrix * matrices_of(tensor)[1] + first
+    weight = floats_of(tensor, start, start + last - first)
+    blocks = sweep.blocks_of(weight, tensor.type, known.given[together(tensor.type) > 1])
+    back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
+    check_fits(tensor, start, back)
+    with file.open("r+b") as out:
+        out.seek(part.start + first * tensor.type.row_bytes(width))
+        out.write(blocks.data)
+    signal = noise = 0.0
+    if known.gram is not None:
+        kept = slice(-first % every, None, every)
+        some = torch.from_numpy(weight[kept])
+        lost = some - torch.from_numpy(back[kept])
+        signal, noise = _errors(some, lost, known.gram, device)
+    _put_back(block, tensor, start, back)
+    return checksum(blocks), signal, noise
+
+
+def _errors(
+    kept: torch.Tensor, lost: torch.Tensor, gram: torch.Tensor, device: Device | None
+) -> tuple[float, float]:
+    if device is None:
+        return signal_and_noise(kept, lost, gram)
+    with device.alone, device.explained():
+        return signal_and_noise(kept.to(gram.device), lost.to(gram.device), gram)
+
+
+def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
+    """Rows of a tensor, from `first` on, to where the decoder block has them."""
+    source = tensor.source
+    rows = np.arange(first, first + len(values), dtype=np.int64)
+    if source.order is not None:
+        rows = source.order(rows)
+    start = 0
+    for name in source.origin:
+        there = block.weights[name]
+        count = there[..., 0].numel()
+        own = (rows >= start) & (rows < start + count)
+        if own.any():
+            place = torch.from_numpy(rows[own] - start)
+            at = (place,) if there.ndim == 2 else (place // there.shape[1], place % there.shape[1])
+            there[at] = torch.from_numpy(values[own])
+        start += count

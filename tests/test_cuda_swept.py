@@ -1,0 +1,216 @@
+"""GGUF recipes with GPTQ on a device: torch's part on the CPU, the kernels in the emulated grid; or
+on a GPU, where QTOOL_TEST_DEVICE=cuda."""
+
+import argparse
+import inspect
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf_from_hf
+import pytest
+import quantizing
+import torch
+from cuda_device import device, emulator
+from cuda_emulation import EmulatedPlace, Emulator, OnGpu
+from gguf_runs import QUIET, models, write
+from small_models import checkpoint
+from test_gguf_gptq import TINY, check_fed
+from test_resume import Died, dying
+
+import qtool
+from qtool.calibrating.device import Device
+from qtool.cuda.staging import CudaPlace, Place
+from qtool.errors import ResumeError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.recipe import load
+from qtool.reproduce.run import Asked, reproduce
+
+__all__ = ["device", "emulator", "models"]
+
+CALIBRATION = "qtool.calibration"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 60_000)
+
+
+@pytest.fixture(scope="module")
+def sets(text: Path) -> list[str]:
+    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+
+
+@pytest.fixture
+def small(
+    models: Path, sets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, tuple[str, ...]]:
+    """A model of two blocks, and what is made of it."""
+    without_tokenizers(monkeypatch)
+    return checkpoint(models, "llama", "bfloat16").path, ("q4_0", "method=gptq", *sets)
+
+
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small models have one that llama.cpp does not know."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+
+
+def raw(path: Path) -> dict[str, bytes]:
+    with GgufFile.open(path) as file:
+        return {name: gguf_from_hf.raw(file, name).tobytes() for name in file.tensors}
+
+
+def gpu_of(path: Path) -> str | None:
+    with GgufFile.open(path) as file:
+        record = json.loads(str(file.metadata[CALIBRATION].value))
+    found: str | None = record["environment"].get("gpu")
+    return found
+
+
+WHOLE = ["q4_k_m-awq-gptq", "q4_0-awq-gptq", "iq4_xs-awq-gptq", "iq3_s-awq-gptq"]
+FEW = [("q4_k_m", ["method=gptq"]), ("iq3_s", ["method=gptq"])]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"), [*FEW, *(pytest.param(n, [], marks=pytest.mark.slow) for n in WHOLE)]
+)
+def test_as_good_as_the_cpu(recipe: str, more: list[str], tmp_path: Path, device: Device) -> None:
+    """Divergence from the float model within 2 %, and the file says what did the work."""
+    chosen = [*more, "calibration.samples=6", "calibration.length=128"]
+    found, notes = {}, {}
+    text = tmp_path / "text.txt"
+    text.write_text(inspect.getsource(argparse), encoding="utf-8")
+    for where in (None, device):
+        out = tmp_path / f"{where is None}.gguf"
+        made = write(TINY, out, recipe, *chosen, device=where)
+        measured = qtool.evaluate(out, text, against=TINY, windows=16, length=256, threads=1)
+        found[where is None] = measured.found["kld"]["mean"]
+        notes[where is None] = made.notes
+        assert gpu_of(out) == (where.name if where else None)
+    assert found[False] == pytest.approx(found[True], rel=0.02)
+    assert len(notes[True]) == len(notes[False])
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "more"),
+    [
+        ("llama", "q4_0", ["transforms=[rotate, awq]"]),
+        ("mixtral", "q5_1", []),  # experts of their own tensors
+        ("phi3", "iq4_nl", []),  # q, k and v in one matrix, gate and up in another
+        ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
+        (TINY, "iq3_xxs", []),  # sites read by matrices of several types
+    ],
+)
+def test_later_blocks_are_fed_by_what_the_file_says(
+    name: str | Path, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
+    device: Device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    without_tokenizers(monkeypatch)
+    model = name if isinstance(name, Path) else checkpoint(models, name, "bfloat16").path
+    chosen = [recipe, "method=gptq", *more, *sets]
+    check_fed(model, tmp_path / "out.gguf", chosen, monkeypatch, device)
+
+
+def test_bytes_do_not_depend_on_threads_or_room(
+    small: tuple[Path, tuple[str, ...]], tmp_path: Path, device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Gram matrices stay there where there is room; else inputs are measured one after the other,
+    and theirs come back to be factored, once each."""
+    (model, chosen), put = small, Device.put
+    there: list[tuple[int, ...]] = []
+    monkeypatch.setattr(Device, "put", lambda self, a: there.append(a.shape) or put(self, a))
+    write(model, tmp_path / "whole", *chosen, device=device, threads=3)
+    before, there[:] = Counter(there), []
+    write(model, tmp_path / "one", *chosen, device=replace(device, sums_bytes=0), threads=1)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "one").read_bytes()
+    assert sum((Counter(there) - before).values()) == 3 * 4  # inputs of each block
+
+
+def test_experts_that_few_tokens_reached_go_by_the_cpu(
+    models: Path, sets: list[str], tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_tokenizers(monkeypatch)
+    model = checkpoint(models, "mixtral", "bfloat16").path
+    few = ["method=gptq", sets[0], "calibration.samples=1", "calibration.length=8"]
+    made = write(model, tmp_path / "out.gguf", "q4_0", *few, device=device)
+    assert "24 of 32 matrices were not swept, as fewer than 64 tokens" in "\n".join(made.notes)
+
+
+def test_a_run_of_the_cpu_is_not_continued_there(
+    small: tuple[Path, tuple[str, ...]], tmp_path: Path, device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nor one of the device here. Begun there, it is finished there, with the same bytes."""
+    (model, chosen), out = small, tmp_path / "out"
+    for first, other, option in ((None, device, "cpu"), (device, None, "cuda")):
+        with monkeypatch.context() as patched, pytest.raises(Died):
+            dying(1, patched)
+            write(model, out, *chosen, device=first)
+        with pytest.raises(ResumeError, match=r"device was .*, is .*") as said:
+            write(model, out, *chosen, device=other)
+        assert f"this command with --device {option} goes on with it" in str(said.value)
+        write(model, out, *chosen, device=first)
+        write(model, tmp_path / "whole", *chosen, device=first)
+        assert out.read_bytes() == (tmp_path / "whole").read_bytes()
+        for path in (out, tmp_path / "whole"):
+            path.unlink()
+
+
+def test_reproduced_by_the_cpu(
+    small: tuple[Path, tuple[str, ...]], text: Path, tmp_path: Path, device: Device
+) -> None:
+    """Codes are compared then, not bytes."""
+    (model, chosen), out = small, tmp_path / "out.gguf"
+    write(model, out, *chosen, device=device)
+    again = reproduce(Asked(out, str(model), text, threads=1), QUIET)
+    assert not again.alike and again.recorded is not None
+    assert again.recorded == {**again.here, "gpu": device.name}
+    assert again.codes < 1000
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [("q4_k_m", []), ("iq3_s", ["GPTQ's codes were chosen by the CPU, there being no kernel for "
+                                "GPUs: IQ3_S"])],
+)  # fmt: skip
+def test_what_was_not_swept_is_encoded_there(
+    recipe: str, said: list[str], sets: list[str], tmp_path: Path, device: Device,
+    emulator: Emulator,
+) -> None:  # fmt: skip
+    """The embedding; and notes say what the CPU did."""
+    places: list[Any] = []
+
+    def place() -> Place:
+        places.append(CudaPlace(0) if isinstance(emulator, OnGpu) else EmulatedPlace(emulator))
+        return places[-1]
+
+    loaded = load(recipe, ["method=gptq", *sets])
+    assert isinstance(loaded, GgufRecipe)
+    asked = GgufRequest("m", TINY, loaded, tmp_path / "x", 2, places=place, device=device)
+    made = run_gguf(asked, QUIET)
+    assert made.notes == said
+    write(TINY, tmp_path / "y", recipe, "method=gptq", *sets, device=device)
+    one, other = (raw(tmp_path / name) for name in "xy")
+    assert one == other and len(one) > 30
+    if not isinstance(emulator, OnGpu):
+        launched = {kernel for place in places for kernel in place.launched}
+        assert {k for k in launched if k.startswith("encode")} == {"encode_q6_k"}
+
+
+def test_too_little_memory_is_a_sentence(
+    small: tuple[Path, tuple[str, ...]], tmp_path: Path
+) -> None:
+    def launch(*tasks: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    gpu, (model, chosen) = Device(torch.device("cpu"), launch, "Small GPU (sm_75)", 1 << 20), small
+    with pytest.raises(
+        UnsupportedError, match=r"Small GPU \(sm_75\): its memory does not hold .* 20.00 GiB"
+    ):
+        write(model, tmp_path / "out", *chosen, device=gpu)
+    assert not list(tmp_path.iterdir())
