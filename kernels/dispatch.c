@@ -122,14 +122,15 @@ QT_EXPORT int qt_repeat(int count)
     return QT_OK;
 }
 
-/* The lattice that a type of GGUF is encoded on, for GPUs; QT_E_ARGUMENT where it is on none. */
+/* The lattice that a type of GGUF is encoded on; QT_E_ARGUMENT where it is on none. */
 QT_EXPORT int qt_gguf_lattice(int32_t type, const int32_t **find, const uint16_t **near,
                               int64_t *count)
 {
     static const struct {
         int type, which;
     } all[] = {
-        {16, QT_IQ2_XXS}, {17, QT_IQ2_XS}, {18, QT_IQ3_XXS}, {21, QT_IQ3_S}, {22, QT_IQ2_S},
+        {16, QT_IQ2_XXS}, {17, QT_IQ2_XS}, {18, QT_IQ3_XXS}, {19, QT_IQ1},
+        {21, QT_IQ3_S},   {22, QT_IQ2_S},  {29, QT_IQ1},
     };
     for (size_t k = 0; k < sizeof all / sizeof *all; k++)
         if (all[k].type == type) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 enum { BLOCK = 128, MOST_PANELS = 32, CHUNK_BYTES = 16 << 20, MOST_LEVELS = 256 };
-enum { UNIT = 8, MOST_POINTS = 1024, MOST_MAGNITUDES = 8, MOST_HALVES = 81 };
+enum { UNIT = 8, MOST_POINTS = 2048, MOST_NUMBERS = 8, MOST_SUMS = 81 };
 
 #define QT_REAL_BITS 32
 #include "real.h"

@@ -72,15 +72,16 @@ static void T(find_unit)(const T(state) *state, const REAL *panel, int64_t i, RE
                          uint8_t *codes)
 {
     const qt_sweep *sweep = state->sweep;
-    const REAL *scale = state->scale + T(group_at)(state, i) * PANEL;
+    int64_t group = T(group_at)(state, i) * PANEL;
+    const REAL *scale = state->scale + group, *offset = state->zero + group;
     REAL cost[UNIT];
     for (int32_t k = 0; k < state->lattice->unit; k++) {
         REAL pivot = ((const REAL *)sweep->hinv)[(i + k) * (sweep->cols + 1)];
         cost[k] = 1 / (pivot * pivot);
     }
     for (int64_t lane = 0; lane < PANEL; lane += LANES)
-        T(choose_unit)(state->lattice, panel + i * PANEL + lane, T(load)(scale + lane), cost,
-                       level + lane, codes + i * PANEL + lane);
+        T(choose_unit)(state->lattice, panel + i * PANEL + lane, T(load)(scale + lane),
+                       T(load)(offset + lane), cost, level + lane, codes + i * PANEL + lane);
 }
 
 /* Steps `from` .. `to` on one panel; leaves -err in `errors` [step][PANEL] and adds to `loss`. */

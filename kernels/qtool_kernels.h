@@ -16,6 +16,11 @@ enum { QT_SCALE_F32 = 0, QT_SCALE_F16 = 1, QT_SCALE_BF16 = 2 };
  * a code c of a group is rounded to: scale * book[c] - offset in float32. */
 enum { QT_GROUPS_DYNAMIC = 0, QT_GROUPS_STATIC = 1, QT_GROUPS_GIVEN = 2, QT_GROUPS_LEVELS = 3 };
 
+/* Which codes of a point may be of the second half of the book: any, an even number in each eight
+ * columns, all together or none; or the book has no halves. Of the first two the second half is the
+ * first negated. */
+enum { QT_SECOND_ANY = 0, QT_SECOND_EVEN = 1, QT_SECOND_ALL = 2, QT_SECOND_NONE = 3 };
+
 /* How the scale and zero of a group are found from its weights. */
 typedef struct {
     int32_t bits;          /* 2 .. 8 */
@@ -58,11 +63,11 @@ typedef struct {
     double *loss;           /* [rows] sum of squared scaled errors */
     const float *book;      /* [levels] for QT_GROUPS_LEVELS, in any order */
     const float *offset;    /* [rows, groups] for QT_GROUPS_LEVELS, or NULL: zero */
-    const uint8_t *point;   /* [points, coordinates] for QT_GROUPS_LEVELS, codes below levels / 2
-                             * that may stand together; or NULL. Then there is no offset, 8 divides
-                             * cols and group_size, and a unit of columns keeps together in order */
-    int32_t points, coordinates; /* 1 .. 1024, 4 or 8 */
-    int32_t even_signs;     /* an even number of negative levels in each eight columns */
+    const uint8_t *point;   /* [points, coordinates] for QT_GROUPS_LEVELS, codes of the first half
+                             * of the book that may stand together; or NULL. Then 8 divides cols and
+                             * group_size, and a unit of columns keeps together in order */
+    int32_t points, coordinates; /* 1 .. 2048, 4 or 8 */
+    int32_t second;         /* QT_SECOND_*; no offset with QT_SECOND_ANY and QT_SECOND_EVEN */
     int32_t reserved;
 } qt_sweep;
 

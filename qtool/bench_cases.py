@@ -290,7 +290,7 @@ def all_cases() -> list[Case]:
         cases += [_encode(block, w) for w in (False, True) if w or not block.needs_importance]
     cases += [_groups(False), _groups(True), _sweep("float32"), _sweep("float64")]
     cases += [_sweep_onto("levels", affine=True), _sweep_onto("book", affine=False)]
-    cases += [_sweep_points("IQ2_S"), _sweep_points("IQ3_XXS")]
+    cases += [_sweep_points(type_) for type_ in ("IQ1_M", "IQ2_S", "IQ3_XXS")]
     layouts = [("columns", b) for b in (2, 3, 4, 8)] + [("across", 4), ("strips", 4)]
     layouts += [("rows", b) for b in range(2, 9)] + [("padded", b) for b in (3, 5, 6, 7)]
     return cases + [_pack(bits, layout, way) for way in (True, False) for layout, bits in layouts]

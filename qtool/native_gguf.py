@@ -84,7 +84,7 @@ def encode(
 
 
 def lattice(block: BlockType) -> tuple[NDArray[np.int32], NDArray[np.uint16]]:
-    """The lattice of IQ2 and IQ3 as kernels/gguf_lattice.h has it: `find` [65536], and `near`."""
+    """The lattice of IQ1 to IQ3 as kernels/gguf_lattice.h has it: `find` [65536], and `near`."""
     find, near, count = _pointer(), _pointer(), _i64()
     code = native.library().qt_gguf_lattice(
         block.number, ctypes.byref(find), ctypes.byref(near), ctypes.byref(count)

@@ -63,6 +63,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("gemma3", "iq4_nl", []),
         (TINY, "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
         (TINY, "iq2_s", []),
+        (TINY, "iq1_s", ["transforms=[awq]"]),
+        (TINY, "iq1_m", []),
     ],
 )
 def test_later_blocks_are_fed_by_what_the_file_says(
@@ -388,9 +390,9 @@ def test_plan_and_refusals(models: Path, sets: list[str], tmp_path: Path) -> Non
     for type_ in ("tq1_0", "f16"):
         with pytest.raises(UnsupportedError, match=f"nothing to do with type {type_}"):
             plan("method=gptq", f"type={type_}")
-    mixed = plan("method=gptq", "type=iq1_m")
-    assert any("gptq leaves 20 of 28 matrices" in one and "IQ1_M" in one for one in mixed.warnings)
-    assert not plan("method=gptq", "type=iq2_xxs").warnings
+    mixed = plan("method=gptq", "overrides=[{match: ffn_, type: tq2_0}]")
+    assert any("gptq leaves 12 of 28 matrices" in one and "TQ2_0" in one for one in mixed.warnings)
+    assert not plan("method=gptq", "type=iq1_m").warnings
     assert any(
         "gptq.act_order has no effect" in one for one in plan("gptq.act_order=false").warnings
     )

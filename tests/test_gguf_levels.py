@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.errors import FormatError, UnsupportedError
+from qtool.gguf import lattice
 from qtool.gguf.levels import SWEPT, Levels, codes_of, levels, put_codes
 from qtool.gguf_types import BY_NAME, BlockType
 
@@ -29,15 +30,20 @@ def any_codes(found: Levels, rows: int, in_features: int, seed: int) -> Bytes:
     points, half = found.points.codes, found.book.size // 2
     shape = (rows, in_features // points.shape[1])
     codes = points[draw.integers(0, len(points), shape)].reshape(rows, -1, 8)
-    minus = draw.random(codes.shape) < 0.5
-    if found.points.even:
-        minus[..., 5] ^= minus.sum(axis=2) % 2 == 1
-    chosen: Bytes = (codes + minus * np.uint8(half)).reshape(rows, in_features)
+    second = draw.random(codes.shape) < 0.5
+    if found.points.second == "even":
+        second[..., 5] ^= second.sum(axis=2) % 2 == 1
+    elif found.points.second == "all":
+        second[...] = second[..., :1]
+    elif found.points.second == "none":
+        second[...] = False
+    chosen: Bytes = (codes + second * np.uint8(half)).reshape(rows, in_features)
     return chosen
 
 
-def bits(array: NDArray[np.float32]) -> NDArray[np.uint32]:
-    return array.view(np.uint32)
+def bits(array: NDArray[np.float32], block: BlockType) -> NDArray[np.uint32]:
+    """But for the sign of zeros in IQ1_S, where a scale of zero has levels 0 t - 0."""
+    return (array + np.float32(0) if block.name == "IQ1_S" else array).view(np.uint32)
 
 
 def random_blocks(block: BlockType, rows: int, in_features: int, seed: int) -> Bytes:
@@ -72,13 +78,13 @@ def test_levels_and_codes_are_what_the_kernels_read(
     if not random:  # what no encoder writes is not in the book
         assert old.max() < found.book.size
         read = native_gguf.dequantize(blocks, block, 512)
-        np.testing.assert_array_equal(bits(values(found, old)), bits(read))
+        np.testing.assert_array_equal(bits(values(found, old), block), bits(read, block))
 
     codes = any_codes(found, rows, 512, seed=2)
     put_codes(blocks, block, codes)
     np.testing.assert_array_equal(codes_of(blocks, block, 512), codes)
     read = native_gguf.dequantize(blocks, block, 512)
-    np.testing.assert_array_equal(bits(values(found, codes)), bits(read))
+    np.testing.assert_array_equal(bits(values(found, codes), block), bits(read, block))
     after = levels(blocks, block, 512)  # nothing but codes has changed
     np.testing.assert_array_equal(after.scale, found.scale)
     if found.offset is not None:
@@ -88,22 +94,23 @@ def test_levels_and_codes_are_what_the_kernels_read(
 
 
 def test_single_weights_of_all_other_types_have_no_levels() -> None:
-    """Ternary types, whose codes share bytes or have two or three levels alone, and IQ1."""
+    """Ternary types, whose codes share bytes or have two or three levels alone."""
     others = set(BY_NAME) - SWEPT
-    assert {name for name in others if name.startswith("IQ")} == {"IQ1_S", "IQ1_M"}
+    assert not any(name.startswith("IQ") for name in others)
     for name in others:
         block = BY_NAME[name]
         with pytest.raises(UnsupportedError, match=f"{name} has no levels .* Q4_0, Q4_1"):
             levels(np.zeros((1, block.row_bytes(256)), np.uint8), block, 256)
 
 
-@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+@pytest.mark.parametrize("name", sorted(lattice.NAMES))
 def test_codes_beside_the_lattice_are_refused(name: str) -> None:
     block = BY_NAME[name]
     blocks = encoded(block, 3, 256)
     found, before = levels(blocks, block, 256), blocks.copy()
     assert found.points is not None
-    half = found.book.size // 2
+    second = found.points.second
+    half = found.book.size // (1 if second == "none" else 2)
     there = {tuple(point) for point in found.points.codes.tolist()}
     width = found.points.codes.shape[1]
     good = any_codes(found, 3, 256, seed=4)
@@ -115,13 +122,14 @@ def test_codes_beside_the_lattice_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"no point of {name}"):
         put_codes(blocks, block, codes)
     codes = good.copy()
-    codes[2, 7] = 2 * half
+    codes[2, 7] = found.book.size
     with pytest.raises(ValueError, match=f"no point of {name}"):
         put_codes(blocks, block, codes)
     codes = good.copy()
     codes[1, 17] = (codes[1, 17] + half) % (2 * half)
-    if found.points.even:
-        with pytest.raises(ValueError, match="odd number of signs"):
+    wrong = {"even": "odd number of signs", "all": "two shifts", "none": "no point of"}
+    if second in wrong:
+        with pytest.raises(ValueError, match=wrong[second]):
             put_codes(blocks, block, codes)
     np.testing.assert_array_equal(blocks, before)
 

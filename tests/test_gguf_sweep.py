@@ -47,7 +47,9 @@ def test_an_input_that_was_hardly_seen_weighs_as_llama_quantize_has_it() -> None
         )
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS", "IQ2_XS", "IQ3_XXS"])
+@pytest.mark.parametrize(
+    "name", ["Q2_K", "Q4_0", "Q4_K", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XS", "IQ3_XXS"]
+)
 @pytest.mark.parametrize("dead", [slice(0, 256), slice(None)])
 def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> None:
     """Weights of channels that nothing comes through are stored as the encoder would."""
@@ -64,7 +66,7 @@ def test_inputs_that_are_always_zero_cost_nothing(name: str, dead: slice) -> Non
     assert off < 1.3 * least
 
 
-@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
 def test_inputs_that_are_always_zero_take_nothing_from_their_neighbours(name: str) -> None:
     """Where they are scattered, a unit's point is nearly what it is if their errors are free."""
     type_, width = BY_NAME[name], 512

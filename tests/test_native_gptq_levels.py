@@ -104,7 +104,12 @@ def nearest_points(
     least, of all points with all signs, and what they stand for."""
     half, n, rows = values.shape[1] // 2, points.codes.shape[1], np.arange(len(w))
     off = cost[:, None] * np.square(w[:, :, None] - values[:, None])  # [out, columns, levels]
-    if not points.even:  # each column has the better sign
+    if points.second in ("all", "none"):
+        whole = points.codes, points.codes + np.uint8(half)
+        every = np.vstack(whole if points.second == "all" else whole[:1])
+        codes = every[sum(off[:, i][:, every[:, i]] for i in range(n)).argmin(1)]
+        return codes, values[rows[:, None], codes].astype(np.float64)
+    if points.second == "any":  # each column has the better sign
         signs = (off[:, :, half:] < off[:, :, :half]) * np.uint8(half)
         off = np.minimum(off[:, :, half:], off[:, :, :half])
         sums = sum(off[:, i][:, points.codes[:, i]] for i in range(n))
@@ -292,7 +297,7 @@ def test_points_that_make_no_sense_are_refused() -> None:
     weight, upper = normal(4, 16), np.eye(16, dtype=np.float32)
     scale, codes = np.ones((4, 2), np.float32), np.array([[0, 1, 0, 0], [1, 1, 1, 1]], np.uint8)
     book = np.array([1, 3, -1, -3], np.float32)
-    good = Levels(8, scale, None, book, Points(codes, even=False))
+    good = Levels(8, scale, None, book, Points(codes, "any"))
 
     def refused(match: str, found: Levels, order: list[int] | None = None) -> None:
         steps = None if order is None else np.array(order, np.int32)
@@ -305,15 +310,36 @@ def test_points_that_make_no_sense_are_refused() -> None:
     )
     np.testing.assert_array_equal(swept, native.gptq_sweep_levels(weight, upper, levels=good))
     refused(
-        "parts columns that stand together, 8", replace(good, points=Points(codes, True)), fours
+        "parts columns that stand together, 8", replace(good, points=Points(codes, "even")), fours
     )
     refused("parts columns that stand together, 4", good, [*range(2, 16), 0, 1])
-    refused("without an offset", replace(good, offset=scale))
-    refused("width by eight", Levels(4, normal(4, 4), None, book, good.points))
+    refused("signs go without an offset", replace(good, offset=scale))
+    refused("width go by eight", Levels(4, normal(4, 4), None, book, good.points))
     refused("second half that negates", replace(good, book=np.abs(book)))
-    refused("points is int64", replace(good, points=Points(codes.astype(np.int64), False)))
+    refused("points is int64", replace(good, points=Points(codes.astype(np.int64), "any")))
     large = np.full((1, 4), 2, np.uint8)
-    refused("refused an argument", replace(good, points=Points(large, False)))
-    refused("refused an argument", replace(good, points=Points(codes[:, :3].copy(), False)))
-    many = np.zeros((1025, 4), np.uint8)
-    refused("refused an argument", replace(good, points=Points(many, False)))
+    refused("refused an argument", replace(good, points=Points(large, "any")))
+    refused("refused an argument", replace(good, points=Points(large + np.uint8(2), "none")))
+    refused("refused an argument", replace(good, points=Points(codes[:, :3].copy(), "any")))
+    many = np.zeros((2049, 4), np.uint8)
+    refused("refused an argument", replace(good, points=Points(many, "any")))
+
+
+def test_of_equal_points_and_halves_the_first_is_taken() -> None:
+    """Points that occur twice, halves of the same numbers; where scales are zero, what is nearest
+    to zero."""
+    weight, p = normal(5, 16), problem_of(np.eye(16))
+    weight[:, 8:] = 0.75  # as far from one half as from one
+    scale = np.array([[1, 1]] * 4 + [[0, 0]], np.float32)
+    codes = np.array([[2] * 4, [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]], np.uint8)
+    book = np.array([0.5, 1, 9, 0.5, 1, 9], np.float32)
+    for second in ("all", "none"):
+        numbers = book if second == "all" else book[:3]
+        found = Levels(8, scale, None, numbers, Points(codes, second))
+        got = sweep(weight, p, found)
+        assert got[:, 8:].tolist() == [[0, 1] * 4] * 5 and got.max() < 2
+        assert got[4, :8].tolist() == [0, 1] * 4
+        moved = replace(found, offset=np.full((5, 2), -0.25, np.float32))  # to 3/4 and 5/4
+        weight[:, 8:] = 1.0
+        np.testing.assert_array_equal(sweep(weight, p, moved)[:, 8:], got[:, 8:])
+        weight[:, 8:] = 0.75

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qtool.gguf import lattice
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.plan.budget import Memory, choose
@@ -48,7 +47,10 @@ _ENCODED = {
     "TQ2_0": (2200, 2200), "MXFP4": (1500, 1500), "NVFP4": (1200, 1200), "Q1_0": (3700, 3700),
     "Q2_0": (1900, 1900),
 }  # fmt: skip
-_CHOSEN = 60e6  # weights a second on one core, for points of a lattice in GPTQ's sweep
+# The same for points of a lattice in GPTQ's sweep, beyond what other types take there.
+_CHOSEN = {
+    "IQ1_S": 37, "IQ1_M": 19, "IQ2_XXS": 99, "IQ2_XS": 62, "IQ2_S": 69, "IQ3_XXS": 55, "IQ3_S": 65,
+}  # fmt: skip
 _HANDLED = 300e6  # weights a second on one core: to float32, checked, dequantized, compared
 _PIECE_BYTES = 3_000_000  # of one thread
 _HEADER_COPIES = 2  # in memory
@@ -190,8 +192,8 @@ def run_cost(
         work = tensor.parameters / _HANDLED
         if not tensor.copied and tensor.type.name in _ENCODED:
             work += tensor.parameters / (_ENCODED[tensor.type.name][tensor.importance] * 1e6)
-        if tensor.swept and tensor.type.name in lattice.NAMES:
-            work += tensor.parameters / _CHOSEN
+        if tensor.swept and tensor.type.name in _CHOSEN:
+            work += tensor.parameters / (_CHOSEN[tensor.type.name] * 1e6)
         seconds += work / cores
     if rotates:
         seconds += turning(sum(tensor.parameters for tensor in tensors))

@@ -2,8 +2,8 @@
 
 In most block types a code of a few bits chooses a weight among levels that the scale and minimum
 of its sub-block fix: what a column sweep can round onto, with the rest of a block left as it is.
-In IQ2 and IQ3 those of four or eight weights depend on each other (lattice.py). IQ1, whose codes
-stand for eight weights and a shift, and ternary types, with two or three levels, are left out.
+In IQ1, IQ2 and IQ3 those of four or eight weights depend on each other (lattice.py). Ternary types,
+with two or three levels, are left out.
 
 A layout is told as planes: so many bytes from an offset on, in runs, of which every byte holds as
 many fields of `bits` bits as fit. The lowest fields of a run belong to as many weights as it has

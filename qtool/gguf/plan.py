@@ -113,8 +113,7 @@ def make_gguf_plan(
     if recipe.sweeps and not any(tensor.swept for tensor in planned):
         raise UnsupportedError(
             f"{source.path}: method gptq has nothing to do with type {recipe.type}: it chooses "
-            "codes of Q4_0 to Q8_0, Q2_K to Q6_K, IQ2 to IQ4, MXFP4 and NVFP4; leave it out "
-            "(importance: true serves IQ1)"
+            "codes of Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and NVFP4; leave it out"
         )
     lossy = _requantized(source, planned, requantize)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None

@@ -38,9 +38,10 @@ from qtool.recipe.weights import Weights
 _ROUNDS_AS = {
     "Q4_0": (4, 32, True), "Q4_1": (4, 32, False), "Q5_0": (5, 32, True), "Q5_1": (5, 32, False),
     "Q8_0": (8, 32, True), "Q2_K": (2, 16, False), "Q3_K": (3, 16, True), "Q4_K": (4, 32, False),
-    "Q5_K": (5, 32, False), "Q6_K": (6, 16, True), "IQ2_XXS": (2, 32, True),
-    "IQ2_XS": (2, 16, True), "IQ2_S": (2, 16, True), "IQ3_XXS": (3, 32, True),
-    "IQ3_S": (3, 32, True), "IQ4_NL": (4, 32, True), "IQ4_XS": (4, 32, True),
+    "Q5_K": (5, 32, False), "Q6_K": (6, 16, True), "IQ1_S": (2, 32, True), "IQ1_M": (2, 16, True),
+    "IQ2_XXS": (2, 32, True), "IQ2_XS": (2, 16, True), "IQ2_S": (2, 16, True),
+    "IQ3_XXS": (3, 32, True), "IQ3_S": (3, 32, True), "IQ4_NL": (4, 32, True),
+    "IQ4_XS": (4, 32, True),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@
                      -> the workspace, from where the file is written
                      -> dequantized, into the decoder block: later ones are fed by these
 
-Matrices whose types have no levels to choose among (IQ1, ternary, plain floats), the embedding and
+Matrices whose types have no levels to choose among (ternary, plain floats), the embedding and
 the head are not swept: the writer encodes them later, and in decoder blocks the original feeds
 those after it. Experts that hardly a token reached are encoded here, with their importance.
 """

@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +13,26 @@ from qtool.native.rounding import SweepTask, check_order, group_shape
 _MODE = 3  # QT_GROUPS_LEVELS
 _MOST = 256
 
+Second = Literal["any", "even", "all", "none"]
+_SECOND: tuple[Second, ...] = ("any", "even", "all", "none")  # QT_SECOND_*
+
 
 @dataclass(frozen=True)
 class Points:
     """Codes that may stand together: those of each four or eight neighbouring columns are a row of
-    `codes`, any of them with half the size of the book added. The numbers of the second half are
-    the first's, negated."""
+    `codes`, those that are of the second half of the book with half its size added.
 
-    codes: NDArray[np.uint8]  # [points, 4 or 8], at most 1024, below half the size of the book
-    even: bool  # an even number of codes of the second half in each eight columns
+    second: which these may be: any, an even number in each eight columns, either all of a point or
+    none of it, or none, where the book has no halves. With any and even, the numbers of the second
+    half are the first's, negated."""
+
+    codes: NDArray[np.uint8]  # [points, 4 or 8], at most 2048, of the first half of the book
+    second: Second
 
     @property
     def together(self) -> int:
         """Columns that must be taken together."""
-        return 8 if self.even else self.codes.shape[1]
+        return 8 if self.second == "even" else self.codes.shape[1]
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Levels:
     scale: NDArray[np.float32]  # [out, in / width], of any sign, finite
     offset: NDArray[np.float32] | None  # [out, in / width], finite; None: zero
     book: NDArray[np.float32]  # [levels], in any order, at most 256
-    points: Points | None = None  # then there is no offset, and width is a multiple of 8
+    points: Points | None = None  # then width is a multiple of 8; `any` and `even` take no offset
 
 
 def gptq_sweep_levels(
@@ -60,7 +66,8 @@ def gptq_sweep_levels(
     is zero it becomes the number of the book nearest to zero; of equal numbers, the first.
 
     Columns that choose among points become those for which sum (w - level)^2 / U_jj^2 is least, the
-    first point of equals; `order` must take columns that depend on each other one after another.
+    first point of equals, of the first half of the book; `order` must take columns that depend on
+    each other one after another.
     """
     dtype = weight.dtype
     if dtype not in (np.float32, np.float64):
@@ -112,7 +119,7 @@ def _told(points: Points) -> dict[str, Any]:
         "point": address(points.codes),
         "points": count,
         "coordinates": coordinates,
-        "even_signs": points.even,
+        "second": _SECOND.index(points.second),
     }
 
 
@@ -120,10 +127,13 @@ def _check_points(
     levels: Levels, points: Points, in_features: int, order: NDArray[np.int32] | None
 ) -> None:
     check("points", points.codes, np.uint8, (None, None))
-    if levels.offset is not None or in_features % 8 or levels.width % 8:
-        raise ValueError("points go without an offset, in_features and width by eight")
+    signs = points.second in ("any", "even")
+    if in_features % 8 or levels.width % 8:
+        raise ValueError("where columns choose points, in_features and width go by eight")
+    if signs and levels.offset is not None:
+        raise ValueError("points with signs go without an offset")
     half = levels.book.size // 2
-    if not np.array_equal(levels.book[:half], -levels.book[half:]):
+    if signs and not np.array_equal(levels.book[:half], -levels.book[half:]):
         raise ValueError(f"book is {levels.book}, expected a second half that negates the first")
     if order is not None:
         taken = order.reshape(-1, points.together)

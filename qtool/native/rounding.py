@@ -77,7 +77,7 @@ class SweepTask(ctypes.Structure):
         ("point", ctypes.c_void_p),
         ("points", ctypes.c_int32),
         ("coordinates", ctypes.c_int32),
-        ("even_signs", ctypes.c_int32),
+        ("second", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     )
 

@@ -243,18 +243,20 @@ static void any_levels(input *in, qt_sweep *t, int64_t scales)
         t->offset = numbers(in, scales, 3, 0);
 }
 
-/* Points that neighbours choose together: of four coordinates with up to eight magnitudes, or of
- * eight with up to three. One task in 64 has a code too large. */
+/* Points that neighbours choose together: of four coordinates with up to eight numbers, or of eight
+ * with up to three. One task in 64 has a code too large. */
 static void any_points(input *in, qt_sweep *t, int64_t scales)
 {
     int64_t most = t->coordinates == 8 ? 3 : 8, count = between(in, 1, most);
-    t->levels = (int32_t)(2 * count);
-    float *book = numbers(in, t->levels, 3, 1);
-    for (int64_t i = 0; i < count; i++) {
+    t->second = (int32_t)below(in, 4);
+    int signs = t->second <= QT_SECOND_EVEN;
+    t->levels = (int32_t)(t->second == QT_SECOND_NONE ? count : 2 * count);
+    float *book = numbers(in, t->levels, 3, signs);
+    for (int64_t i = 0; signs && i < count; i++) {
         book[i] += 0x1p-10f;
         book[count + i] = -book[i];
     }
-    t->points = (int32_t)between(in, 1, byte(in) % 4 ? 40 : 1024);
+    t->points = (int32_t)between(in, 1, byte(in) % 4 ? 40 : 2048);
     size_t size = (size_t)(t->points * t->coordinates);
     uint8_t *point = random_bytes(in, size, 0);
     for (size_t i = 0; i < size; i++)
@@ -263,8 +265,9 @@ static void any_points(input *in, qt_sweep *t, int64_t scales)
         point[0] = (uint8_t)count;
     t->book = book;
     t->point = point;
-    t->even_signs = byte(in) % 2;
     t->scale = numbers(in, scales, 3, 0);
+    if (!signs && byte(in) % 2)
+        t->offset = numbers(in, scales, 3, 0);
 }
 
 static void gptq_sweep_case(input *in)
