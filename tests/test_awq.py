@@ -234,8 +234,9 @@ def test_experts_that_saw_few_tokens_are_left_out(tmp_path: Path) -> None:
             for key, s in stats.items()
         }
         group = found.fold_groups()["model.layers.1.post_attention_layernorm.weight"]
-        weights = [m.weight for m in awq._measured(block, group, stats, plan, None)]
-        awq.apply(Subject(block, found, plan, wanted, stream, workers), stats)
+        subject = Subject(block, found, plan, wanted, stream, workers)
+        weights = [m.weight for m in awq._measured(subject, group, stats, None)]
+        awq.apply(subject, stats)
     assert len(weights) == 2 * 3  # w1 and w3; the router stays dense
     experts = "model.layers.1.block_sparse_moe.experts"
     same = [e for e in range(4)

@@ -200,6 +200,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 checkpoint=run.skeleton.checkpoint,
                 shared=run.shared,
                 sink=run.sink,
+                workers=run.workers,
                 device=run.device,
             )
             results += run.workers.map(work, jobs)

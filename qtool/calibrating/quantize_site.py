@@ -21,6 +21,7 @@ from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
 from qtool.methods import gptq, rtn
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
@@ -76,11 +77,13 @@ def quantize_site(
     checkpoint: Weights,
     shared: SharedScales,
     sink: Sink,
+    workers: Workers,
     device: Device | None = None,
 ) -> tuple[list[LayerReport], list[str]]:
     """Quantize, write, and put the dequantized values back into the block.
 
-    Takes its own of the stats, which are large, so that they are free when it ends. device: that
+    Takes its own of the stats, which are large, so that they are free when it ends. workers: who
+    call this, and have threads for a large matrix when those of others are done. device: that
     factors, sweeps and rounds; packing and writing stay here.
     """
     notes: list[str] = []
@@ -106,7 +109,7 @@ def quantize_site(
         where = f"the input of {job.readers[0].name}"
         with methods.named(where):
             if device is None:
-                given = gptq.factor(seen.gram, options, seen.count)
+                given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
                 more = given.notes
             else:
                 there, more = _swept(device, job.readers, seen, weight_of, options)
@@ -118,7 +121,7 @@ def quantize_site(
         weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
-                quant = gptq.quantize_with(weight, given, scheme, options)
+                quant = gptq.quantize_with(weight, given, scheme, options, workers.share())
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:

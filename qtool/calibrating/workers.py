@@ -1,9 +1,16 @@
-"""Threads for a forward pass, each computing on one core."""
+"""Threads for a forward pass, each computing on one core.
 
+What is mapped may share out its own work once more, over the threads that have nothing left to do:
+of a block's matrices one is by far the largest.
+"""
+
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,14 +25,62 @@ class Workers:
         torch.set_num_threads(1)
         self.threads = threads
         # OpenMP counts threads per calling thread, so each one has to be told.
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        pool = partial(ThreadPoolExecutor, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = pool(threads)
+        self._helpers = pool(max(1, threads - 1))  # of those that share their work out
+        self._left = 0  # items of map() that have not ended
+        self._changing = threading.Lock()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """function of each item; the first failure, in order, is raised once all have ended."""
-        futures = [self._pool.submit(function, item) for item in items]
+
+        def counted(item: T) -> R:
+            try:
+                return function(item)
+            finally:
+                self._count(-1)
+
+        wanted = list(items)
+        self._count(len(wanted))
+        futures = [self._pool.submit(counted, item) for item in wanted]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
+
+    def share(self) -> int:
+        """Threads that one of the items of map(), or whoever calls outside of it, may use now."""
+        return max(1, self.threads // max(1, self._left))
+
+    def spread(self, function: Callable[[Any], None], items: Iterable[Any]) -> None:
+        """function of each item, in any order, by as many threads as share() says, the caller's
+        among them."""
+        waiting = deque(items)
+        failed = threading.Event()
+
+        def take() -> None:
+            while not failed.is_set():
+                try:
+                    item = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    function(item)
+                except BaseException:
+                    failed.set()
+                    raise
+
+        count = min(self.share(), len(waiting))
+        others = [self._helpers.submit(take) for _ in range(count - 1)]
+        try:
+            take()
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    def _count(self, more: int) -> None:
+        with self._changing:
+            self._left += more
 
     def __enter__(self) -> "Workers":
         return self
@@ -37,3 +92,4 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._helpers.shutdown(cancel_futures=True)

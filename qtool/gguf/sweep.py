@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from qtool.methods import gptq_device
 
 Floats = NDArray[np.float32]
-Choose = Callable[[Floats, Levels], NDArray[np.uint8]]  # of weight [out, in], codes like it
+# Of weight [out, in], by at most so many threads, codes like it.
+Choose = Callable[[Floats, Levels, int], NDArray[np.uint8]]
 
 _LEAST = np.float32(1e-6)  # of the mean square: what always is zero is stored, too
 
@@ -68,13 +69,13 @@ def _importance(square: Floats, cost: Floats) -> Floats:
     return np.sqrt(cost * np.maximum(square, least))
 
 
-def _chosen(factor: gptq.Factor, weight: Floats, found: Levels) -> NDArray[np.uint8]:
-    upper = np.asarray(factor.upper)
-    return native.gptq_sweep_levels(weight, upper, order=factor.order, levels=found, threads=1)
+def _chosen(factor: gptq.Factor, weight: Floats, found: Levels, threads: int) -> NDArray[np.uint8]:
+    upper, order = np.asarray(factor.upper), factor.order
+    return native.gptq_sweep_levels(weight, upper, order=order, levels=found, threads=threads)
 
 
 def _chosen_on(
-    device: "Device", factor: "gptq_device.Factor", weight: Floats, found: Levels
+    device: "Device", factor: "gptq_device.Factor", weight: Floats, found: Levels, _threads: int
 ) -> NDArray[np.uint8]:
     from qtool.methods import gptq_device
 
@@ -82,13 +83,15 @@ def _chosen_on(
         return gptq_device.codes_on_levels(device, weight, factor, found)
 
 
-def blocks_of(weight: Floats, type_: BlockType, given: Given) -> NDArray[np.uint8]:
-    """Blocks of weight [out, in], uint8 [out, bytes of a row], by one thread. A weight that is too
-    large for the type is not finite in what they stand for."""
-    blocks = native_gguf.encode(weight, type_, given.importance, threads=1)
+def blocks_of(
+    weight: Floats, type_: BlockType, given: Given, threads: int = 1
+) -> NDArray[np.uint8]:
+    """Blocks of weight [out, in], uint8 [out, bytes of a row], whatever the number of threads. A
+    weight that is too large for the type is not finite in what they stand for."""
+    blocks = native_gguf.encode(weight, type_, given.importance, threads=threads)
     if given.choose is None:
         return blocks
     found = levels(blocks, type_, weight.shape[1])
     if all(np.isfinite(part).all() for part in (found.scale, found.offset) if part is not None):
-        put_codes(blocks, type_, given.choose(weight, found))
+        put_codes(blocks, type_, given.choose(weight, found, threads))
     return blocks

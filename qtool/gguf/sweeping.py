@@ -100,7 +100,9 @@ class Sweeping:
         file.write_bytes(b"")
         made: list[Made] = []
         notes: list[str] = []
-        work = partial(sweep_site, options=self.options, block=block, file=file, device=device)
+        work = partial(
+            sweep_site, options=self.options, block=block, file=file, workers=workers, device=device
+        )
         for group in [wanted] if seen else groups_of(wanted, room):
             stats = seen or passage.collect(block, group, {"gram", "square"})
             for site in group:

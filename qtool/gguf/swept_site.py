@@ -24,6 +24,7 @@ from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.workers import Workers
 from qtool.gguf import sweep
 from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
 from qtool.gguf.importance import Squares
@@ -75,19 +76,21 @@ def sweep_site(
     options: gptq.Options,
     block: LoadedBlock,
     file: Path,
+    workers: Workers,
     device: Device | None,
     each: Each = map,
 ) -> tuple[list[Made], list[str]]:
     """The matrices that read one site, and notes. Takes its own of the stats, which are large.
 
-    file: the block's. each: maps a function of some rows over all.
+    file: the block's. workers: who call this, and have threads for a large matrix when those of
+    others are done. each: maps a function of some rows over all.
     """
     site, parts, stats = job
     seen = stats.pop(site.id)
     where = f"the input of {parts[0].tensor.name}"
     with methods.named(where):
-        known = _known(site, parts, seen, options, device)
-    step = partial(_step, block=block, known=known, device=device, file=file)
+        known = _known(site, parts, seen, options, workers, device)
+    step = partial(_step, block=block, known=known, workers=workers, device=device, file=file)
     done = iter(each(step, [(part, *rows) for part in parts for rows in steps_of(part.tensor)]))
     made = []
     for part in parts:
@@ -112,6 +115,7 @@ def _known(
     parts: Sequence[Part],
     seen: SiteStats,
     options: gptq.Options,
+    workers: Workers,
     device: Device | None,
 ) -> _Known:
     """What the matrices that read a site are swept by."""
@@ -123,7 +127,9 @@ def _known(
     units = [together(part.tensor.type) for part in parts]
     given: dict[bool, sweep.Given] = {}
     if device is None:
-        factor = gptq.factor(seen.gram, options, seen.count, together=max(units))
+        factor = gptq.factor(
+            seen.gram, options, seen.count, together=max(units), spread=workers.spread
+        )
         given[True] = given[False] = sweep.swept(square, factor)
         return _Known(torch.from_numpy(seen.gram), given, factor.notes)
     from qtool.methods import gptq_device
@@ -142,6 +148,7 @@ def _step(
     rows: tuple[Part, int, int],
     block: LoadedBlock,
     known: _Known,
+    workers: Workers,
     device: Device | None,
     file: Path,
 ) -> tuple[int, float, float]:
@@ -152,7 +159,8 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     weight = floats_of(tensor, start, start + last - first)
-    blocks = sweep.blocks_of(weight, tensor.type, known.given[together(tensor.type) > 1])
+    given = known.given[together(tensor.type) > 1]
+    blocks = sweep.blocks_of(weight, tensor.type, given, workers.share())
     back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
     check_fits(tensor, start, back)
     with file.open("r+b") as out:

@@ -45,7 +45,8 @@ from numpy.typing import NDArray
 from qtool import grid, native
 from qtool.calibrating.single_thread import single_thread
 from qtool.errors import SourceError
-from qtool.methods import Result, qoq
+from qtool.methods import Result, qoq, tiles
+from qtool.methods.tiles import Spread, in_turn
 from qtool.scheme import GroupQuant, Scheme
 
 NEEDS: frozenset[str] = frozenset({"gram"})
@@ -54,6 +55,7 @@ Real = NDArray[np.floating]
 
 _LARGEST_DAMPING = 100.0  # times the mean diagonal: the sweep is round to nearest by then
 _INVERSE_BASE = 256  # below this width a triangle is inverted by LAPACK
+_WHOLE = 2048  # up to this width a matrix has too few tiles to be worth it
 
 
 class Stats(Protocol):
@@ -101,25 +103,31 @@ def factor(
     tokens: int | None = None,
     dtype: type[np.floating] = np.float32,
     together: int = 1,
+    spread: Spread = in_turn,
 ) -> Factor:
     """Damp and factor a Gram matrix [in, in] of so many tokens; None: take it as exact. With
     act_order so many neighbours at a time are put in order.
 
-    One thread, since LAPACK's sums depend on how many there are. Raises SourceError where the
-    matrix is not finite or no damping helps.
+    A wide one by tiles, which `spread` has threads for; the bits do not depend on them. Raises
+    SourceError where the matrix is not finite or no damping helps.
     """
     with single_thread():
-        root, order, notes = _damped_root(gram, options, tokens, dtype, together)
+        root, order, notes = _damped_root(gram, options, tokens, dtype, together, spread)
         cost = importance_of(root, order)
         _reverse(root.view(-1).numpy())
-        invert_upper(root)
+        if len(root) <= _WHOLE:
+            invert_upper(root)
+        else:
+            tiles.invert_upper(root, spread, invert_upper)
     return Factor(np.asarray(root.numpy()), order, cost, notes)
 
 
-def importance(gram: Real, options: Options, tokens: int | None = None) -> grid.Floats:
-    """The importance that factor() finds, for a third of its work, [in]."""
+def importance(
+    gram: Real, options: Options, tokens: int | None = None, spread: Spread = in_turn
+) -> grid.Floats:
+    """The importance that factor() finds, for half of its work, [in]."""
     with single_thread():
-        root, order, _ = _damped_root(gram, options, tokens, np.float32)
+        root, order, _ = _damped_root(gram, options, tokens, np.float32, spread=spread)
     return importance_of(root, order)
 
 
@@ -201,6 +209,7 @@ def _damped_root(
     tokens: int | None,
     dtype: type[np.floating],
     together: int = 1,
+    spread: Spread = in_turn,
 ) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
     """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
 
@@ -215,13 +224,17 @@ def _damped_root(
         reversed_gram = gram[np.ix_(backwards, backwards)].astype(dtype, copy=False)
         reversed_gram /= dtype(prepared.mean)
         np.fill_diagonal(reversed_gram, prepared.diagonal[backwards] + damping)
-        # The upper factor comes stored by columns: read by rows it is the lower one.
-        root, failed = torch.linalg.cholesky_ex(torch.from_numpy(reversed_gram), upper=True)
-        del reversed_gram
-        return root if not int(failed) and bool(torch.isfinite(root).all()) else None
+        root = torch.from_numpy(reversed_gram)
+        if len(root) > _WHOLE:
+            found = tiles.cholesky(root, spread)
+        else:
+            # The upper factor comes stored by columns: read by rows it is the lower one.
+            upper, failed = torch.linalg.cholesky_ex(root, upper=True)
+            root, found = upper.mT.contiguous(), not int(failed)
+        return root if found and bool(torch.isfinite(root).all()) else None
 
     root, notes = damped(attempt, prepared, options, tokens)
-    return root.mT.contiguous(), prepared.order, notes
+    return root, prepared.order, notes
 
 
 def _reverse(values: Real) -> None:

@@ -39,12 +39,9 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
-from qtool.calibrating.device import Device
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
-from qtool.calibrating.stream import LoadedBlock
 from qtool.methods import gptq, named
-from qtool.plan.plan import Plan
 from qtool.scheme import Scheme
 from qtool.transforms.proved import (
     Applied,
@@ -170,7 +167,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     factors: list[Factor] = []
     rounding = gptq.Options.of(recipe.gptq) if recipe.rounding == "gptq" else None
     for sites, chosen in proved_folds(block, subject.found, stats, subject.stream):
-        measured = _measured(block, sites, stats, plan, rounding, subject.device)
+        measured = _measured(subject, sites, stats, rounding)
         if not measured:
             continue
         names = [name for site in sites for name in site.names]
@@ -204,10 +201,11 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
     return Applied(result, frozenset(changed), tuple(notes), tuple(factors))
 
 
-def _importance(stats: SiteStats, rounding: gptq.Options, device: Device | None) -> Floats:
+def _importance(stats: SiteStats, rounding: gptq.Options, subject: Subject) -> Floats:
+    device = subject.device
     if device is None:
         assert stats.gram is not None
-        return gptq.importance(stats.gram, rounding, stats.count)
+        return gptq.importance(stats.gram, rounding, stats.count, subject.workers.spread)
     from qtool.methods import gptq_device
 
     with device.alone, device.explained():
@@ -232,12 +230,10 @@ def _mean_weight(readers: Sequence[Measured]) -> Floats:
 
 
 def _measured(
-    block: LoadedBlock,
+    subject: Subject,
     sites: Sequence[Site],
     stats: Mapping[str, SiteStats],
-    plan: Plan,
     rounding: gptq.Options | None,
-    device: Device | None = None,
 ) -> list[Measured]:
     """Evenly spaced rows of every quantized reader whose input was seen often enough."""
     readers = [
@@ -246,7 +242,7 @@ def _measured(
         if site.id in stats and stats[site.id].gram is not None
         if not is_rare(site, stats[site.id])
         for name in site.names
-        if (scheme := plan.target(name)) is not None
+        if (scheme := subject.plan.target(name)) is not None
     ]
     costs: dict[str, tuple[Floats, NDArray[np.floating] | None]] = {}
     for site_id in dict.fromkeys(site_id for site_id, _, _ in readers):
@@ -257,12 +253,12 @@ def _measured(
         else:
             mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
             with named(site_id):
-                cost = _importance(stats[site_id], rounding, device)
+                cost = _importance(stats[site_id], rounding, subject)
             costs[site_id] = cost * np.float32(mean), None
-    rows = sum(block.weights[name].shape[0] for _, name, _ in readers)
+    rows = sum(subject.block.weights[name].shape[0] for _, name, _ in readers)
     result = []
     for site_id, name, scheme in readers:
-        weight = block.weights[name]
+        weight = subject.block.weights[name]
         count = max(_FEWEST_OF_A_READER, weight.shape[0] * _ROWS // rows)
         count = min(count, weight.shape[0])
         picked = np.linspace(0, weight.shape[0] - 1, count).astype(np.int64)

@@ -7,7 +7,7 @@ place, and the block computes what it did before.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,9 +32,10 @@ R = TypeVar("R")
 
 
 class Workers(Protocol):
-    """Runs things side by side; results come in order."""
+    """Runs things side by side; results of map() come in order."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
+    def spread(self, function: Callable[[Any], None], items: Iterable[Any]) -> None: ...
 
 
 @dataclass(frozen=True)
