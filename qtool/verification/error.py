@@ -10,6 +10,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.folds import block_of
+from qtool.verification.likeness import numbers_changed
 from qtool.verification.scaling import LOST, Compared, Floats, fit, norm
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -29,13 +30,14 @@ def dense_compared(
     source = subject.source
     compared: list[Compared] = []
     lost: list[str] = []
+    broken: list[str] = []
     other: list[str] = []  # of them, as far off as zeros, with scales taken out
     changed = {key for block in norms.values() for key in block}
     for name, entry in subject.entries.items():
         if source is None or name not in source.tensors or entry.scheme is not None:
             continue
         info = source.tensors[name]
-        if tuple(info.shape) != entry.shape or name in changed:
+        if tuple(info.shape) != entry.shape:
             continue
         if entry.dtype not in FLOAT_DTYPES or info.dtype not in FLOAT_DTYPES:
             continue
@@ -43,8 +45,11 @@ def dense_compared(
             continue
         old = source.float32(name)
         new = subject.artifact.checkpoint.float32(entry.stored[0])
+        if (number := numbers_changed(new, old, (entry.dtype, info.dtype))) is not None:
+            broken.append(f"{name} ({number:,} of {new.size:,})")
+            continue
         plain = norm(old - new)
-        if not plain > _ROUNDING * norm(old):
+        if name in changed or not plain > _ROUNDING * norm(old):
             continue
         left = plain / norm(old) if norm(old) else math.inf
         if old.ndim == 2:
@@ -58,12 +63,20 @@ def dense_compared(
                     )
                 )  # fmt: skip
                 continue
-        elif name.endswith(".bias"):  # divided along with its rows
+        elif name.endswith(".bias"):  # divided along with its rows, or with its norm
             continue
         lost.append(f"{name} (by {plain / norm(old) if norm(old) else math.inf:.0%})")
         if left > LOST:
             other.append(lost[-1])
     findings = []
+    if broken:
+        findings.append(
+            Finding(
+                "error", CHECK, broken[0].split(" ")[0],
+                f"{counted(len(broken), 'unquantized tensor')} with the source's numbers, but for "
+                f"some: {some(broken)}; it is damaged: fetch or make the artifact again",
+            )
+        )  # fmt: skip
     was = config.dequantized(subject)
     if was and other:
         findings.append(
@@ -91,6 +104,34 @@ def dense_compared(
             )
         )  # fmt: skip
     return compared, findings
+
+
+def check_biases(
+    subject: Subject, compared: Sequence[Compared], norms: Mapping[str, Mapping[str, Floats]]
+) -> Iterator[Finding]:
+    """layer-error: a bias is the source's where the rows before it are."""
+    source = subject.source
+    scaled = {c.name for c in compared if c.rows is not None}
+    scaled |= {key.removesuffix(" (1 + weight)") for block in norms.values() for key in block}
+    told = {c.name for c in compared if c.untold}
+    wrong = []
+    for name, entry in subject.entries.items():
+        weight = name.removesuffix(".bias") + ".weight"
+        if source is None or not name.endswith(".bias") or name not in source.tensors:
+            continue
+        if weight in scaled | told or entry.dtype not in FLOAT_DTYPES:
+            continue
+        if tuple(source.tensors[name].shape) != entry.shape:
+            continue
+        old = source.float32(name)
+        if norm(old - subject.artifact.checkpoint.float32(entry.stored[0])) > _ROUNDING * norm(old):
+            wrong.append(name)
+    if wrong:
+        yield Finding(
+            "error", CHECK, wrong[0],
+            f"{counted(len(wrong), 'vector')} unlike the source's ({some(wrong)}), of layers that "
+            "were not scaled; fetch or make the artifact again",
+        )  # fmt: skip
 
 
 def _same(subject: Subject, name: str) -> bool:
@@ -156,6 +197,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             + (f"; also {some([w.name for w in worst[1:]])}" if len(worst) > 1 else "")
             + _other_model(subject),
         )  # fmt: skip
+    told = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
+    yield from _unlike(subject, [c for c in quantized if c.name not in told])
     scaled = [c for c in compared if c.columns is not None or c.rows is not None]
     if scaled:
         yield Finding(
@@ -163,6 +206,34 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(scaled), 'matrix')} with scales folded in (AWQ, smoothing): errors are "
             "counted with these taken out",
         )  # fmt: skip
+
+
+def _unlike(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
+    """Matrices near enough as a whole, and wrong in their scales or in some of their parts."""
+    if _rotated(subject):
+        return
+    told = [(c, c.like) for c in compared if c.like is not None]
+    # Where layers moved scales between them, one factor of a whole matrix may be among these.
+    folded = any(c.columns is not None or c.rows is not None for c in compared)
+    scaled = [(c, like) for c, like in told if like.scaled and not folded]
+    for kind, wrong, why in (
+        ("scales", [(c.name, f"{like.gain:.2f} times as large") for c, like in scaled],
+         "their scales are not those that their codes were made with"),
+        ("groups", [(c.name, f"groups from {1 - like.spread:.2f} to {1 + like.spread:.2f} times as "
+                     "large") for c, like in told if like.mixed and not like.torn],
+         "their scales are in another order, or another matrix's"),
+        ("parts", [(c.name, f"{counted(like.torn, 'part')} with nothing in common with it")
+                   for c, like in told if like.torn],
+         "they are damaged"),
+    ):  # fmt: skip
+        if wrong:
+            yield Finding(
+                "error", CHECK, wrong[0][0],
+                f"{counted(len(wrong), 'matrix')} unlike the source in {kind}: {wrong[0][0]} "
+                f"({wrong[0][1]})"
+                + (f"; also {some([name for name, _ in wrong[1:]])}" if len(wrong) > 1 else "")
+                + f"; {why}: fetch or make the artifact again",
+            )  # fmt: skip
 
 
 def _by_zeros(c: Compared) -> bool:
@@ -181,7 +252,9 @@ def _rotated(subject: Subject) -> bool:
     if source is None or not names or names[0] not in source.tensors:
         return False
     entry = subject.entries[names[0]]
-    if entry.scheme is not None or source.tensors[names[0]].shape != entry.shape:
+    if entry.scheme is not None or entry.dtype not in FLOAT_DTYPES:
+        return False
+    if source.tensors[names[0]].shape != entry.shape:
         return False
     old = source.float32(names[0])[:4096]
     new = subject.artifact.checkpoint.float32(entry.stored[0])[:4096]

@@ -132,8 +132,9 @@ def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:
                 if c.untold or not unpaired(c, near, heads):
                     continue
                 if c.norm is None and c.plainly_explained:
-                    # Of an error that is larger than the matrix, nobody would want to read.
-                    small = c.plain_error <= 1
+                    # Of an error that is larger than the matrix, nobody would want to read, but
+                    # where it is one factor that makes it.
+                    small = c.plain_error <= 1 or bool(c.plainly_like and c.plainly_like.scaled)
                     found[name], changed = c.as_it_is() if small else replace(c, untold=True), True
                 elif c.norm is not None and c.rows is not None and c.rows_by_chance:
                     found[name], changed = replace(c, rows=None), True

@@ -6,7 +6,7 @@ that the checksum of the source which it stores can be made again.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.holes import torn, zero_stretches
+from qtool.verification.likeness import others
 from qtool.verification.scaling import UNEXPLAINED, WRONG
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -43,6 +44,8 @@ _FAR, _WRONG = (
     4.0,
 )  # times the typical error; other numbers than normal ones make up to 2 of it
 _LOST = 0.95  # relative: as far off as zeros
+_PART, _UNLIKE = 1024, 3.0  # weights of a row; times the typical error
+_LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell nothing
 _ROUNDING = 1e-3  # the least that counts as an error
 
 
@@ -55,6 +58,8 @@ class Sums:
     whole: NDArray[np.float64]  # of the source's squared weights
     steps: NDArray[np.float64]  # of scale^2 / 12 over the weights, where blocks tell the scale
     holes: NDArray[np.int64]  # bytes of 0 in stretches that begin or end within a row
+    torn: NDArray[np.int64]  # parts of rows that have nothing in common with the source
+    others: NDArray[np.int64]  # numbers that are not the source's, where both are floats
     digests: NDArray[np.uint64]  # of the source's bytes
     pieces: Pieces
     tensors: Sequence[SourceTensor]
@@ -84,7 +89,7 @@ def add_up(
     }
     found = Sums(
         np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count),
-        np.zeros(count, np.int64),
+        np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64),
         np.zeros(count, np.uint64),
         pieces, tensors, shared,
     )  # fmt: skip
@@ -114,14 +119,30 @@ def add_up(
                     return
                 old = floats_of(other, piece.first, piece.last)
                 new = floats_of(tensor, piece.first, piece.last)
-                found.whole[number] = np.square(old, dtype=np.float64).sum()
-                found.lost[number] = np.square(old - new, dtype=np.float64).sum()
-                found.steps[number] = _steps(raw, tensor.type)
+                with np.errstate(all="ignore"):  # what is not finite is told of elsewhere
+                    found.whole[number] = np.square(old, dtype=np.float64).sum()
+                    found.lost[number] = np.square(old - new, dtype=np.float64).sum()
+                    found.steps[number] = _steps(raw, tensor.type)
+                    if {tensor.type, other.type} <= {*FLOATS}:
+                        kinds = tensor.type.name, other.type.name
+                        found.others[number] = others(new, old, kinds).sum()
+                    else:
+                        found.torn[number] = _torn(new, old, tensor.type.name)
 
         return work
 
     in_order(count, threads, worker, steps)
     return found
+
+
+def _torn(new: NDArray[np.float32], old: NDArray[np.float32], kind: str) -> int:
+    """Parts of rows that are as far off as zeros, and farther than the type makes any."""
+    starts = np.arange(0, old.shape[1], _PART)
+    there = np.add.reduceat(np.square(old), starts, axis=1)
+    left = np.add.reduceat(np.square(old - new), starts, axis=1)
+    far = max(_LOST, _UNLIKE * TYPICAL.get(kind, 0.0)) ** 2
+    least = _LEAST * np.square(old, dtype=np.float64).mean() * _PART
+    return int((left > far * np.maximum(there, least)).sum())
 
 
 def _steps(raw: NDArray[np.uint8], block: BlockType) -> float:
@@ -208,16 +229,40 @@ def check_errors(sums: Sums) -> Iterator[Finding]:
         times = WRONG if known else _WRONG
         wrong = error > max(times * typical, _ROUNDING) or error > max(_LOST, 1.5 * typical)
         far[tensor.name] = (error, typical, wrong)
+    wrong = any(one[2] for one in far.values())
+    yield from _unlike(sums, far if wrong else ())
     if far:
         name = max(far, key=lambda n: far[n][0])
         error, typical, _ = far[name]
-        wrong = any(one[2] for one in far.values())
         yield Finding(
             "error" if wrong else "warning", "layer-error", name,
             f"{counted(len(far), 'tensor')} farther from the source than their types explain: "
             f"{name} is off by {error:.1%}, {typical:.1%} is explained"
             + (f"; also {some([n for n in far if n != name])}" if len(far) > 1 else "")
             + "; was it made of another model?",
+        )  # fmt: skip
+
+
+def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
+    """Tensors near enough as a whole, of which parts are not the source's."""
+    torn: dict[str, str] = {}
+    for number, tensor in enumerate(sums.tensors):
+        if tensor.name not in sums.sources or tensor.name in told:
+            continue
+        pieces = sums.pieces.of(number)
+        parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
+        size = tensor.rows * tensor.in_features
+        if parts:
+            torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
+        elif 0 < others < size / 2:
+            torn[tensor.name] = f"{others:,} of {size:,} numbers"
+    if torn:
+        name, what = next(iter(torn.items()))
+        yield Finding(
+            "error", "layer-error", name,
+            f"{counted(len(torn), 'tensor')} with parts that are not the source's: {name} ({what})"
+            + (f"; also {some([*torn][1:])}" if len(torn) > 1 else "")
+            + "; it is damaged: fetch or make the file again",
         )  # fmt: skip
 
 

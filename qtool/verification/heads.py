@@ -27,10 +27,15 @@ def tied(subject: Subject) -> bool | None:
     return said if isinstance(said, bool) else False
 
 
+def heads_of(subject: Subject) -> list[str]:
+    """The output heads that are there."""
+    heads = [n for n in subject.present if is_head(n.removesuffix(".weight"))]
+    return [n for n in heads if n.endswith(".weight")]
+
+
 def check_head(subject: Subject) -> Iterator[Finding]:
     """head: there where it is needed, and not twice."""
-    heads = [n for n in subject.present if is_head(n.removesuffix(".weight"))]
-    heads = [n for n in heads if n.endswith(".weight")]
+    heads = heads_of(subject)
     is_tied = tied(subject)
     embeddings = [n for n, role in subject.roles.items() if role.reason == "embedding"]
     if not heads:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qtool.artifact import Artifact, Entry
 from qtool.errors import QtoolError, SourceError
 from qtool.gguf.open import is_gguf
@@ -24,6 +26,7 @@ from qtool.verification import (
     inputs,
     numbers,
     online,
+    settings,
     source_tensors,
     tensors,
     tokens,
@@ -91,7 +94,8 @@ def verify_artifact(
         from qtool.verification.engine_rules import check_engine
 
         check_engine(engine, tp)
-    verdict = _verdict(path, against, engine, tp, progress, threads or default_threads())
+    with np.errstate(all="ignore"):  # numbers that are not finite are told of in sentences
+        verdict = _verdict(path, against, engine, tp, progress, threads or default_threads())
     statement = statement_of(path)
     if statement is None:
         return verdict
@@ -125,12 +129,13 @@ def _verdict(
         findings.append(Finding("note", checks[-1], "", "nothing else was checked"))
         return Verdict(str(path), "unknown", engine, tp, tuple(findings), (), tuple(checks), 0.0)
     with ExitStack() as stack:
-        source = None
+        source = opened = None
         if against is not None:
             from qtool.quality.weights import open_weights
             from qtool.verification.rotated import as_rotated
 
-            source, said = as_rotated(artifact, stack.enter_context(open_weights(against)))
+            opened = stack.enter_context(open_weights(against))
+            source, said = as_rotated(artifact, opened)
             findings += said
         subject = subject_of(path, artifact, source)
         checks.append("shapes")
@@ -139,6 +144,10 @@ def _verdict(
             if name != "against" or source is not None:
                 checks.append(name)
                 findings += _said(name, check(subject))
+        if opened is not None:
+            checks += [settings.CHECK, settings.VOCABULARY]
+            findings += _said(settings.CHECK, settings.check_settings(subject, opened))
+            findings += _said(settings.VOCABULARY, settings.check_vocabulary(subject, opened))
         norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += failed
@@ -153,7 +162,8 @@ def _verdict(
             findings += changed
             everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]
-            findings += error.check_errors(subject, compared)
+            findings += _said(error.CHECK, error.check_errors(subject, compared))
+            findings += _said(error.CHECK, error.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
         layers = error.layer_errors(subject, compared)
     if engine is not None:
@@ -201,6 +211,10 @@ def _measure_all(
             failed[number] = Finding("error", "shapes", entry.name, str(problem))
             return
         assert isinstance(quant, GroupQuant)
+        with np.errstate(all="ignore"):  # what is not finite is told of by the check of scales
+            look(number, entry, quant)
+
+    def look(number: int, entry: Entry, quant: GroupQuant) -> None:
         measured[number] = measure(subject.artifact, entry, quant)
         source = subject.source
         if source is None or entry.name not in source.tensors:

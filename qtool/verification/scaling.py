@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qtool.dequantize import dequantize
 from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
+from qtool.verification.likeness import Likeness, likeness
 from qtool.verification.matrix import group_means
 
 Floats = NDArray[np.float32]
@@ -55,6 +56,8 @@ class Compared:
     without_rows: float | None = None  # the error with the norm's ratio alone, over the expected
     could: frozenset[str] = frozenset()  # norms of which coarse codes cannot tell whether they are
     untold: bool = False  # its codes are too coarse to tell what the scales belong to
+    like: Likeness | None = None  # part by part, with the scales taken out
+    plainly_like: Likeness | None = None  # as it is
 
     @property
     def explained(self) -> bool:
@@ -81,8 +84,9 @@ class Compared:
     def as_it_is(self) -> "Compared":
         """Without the scales that were found."""
         return replace(
-            self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None
-        )
+            self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None,
+            like=self.plainly_like,
+        )  # fmt: skip
 
 
 def expected_error(quant: GroupQuant) -> float:
@@ -95,10 +99,11 @@ def expected_error(quant: GroupQuant) -> float:
     scale = quant.row_scale().astype(np.float64)
     if quant.scheme.outer == "after" and quant.outer is not None:
         scale *= quant.outer
+    members = np.bincount(index, minlength=scale.shape[1])  # a damaged g_idx leaves groups empty
     if quant.scheme.is_float:
-        counts = group_means(quant, _steps(quant.scheme.book)[quant.codes]) * np.bincount(index)
+        counts = group_means(quant, _steps(quant.scheme.book)[quant.codes]) * members
     else:
-        counts = np.broadcast_to(np.bincount(index, minlength=scale.shape[1]), scale.shape)
+        counts = np.broadcast_to(members, scale.shape)
     squares = scale * scale * counts
     return float(np.sqrt(squares[~_single(quant)].sum() / 12))
 
@@ -116,7 +121,7 @@ def _steps(book: str) -> Floats:
 def _single(quant: GroupQuant) -> NDArray[np.bool_]:
     """[out, groups]: groups in which every code is the same."""
     index = quant.group_index()
-    groups = int(index.max()) + 1
+    groups = quant.scale.shape[1]
     order = np.argsort(index, kind="stable")
     counts = np.bincount(index, minlength=groups)
     starts = np.minimum(np.cumsum(counts) - counts, index.size - 1)
@@ -143,6 +148,7 @@ def compare(
     whole = norm(target)
     left = target - stored
     off, step = _zeros_off(quant, left)
+    like = likeness(quant, target, stored, lost)
     return Compared(
         name,
         norm(left) / whole if whole else norm(stored),
@@ -157,6 +163,8 @@ def compare(
         quant.scale.size,
         found.without_rows / lost if lost else None,
         found.could,
+        like=like,
+        plainly_like=like if target is weight else likeness(quant, weight, stored, lost),
     )
 
 

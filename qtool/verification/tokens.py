@@ -31,7 +31,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
         return
     try:
-        ids = _ids(folder)
+        ids = ids_of(folder)
         special = read_object(folder / CONFIG)
     except QtoolError as error:
         yield Finding("error", CHECK, TOKENIZER, str(error))
@@ -95,12 +95,12 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
 def tokens_of(folder: Path) -> int:
     """One more than the largest id; 0 where no JSON file tells."""
     try:
-        return max(_ids(folder).values(), default=-1) + 1
+        return max(ids_of(folder).values(), default=-1) + 1
     except QtoolError:
         return 0
 
 
-def _ids(folder: Path) -> dict[str, int]:
+def ids_of(folder: Path) -> dict[str, int]:
     """Every token with its id, {} where no JSON file tells."""
     data = read_object(folder / TOKENIZER)
     model = data.get("model")
