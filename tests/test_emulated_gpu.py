@@ -17,6 +17,7 @@ from qtool.calibrating.device import Device
 from qtool.errors import UnsupportedError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
+from qtool.transforms import awq
 
 __all__ = ["cuda", "emulator", "gpu"]
 pytestmark = pytest.mark.slow
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.slow
 RECIPES = [name for name in shipped() if isinstance(load(name), Recipe)]
 RECIPES.remove("w4-gptq-rotated-learned")  # there as w4-gptq-rotated, and slow to learn
 GGUF = ["q2_k", "q3_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "q5_1", "tq2_0", "mxfp4_moe"]
+
+SWEPT = ["q4_k_m-awq-gptq", "q4_0-awq-gptq", "iq4_xs-awq-gptq", "iq3_s-awq-gptq"]
 
 
 def changes(recipe: str, text: Path) -> list[str]:
@@ -90,3 +93,18 @@ def test_swept_architectures(
         assert "GGUF" in str(error) or "llama.cpp" in str(error)
         return
     assert "quantize_sweep_levels" in cuda.launched and cuda.devices == {1}
+
+
+@pytest.mark.parametrize("recipe", SWEPT)
+def test_swept(
+    recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few scales are searched, on the shipped model: no other has blocks of 256 weights."""
+    monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0,))
+    text, out = quantizing.text_file(tmp_path / "text.txt"), tmp_path / "x.gguf"
+    given: dict[str, Any] = {"calibration": str(text), "samples": 4, "length": 64, "threads": 3}
+    qtool.quantize("tiny", recipe, out, device="cuda", **given)
+    lattice = recipe.startswith(("iq2", "iq3"))
+    assert ("quantize_sweep_levels" in cuda.launched) or lattice
+    used(out, text, protocol="llama.cpp")
+    assert cuda.devices == {1}
