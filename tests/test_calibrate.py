@@ -10,7 +10,7 @@ import torch
 from quantizing import Call
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise, measure
+from qtool.calibrating import blockwise, measure, placed
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
@@ -128,7 +128,7 @@ def test_stats_are_used_and_nothing_is_collected(
     def collect(*_: object) -> None:
         raise AssertionError("collected, though statistics were given")
 
-    monkeypatch.setattr(blockwise, "collect", collect)
+    monkeypatch.setattr(placed, "collect", collect)
     said = quantize(call, root, recipe, stats, tmp_path / "out", model)
     assert said.status == 0, said.err
     assert "not error-aware" in said.out

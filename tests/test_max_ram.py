@@ -11,7 +11,7 @@ import pytest
 import quantizing
 from typer.testing import CliRunner
 
-from qtool.calibrating import blockwise
+from qtool.calibrating import blockwise, placed
 from qtool.calibrating.hidden import OnDisk
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
@@ -78,14 +78,14 @@ def test_no_byte_depends_on_the_budget(
 ) -> None:
     passes: list[int] = []
     on_disk: list[bool] = []
-    collect = blockwise.collect
+    collect = placed.collect
 
     def counted(block: Any, stream: Any, *rest: Any, **more: Any) -> Any:
         passes.append(block.index)
         on_disk.append(isinstance(stream.hidden, OnDisk))
         return collect(block, stream, *rest, **more)
 
-    monkeypatch.setattr(blockwise, "collect", counted)
+    monkeypatch.setattr(placed, "collect", counted)
     text = root / "text.txt"
     plain = run(root / name, recipe, text, tmp_path / "a", 2, None)
     assert plain.memory["threads"] == 2 and plain.memory["max_ram_bytes"] is None

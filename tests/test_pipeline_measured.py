@@ -11,7 +11,7 @@ from pipeline_models import Models, models
 from quantizing import Run
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise
+from qtool.calibrating import blockwise, placed
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
@@ -79,13 +79,13 @@ def test_sites_measured_apart_give_the_same(
     settings = models.settings(16, 4)
     together = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "a", *settings)
     sizes: list[int] = []
-    collect = blockwise.collect
+    collect = placed.collect
 
     def counted(block: Any, stream: Any, sites: Any, *rest: Any, **more: Any) -> Any:
         sizes.append(len(sites))
         return collect(block, stream, sites, *rest, **more)
 
-    monkeypatch.setattr(blockwise, "collect", counted)
+    monkeypatch.setattr(placed, "collect", counted)
     groups = blockwise.groups_of
     few = 64 * 64 * 9
     monkeypatch.setattr(blockwise, "groups_of", lambda sites, _: groups(sites, few))
@@ -103,7 +103,7 @@ def test_sites_measured_apart_give_the_same(
 def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -> None:
     alive: list[weakref.ref[Any]] = []
     left: list[int] = []
-    collect, give = blockwise.collect, quantizing.Sink.quantized
+    collect, give = placed.collect, quantizing.Sink.quantized
 
     def watched(*given: Any, **more: Any) -> Any:
         found = collect(*given, **more)
@@ -115,7 +115,7 @@ def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -
         give(sink, planned, quant, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "collect", watched)
+        patch.setattr(placed, "collect", watched)
         patch.setattr(quantizing.Sink, "quantized", count)
         quantizing.quantize(
             models("llama"), "w4g128-gptq", tmp_path / "out", *models.settings(), threads=1
@@ -127,7 +127,7 @@ def test_statistics_are_freed_as_they_are_used(models: Models, tmp_path: Path) -
 def test_an_input_without_statistics_is_said(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect = blockwise.collect
+    collect = placed.collect
 
     def without(block: Any, *rest: Any, **more: Any) -> Any:
         return {
@@ -135,7 +135,7 @@ def test_an_input_without_statistics_is_said(
             for name, stats in collect(block, *rest, **more).items()
         }
 
-    monkeypatch.setattr(blockwise, "collect", without)
+    monkeypatch.setattr(placed, "collect", without)
     run = quantizing.quantize(models("llama"), "w4g128-gptq", tmp_path / "out", *models.settings())
     assert run.summary.notes == [
         "the input of self_attn.o_proj.weight was never seen; rounded to nearest (3 times)"

@@ -9,7 +9,7 @@ collected and only a probe passes through the blocks, to prove that transforms c
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,17 +19,16 @@ import torch
 
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.device import Device
 from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.hidden import OnDisk, keep, take_up
-from qtool.calibrating.placed import Ahead, Calls, ahead, placed
+from qtool.calibrating.placed import Ahead, Passage, ahead
 from qtool.calibrating.quantize_site import quantize_site, site_jobs
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
-from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
@@ -65,21 +64,12 @@ class _Run:
     plan: Plan
     sink: Sink
     progress: Progress
-    workers: Workers
+    passage: Passage
     skeleton: Skeleton
-    stream: Stream
     tracer: Tracer
     saved: StatsFile | None
     shared: SharedScales
     blocks: Ahead
-    device: Device | None
-    calls: Calls | None  # the stream's, on the device
-
-    def placed(
-        self, block: LoadedBlock
-    ) -> AbstractContextManager[tuple[LoadedBlock, Stream, Workers]]:
-        """What passes the stream through a block."""
-        return placed(self.device, self.calls, block, self.stream, self.workers)
 
 
 def quantize_blocks(
@@ -102,11 +92,10 @@ def quantize_blocks(
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
-        calls = None if device is None else Calls(stream.calls, device)
+        passage = Passage.of(stream, workers, device)
         run = _Run(
-            recipe, plan, sink, progress, workers, skeleton, stream, Tracer(), given.saved, shared,
-            blocks, device, calls,
-        )  # fmt: skip
+            recipe, plan, sink, progress, passage, skeleton, Tracer(), given.saved, shared, blocks
+        )
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space)
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
@@ -138,7 +127,7 @@ def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
     """What an earlier run finished; the stream is then where that run stopped."""
 
     def found(index: int, kept: Any) -> bool:
-        return take_up(space.folder, index, kept, run.stream, run.workers)
+        return take_up(space.folder, index, kept, run.passage.stream, run.passage.workers)
 
     with run.progress.stage("calibrate"):
         return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found)
@@ -147,7 +136,8 @@ def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
 def _quantize_block(run: _Run, index: int) -> Outcome:
     """Read, measure, transform, quantize and write one block; leave the stream before the next."""
     give_back()
-    plan, stream, progress = run.plan, run.stream, run.progress
+    plan, progress = run.plan, run.progress
+    stream, workers, device = run.passage.stream, run.passage.workers, run.passage.device
     notes: list[str] = []
     after: list[torch.Tensor] = []
     with progress.stage("calibrate"):
@@ -163,8 +153,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
     room = plan.memory.setting.gram_bytes
-    if run.device is not None:
-        room = min(room, run.device.sums_bytes)
+    if device is not None:
+        room = min(room, device.sums_bytes)
     # Scales of AWQ and of smoothing are shared by sites, so all are one group.
     groups = [wanted] if run.recipe.shares_scales else groups_of(wanted, room)
     for group in groups:
@@ -175,7 +165,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             columns += outliers.found(group, stats, run.recipe.llm_int8.threshold)
         if group is groups[0]:
             with progress.stage("transform"):
-                subject = Subject(block, found, plan, run.recipe, stream, run.workers, run.device)
+                subject = Subject(block, found, plan, run.recipe, stream, workers, device)
                 for name in run.recipe.transform_chain:
                     transform = TRANSFORMS.get(name)
                     if transform is None:
@@ -185,7 +175,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                     notes += applied.notes
         if run.recipe.measures_ranges:
             with progress.stage("calibrate"):
-                again = _collected(run, block, group, frozenset({"histogram"}))
+                again = run.passage.collect(block, group, {"histogram"})
                 stats = {
                     key: replace(one, histogram=again[key].histogram) for key, one in stats.items()
                 }
@@ -200,10 +190,10 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 checkpoint=run.skeleton.checkpoint,
                 shared=run.shared,
                 sink=run.sink,
-                workers=run.workers,
-                device=run.device,
+                workers=workers,
+                device=device,
             )
-            results += run.workers.map(work, jobs)
+            results += workers.map(work, jobs)
     give_back()
     _write_dense(plan, index, block, changed, run.sink, progress)
     with progress.stage("calibrate"):
@@ -213,8 +203,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         elif index in plan.cache:
             _write_cache_scales(run, block, advance=index + 1 < run.skeleton.count)
         elif index + 1 < run.skeleton.count:
-            with run.placed(block) as (there, passing, workers):
-                run.skeleton.advance(there, passing, workers)
+            with run.passage.placed(block) as (there, passing, turn):
+                run.skeleton.advance(there, passing, turn)
             del there
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
@@ -225,7 +215,7 @@ def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None
     """Scales of what the block's attention keeps, now that its matrices are quantized."""
     kept, table = run.plan.cache[block.index], run.recipe.kv_cache
     assert table is not None
-    with run.placed(block) as (there, stream, workers):
+    with run.passage.placed(block) as (there, stream, workers):
         found = cache.advance_and_measure(there, stream, kept, workers, advance=advance)
     run.sink.plain(cache.scales(found, kept, cache.REACH[table.type, table.bits]))
 
@@ -234,19 +224,11 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.saved is None:
-        found = _collected(run, block, sites, needs)
+        found = run.passage.collect(block, sites, needs)
         for site in sites:
             _check_finite(site, found[site.id])
         return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
-
-
-def _collected(
-    run: _Run, block: LoadedBlock, sites: Sequence[Site], needs: frozenset[str]
-) -> dict[str, SiteStats]:
-    kept_bytes = 0 if run.device is None else run.device.sums_bytes // 2
-    with run.placed(block) as (there, stream, workers):
-        return collect(there, stream, sites, needs, workers, kept_bytes=kept_bytes)
 
 
 def _check_finite(site: Site, stats: SiteStats) -> None:

@@ -4,7 +4,7 @@
                 -> the block's file in the workspace
                 -> dequantized, into the decoder block: later ones are fed by these
 
-With a device, it factors and sweeps, but for types whose levels depend on each other (IQ2, IQ3);
+With a device, it factors and sweeps, but for types whose levels depend on each other (IQ1 to IQ3);
 threads read, encode and write meanwhile.
 """
 
