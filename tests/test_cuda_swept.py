@@ -131,6 +131,15 @@ def test_bytes_do_not_depend_on_threads_or_room(
     assert sum((Counter(there) - before).values()) == 3 * 4  # inputs of each block
 
 
+def test_a_gguf_file_as_the_source(sets: list[str], tmp_path: Path, device: Device) -> None:
+    """With rows in another order than a checkpoint's: the same blocks."""
+    source = tmp_path / "source.gguf"
+    write(TINY, source, "f32")
+    write(TINY, tmp_path / "one", "iq4_nl", "method=gptq", *sets, device=device)
+    write(source, tmp_path / "two", "iq4_nl", "method=gptq", *sets, device=device)
+    assert raw(tmp_path / "one") == raw(tmp_path / "two")
+
+
 def test_experts_that_few_tokens_reached_go_by_the_cpu(
     models: Path, sets: list[str], tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
