@@ -276,7 +276,7 @@ int T(gptq_sweep)(const qt_sweep *sweep)
         T(sort_book)(sweep->book, sweep->levels, &book);
         state.book = &book;
         state.lattice = sweep->point ? &lattice : NULL;
-        if (sweep->point && (!T(read_lattice)(sweep, &lattice) || cols % UNIT || size % UNIT))
+        if (sweep->point && (!T(read_lattice)(sweep, &lattice) || cols % lattice.unit || size % lattice.unit))
             return QT_E_ARGUMENT;
     }
 

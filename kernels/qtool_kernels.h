@@ -64,8 +64,8 @@ typedef struct {
     const float *book;      /* [levels] for QT_GROUPS_LEVELS, in any order */
     const float *offset;    /* [rows, groups] for QT_GROUPS_LEVELS, or NULL: zero */
     const uint8_t *point;   /* [points, coordinates] for QT_GROUPS_LEVELS, codes of the first half
-                             * of the book that may stand together; or NULL. Then 8 divides cols and
-                             * group_size, and a unit of columns keeps together in order */
+                             * of the book that may stand together; or NULL. Then a unit of columns,
+                             * which keeps together in order, divides cols and group_size */
     int32_t points, coordinates; /* 1 .. 2048, 4 or 8 */
     int32_t second;         /* QT_SECOND_*; no offset with QT_SECOND_ANY and QT_SECOND_EVEN */
     int32_t reserved;

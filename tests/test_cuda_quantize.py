@@ -189,7 +189,7 @@ def test_gptq_against_its_definition(
     assert error(found.dequantize()) == pytest.approx(error(values), rel=0.005)
 
 
-LEVELS = sorted(name for name in SWEPT if together(BY_NAME[name]) == 1)
+LEVELS = sorted(SWEPT)
 
 
 def onto_levels(
@@ -200,7 +200,15 @@ def onto_levels(
     wanted = native.gptq_sweep_levels(
         weight, np.asarray(given.upper), order=given.order, levels=found, threads=1
     )
-    return gptq_device.codes_on_levels(device, weight, there, found), wanted
+    return there_on_levels(device, weight, there, found), wanted
+
+
+def there_on_levels(
+    device: Device, weight: Floats, given: gptq_device.Factor, found: Levels
+) -> NDArray[np.uint8]:
+    if found.points is not None:
+        return gptq_device.codes_at_points(device, weight, given, found, threads=1)
+    return gptq_device.codes_on_levels(device, weight, given, found)
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -218,8 +226,8 @@ def test_a_block_onto_levels_is_that_of_the_cpu(device: Device, name: str, act_o
     groups = columns // every.width
     offset = None if every.offset is None else every.offset[:, :groups].copy()
     found = replace(every, scale=every.scale[:, :groups].copy(), offset=offset)
-    options = gptq.Options(act_order, True, 0.01, False)
-    given = gptq.factor(gram[:columns, :columns].astype(np.float32), options)
+    options, unit = gptq.Options(act_order, True, 0.01, False), together(type_)
+    given = gptq.factor(gram[:columns, :columns].astype(np.float32), options, together=unit)
     made, wanted = onto_levels(device, weight[:, :columns].copy(), given, found)
     np.testing.assert_array_equal(made, wanted)
 
@@ -256,8 +264,10 @@ def test_blocks_onto_levels_lose_no_more(device: Device, name: str) -> None:
     blocks = native_gguf.encode(weight, type_, importance)
     found = levels(blocks, type_, 512)
     options, seen = gptq.Options(token_damping=False), gram.astype(np.float32)
-    given, there = gptq.factor(seen, options), gptq_device.factor(device.put(seen), options)
-    made = gptq_device.codes_on_levels(device, weight, there, found)
+    unit: dict[str, Any] = {"together": together(type_)}
+    given = gptq.factor(seen, options, **unit)
+    there = gptq_device.factor(device.put(seen), options, **unit)
+    made = there_on_levels(device, weight, there, found)
     _, wanted = onto_levels(device, weight, given, found)
     assert (made != wanted).mean() < 0.01
 

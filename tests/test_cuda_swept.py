@@ -184,7 +184,7 @@ def test_reproduced_by_the_cpu(
 
 @pytest.mark.parametrize(
     ("recipe", "said"),
-    [("q4_k_m", []), ("iq3_s", ["GPTQ's codes were chosen by the CPU, there being no kernel for "
+    [("q4_k_m", []), ("iq3_s", ["GPTQ's points were chosen by the CPU, there being no kernel for "
                                 "GPUs: IQ3_S"])],
 )  # fmt: skip
 def test_what_was_not_swept_is_encoded_there(

@@ -314,13 +314,20 @@ def test_points_that_make_no_sense_are_refused() -> None:
     )
     refused("parts columns that stand together, 4", good, [*range(2, 16), 0, 1])
     refused("signs go without an offset", replace(good, offset=scale))
-    refused("width go by eight", Levels(4, normal(4, 4), None, book, good.points))
+    narrow = Levels(4, scale.repeat(2, axis=1), None, book, good.points)
+    np.testing.assert_array_equal(
+        swept, native.gptq_sweep_levels(weight, upper, levels=narrow, threads=1)
+    )
+    refused(
+        "expected 4 or 8 to divide in_features", Levels(2, normal(4, 8), None, book, good.points)
+    )
+    refused("8 columns choose points", replace(narrow, points=Points(codes, "even")))
     refused("second half that negates", replace(good, book=np.abs(book)))
     refused("points is int64", replace(good, points=Points(codes.astype(np.int64), "any")))
     large = np.full((1, 4), 2, np.uint8)
     refused("refused an argument", replace(good, points=Points(large, "any")))
     refused("refused an argument", replace(good, points=Points(large + np.uint8(2), "none")))
-    refused("refused an argument", replace(good, points=Points(codes[:, :3].copy(), "any")))
+    refused("3 columns choose points", replace(good, points=Points(codes[:, :3].copy(), "any")))
     many = np.zeros((2049, 4), np.uint8)
     refused("refused an argument", replace(good, points=Points(many, "any")))
 

@@ -224,7 +224,7 @@ def _by_the_cpu(plan: GgufPlan) -> list[str]:
         said.append(f"encoded by the CPU, {without}: {', '.join(left)}")
     swept = {tensor.type for tensor in plan.tensors if tensor.swept}
     if left := sorted(type_.name for type_ in swept if together(type_) > 1):
-        said.append(f"GPTQ's codes were chosen by the CPU, {without}: {', '.join(left)}")
+        said.append(f"GPTQ's points were chosen by the CPU, {without}: {', '.join(left)}")
     return said
 
 

@@ -60,7 +60,7 @@ def swept(square: Floats, factor: gptq.Factor) -> Given:
 
 
 def swept_on(device: "Device", square: Floats, factor: "gptq_device.Factor") -> Given:
-    """The same on a device, of levels that do not depend on each other."""
+    """The same on a device."""
     return Given(_importance(square, factor.importance), partial(_chosen_on, device, factor))
 
 
@@ -75,10 +75,12 @@ def _chosen(factor: gptq.Factor, weight: Floats, found: Levels, threads: int) ->
 
 
 def _chosen_on(
-    device: "Device", factor: "gptq_device.Factor", weight: Floats, found: Levels, _threads: int
+    device: "Device", factor: "gptq_device.Factor", weight: Floats, found: Levels, threads: int
 ) -> NDArray[np.uint8]:
     from qtool.methods import gptq_device
 
+    if found.points is not None:
+        return gptq_device.codes_at_points(device, weight, factor, found, threads)
     with device.alone, device.explained():
         return gptq_device.codes_on_levels(device, weight, factor, found)
 

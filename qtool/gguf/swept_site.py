@@ -4,8 +4,8 @@
                 -> the block's file in the workspace
                 -> dequantized, into the decoder block: later ones are fed by these
 
-With a device, it factors and sweeps, but for types whose levels depend on each other (IQ1 to IQ3);
-threads read, encode and write meanwhile.
+With a device, it factors and sweeps; threads read, encode and write meanwhile, and choose the
+points of IQ1 to IQ3.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ class _Known:
     """What is known of the input of matrices."""
 
     gram: torch.Tensor | None  # on the device, where there is one
-    given: dict[bool, sweep.Given]  # by whether a type's levels depend on each other
+    given: sweep.Given
     notes: tuple[str, ...] = ()
     swept: bool = True
 
@@ -123,25 +123,18 @@ def _known(
     if seen.gram is None or is_rare(site, seen):
         gram = None if seen.gram is None else torch.from_numpy(seen.gram)
         weighed = sweep.unswept(square, seen.count)
-        return _Known(gram, {True: weighed, False: weighed}, swept=False)
-    units = [together(part.tensor.type) for part in parts]
-    given: dict[bool, sweep.Given] = {}
+        return _Known(gram, weighed, swept=False)
+    unit = max(together(part.tensor.type) for part in parts)
     if device is None:
-        factor = gptq.factor(
-            seen.gram, options, seen.count, together=max(units), spread=workers.spread
-        )
-        given[True] = given[False] = sweep.swept(square, factor)
-        return _Known(torch.from_numpy(seen.gram), given, factor.notes)
+        spread = workers.spread
+        factor = gptq.factor(seen.gram, options, seen.count, together=unit, spread=spread)
+        return _Known(torch.from_numpy(seen.gram), sweep.swept(square, factor), factor.notes)
     from qtool.methods import gptq_device
 
     with device.alone, device.explained():
         gram = gram_on(device, seen)
-        there = gptq_device.factor(gram, options, seen.count, together=max(units))
-        if max(units) > 1:
-            given[True] = sweep.swept(square, there.on_host())
-    if min(units) == 1:
-        given[False] = sweep.swept_on(device, square, there)
-    return _Known(gram, given, there.notes)
+        there = gptq_device.factor(gram, options, seen.count, together=unit)
+    return _Known(gram, sweep.swept_on(device, square, there), there.notes)
 
 
 def _step(
@@ -159,8 +152,7 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     weight = floats_of(tensor, start, start + last - first)
-    given = known.given[together(tensor.type) > 1]
-    blocks = sweep.blocks_of(weight, tensor.type, given, workers.share())
+    blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
     check_fits(tensor, start, back)
     with file.open("r+b") as out:

@@ -8,7 +8,7 @@ does.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -126,7 +126,7 @@ def codes_on_levels(
 ) -> NDArray[np.uint8]:
     """native.gptq_sweep_levels of float32 weight [out, in] on the device; the caller has it alone.
 
-    Levels that depend on each other (Levels.points) are the CPU's.
+    Levels that depend on each other (Levels.points): `codes_at_points`.
     """
     assert levels.points is None
     columns = weight.shape[1]
@@ -142,6 +142,41 @@ def codes_on_levels(
         made = _swept(device, left, given.upper, pairs, index, slice(start, stop), onto)
         codes[order[start:stop]] = made
     return host(codes.T.contiguous())
+
+
+def codes_at_points(
+    device: Device, weight: grid.Floats, given: Factor, levels: native.Levels, threads: int
+) -> NDArray[np.uint8]:
+    """The same of levels with points: the CPU chooses those of a block of columns, and the device
+    makes the columns after it pay. The caller does not have the device.
+
+    Of a block with weights W [n, out], as those before it left them, and what they become, Q, the
+    errors E are those of one triangle of the factor: W - Q = U' E.
+    """
+    assert levels.points is not None
+    unit, codes = levels.points.together, np.empty(weight.shape, np.uint8)
+    with device.alone, device.explained():
+        order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
+        left = device.put(np.ascontiguousarray(weight)).T.contiguous()[order]
+    for start, stop in _blocks(weight.shape[1], weight.shape[1]):
+        block, rest = slice(start, stop), slice(stop, None)
+        columns = given.order[block]
+        groups = columns[::unit] // np.int32(levels.width)
+        offset = None if levels.offset is None else np.ascontiguousarray(levels.offset[:, groups])
+        own = replace(
+            levels, width=unit, scale=np.ascontiguousarray(levels.scale[:, groups]), offset=offset
+        )
+        with device.alone, device.explained():
+            corner = given.upper[block, block]
+            here, there = host(left[block].T.contiguous()), host(corner.contiguous())
+        found = native.gptq_sweep_levels(here, there, levels=own, threads=threads)
+        codes[:, columns] = found
+        values = own.values(found)
+        with device.alone, device.explained():
+            lost = left[block] - device.put(values).T
+            errors = torch.linalg.solve_triangular(corner.T, lost, upper=False)
+            left[rest].addmm_(given.upper[block, rest].T, errors, alpha=-1)
+    return codes
 
 
 def _blocks(columns: int, size: int) -> Iterator[tuple[int, int]]:

@@ -46,7 +46,17 @@ class Levels:
     scale: NDArray[np.float32]  # [out, in / width], of any sign, finite
     offset: NDArray[np.float32] | None  # [out, in / width], finite; None: zero
     book: NDArray[np.float32]  # [levels], in any order, at most 256
-    points: Points | None = None  # then width is a multiple of 8; `any` and `even` take no offset
+    points: Points | None = None  # then width is a multiple of the columns that they take together;
+    # `any` and `even` take no offset
+
+    def values(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """What codes [out, in] stand for."""
+        columns = codes.shape[1]
+        scale = self.scale.repeat(self.width, axis=1)[:, :columns]
+        found: NDArray[np.float32] = scale * self.book[codes]
+        if self.offset is not None:
+            found -= self.offset.repeat(self.width, axis=1)[:, :columns]
+        return found
 
 
 def gptq_sweep_levels(
@@ -128,8 +138,12 @@ def _check_points(
 ) -> None:
     check("points", points.codes, np.uint8, (None, None))
     signs = points.second in ("any", "even")
-    if in_features % 8 or levels.width % 8:
-        raise ValueError("where columns choose points, in_features and width go by eight")
+    unit = points.together
+    if unit not in (4, 8) or in_features % unit or levels.width % unit:
+        raise ValueError(
+            f"where {unit} columns choose points together, expected 4 or 8 to divide in_features "
+            f"and width, and these are {in_features} and {levels.width}"
+        )
     if signs and levels.offset is not None:
         raise ValueError("points with signs go without an offset")
     half = levels.book.size // 2
