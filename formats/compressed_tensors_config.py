@@ -197,7 +197,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
         groups[f"group_{number}"] = {
             "targets": targets,
             "weights": _weights(key[0]),
-            "input_activations": _inputs(facts.activations),
+            "input_activations": inputs_config(facts.activations),
             "output_activations": None,
             "format": key[1],
         }
@@ -208,7 +208,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": left_out(facts) if groups else [],
-        "kv_cache_scheme": _cache(facts.kv_cache),
+        "kv_cache_scheme": cache_config(facts.kv_cache),
         "global_compression_ratio": None,
     }
 
@@ -234,7 +234,7 @@ def _weights(scheme: Scheme) -> dict[str, Any]:
     return found
 
 
-def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
+def inputs_config(table: Mapping[str, object] | None) -> dict[str, Any] | None:
     """The recipe's `activations` as QuantizationArgs."""
     if table is None:
         return None
@@ -256,7 +256,7 @@ def _inputs(table: Mapping[str, object] | None) -> dict[str, Any] | None:
     return found
 
 
-def _cache(table: Mapping[str, object] | None) -> dict[str, Any] | None:
+def cache_config(table: Mapping[str, object] | None) -> dict[str, Any] | None:
     """The recipe's `kv_cache` as QuantizationArgs."""
     if table is None:
         return None

@@ -67,15 +67,17 @@ def _changed(rng: random.Random, file: Path, inside: tuple[str, ...]) -> str | N
     for key in (*inside, *leaf[:-1]):
         at = at[key]
     key = next(str(k) for k in reversed(leaf) if isinstance(k, str))
-    if rng.random() < 0.1 and isinstance(at, dict):
+    said = ".".join(map(str, (*inside, *leaf)))
+    if rng.random() < 0.1 and isinstance(at, dict) and at[leaf[-1]]:  # what is not said is false
         del at[leaf[-1]]
+        said += " left out"
     else:
         value = another(rng, key, at[leaf[-1]])
         if value == at[leaf[-1]]:
             return None
         at[leaf[-1]] = value
     file.write_text(json.dumps(content))
-    return ".".join(map(str, (*inside, *leaf)))
+    return said
 
 
 def quantization_changed(rng: random.Random, path: Path) -> str | None:

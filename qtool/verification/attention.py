@@ -59,6 +59,12 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
                     f"{name} is {float(values[np.argmin(good)])}; a scale must be finite and "
                     "positive: calibrate the cache anew",
                 )  # fmt: skip
+    if isinstance(scheme, dict) and scheme.get("dynamic") and there:
+        yield Finding(
+            "error", CHECK, "config.json",
+            "kv_cache_scheme says dynamic, and scales of the cache are stored, which engines would "
+            "not use; put back the config that the artifact was made with",
+        )  # fmt: skip
     if isinstance(scheme, dict):
         yield from _number_of_scales(subject, scheme)
         if (why := _nobodys(scheme)) is not None:

@@ -79,6 +79,8 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
             "make it again",
         )  # fmt: skip
     yield from _rotated(source)
+    if row is not None:
+        yield from _values(source)
     for name, value in source.metadata.items():
         short = name.removeprefix(prefix)
         if short in _NEEDED_OF_KNOWN and value.kind in INTEGERS and value.value <= 0:
@@ -109,6 +111,20 @@ def _rotated(source: GgufSource) -> Iterator[Finding]:
             "error", "keys", name,
             f"{name} is {rotated}, expected {expected}, the width of a head; llama.cpp refuses the "
             "file: make it again",
+        )  # fmt: skip
+
+
+def _values(source: GgufSource) -> Iterator[Finding]:
+    """The width of a head's values is that of attn_v, shared out over the heads."""
+    width = _integer(source, "attention.value_length")
+    heads = _integer(source, "attention.head_count_kv") or _integer(source, "attention.head_count")
+    rows = next((t.rows for t in source.tensors if t.name.endswith(".attn_v.weight")), None)
+    if width is not None and heads and rows is not None and width * heads != rows:
+        name = f"{source.architecture}.attention.value_length"
+        yield Finding(
+            "error", "keys", name,
+            f"{name} is {width}, and attn_v has {rows} rows for {heads} heads; llama.cpp refuses "
+            "the file: make it again",
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.weights import Weights
+from qtool.checkpoint import Checkpoint
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
@@ -37,7 +38,7 @@ _IDLE = (
 _IDLE_ENDS = ("dropout", "dropout_prob", "pdrop", "_implementation")
 # What may have been changed on purpose: where text begins and ends, how long it may be.
 _CHOSEN = ("token_id", "max_position_embeddings")
-# Without these the class has a value of its own.
+# Without these, and without numbers, the class has values of its own.
 _NEEDED = (
     "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size",
     "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
@@ -52,7 +53,7 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         return
     here, there = _whole(subject.config), _whole(source.config)
     keys = [key for key in sorted(there) if not _idle(key) and not _unsaid(there[key])]
-    lost = [key for key in keys if key in _NEEDED and _unsaid(here.get(key))]
+    lost = [key for key in keys if _unsaid(here.get(key)) and _needed(key, there[key], source)]
     different = [k for k in keys if not _unsaid(here.get(k)) and not _alike(here[k], there[k])]
     if _TIED in different and here[_TIED] is False and heads_of(subject):
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
@@ -87,6 +88,14 @@ def _idle(key: str) -> bool:
 
 def _unsaid(value: object) -> bool:
     return value is None or value == [] or value == {}
+
+
+def _needed(key: str, value: object, source: Weights) -> bool:
+    """Whether the class takes a value of its own where a setting is not said: of any number it may.
+
+    What a GGUF file is made into says more than checkpoints do.
+    """
+    return key in _NEEDED or (isinstance(source, Checkpoint) and _is_number(value))
 
 
 def _alike(one: Any, other: Any) -> bool:
