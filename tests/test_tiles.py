@@ -3,12 +3,15 @@
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qtool.calibrating.workers import Workers
+from qtool.errors import SourceError
 from qtool.methods import gptq, tiles
 
 SIZES = [1, 31, 32, 33, 100, 129]
@@ -83,6 +86,41 @@ def test_damping_is_raised_by_tiles_too() -> None:
     assert any("damping raised" in note for note in given.notes)
 
 
+@pytest.mark.parametrize("size", [20, 100])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [(1, 0), (19, 0), (19, 18), (12, 7)])
+def test_what_is_not_finite_beside_the_diagonal_has_no_factor(
+    size: int, value: float, at: tuple[int, int]
+) -> None:
+    matrix = gram(size, torch.float32)
+    matrix[at] = matrix[at[::-1]] = value
+    with pytest.raises(SourceError, match="cannot be factored even with"):
+        gptq.factor(matrix.numpy(), gptq.Options())
+
+
+def test_a_wide_matrix_is_factored_where_it_lies() -> None:
+    """No step makes another one of its size."""
+    size = 300
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            given = [*args, *(kwargs or {}).values()]
+            known = {one.untyped_storage().data_ptr() for one in given if torch.is_tensor(one)}
+            for one in result if isinstance(result, tuple | list) else [result]:
+                if torch.is_tensor(one) and one.untyped_storage().data_ptr() not in known:
+                    made.append(one.untyped_storage().nbytes())
+            return result
+
+    matrix = gram(size, torch.float32).numpy()
+    with Watch():
+        gptq.factor(matrix, gptq.Options())
+    assert 4 * tiles.TILE**2 <= max(made) <= 4 * tiles.TILE * size < size**2
+
+
 def test_every_item_is_done_once_by_threads_that_are_free() -> None:
     """Of four threads each of two items that are left may use two, and the last one all."""
     seen: Counter[int] = Counter()
@@ -121,3 +159,22 @@ def test_the_failure_of_a_part_ends_all(threads: int) -> None:
         with pytest.raises(ValueError, match="five"):
             workers.spread(part, range(100))
         assert workers.map(abs, [-1]) == [1]
+
+
+def test_nobody_waits_for_a_thread_that_has_not_begun() -> None:
+    """A part that spreads its own work again, while the only other thread is busy."""
+    caller, both, spread_again = threading.current_thread(), threading.Barrier(2), threading.Event()
+    seen: list[int] = []
+    came: list[bool] = []
+
+    def part(_: int) -> None:
+        both.wait(60)
+        if threading.current_thread() is caller:
+            workers.spread(seen.append, range(3))
+            spread_again.set()
+        else:
+            came.append(spread_again.wait(20))
+
+    with Workers(2) as workers:
+        workers.spread(part, range(2))
+    assert came == [True] and sorted(seen) == [0, 1, 2]

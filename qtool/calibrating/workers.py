@@ -74,8 +74,10 @@ class Workers:
         try:
             take()
         finally:
-            wait(others)
-        for other in others:
+            # Those that have not begun find nothing to do, and may wait for this very thread.
+            begun = [other for other in others if not other.cancel()]
+            wait(begun)
+        for other in begun:
             other.result()
 
     def _count(self, more: int) -> None:

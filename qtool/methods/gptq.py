@@ -231,10 +231,16 @@ def _damped_root(
             # The upper factor comes stored by columns: read by rows it is the lower one.
             upper, failed = torch.linalg.cholesky_ex(root, upper=True)
             root, found = upper.mT.contiguous(), not int(failed)
-        return root if found and bool(torch.isfinite(root).all()) else None
+        return root if found and finite(root) else None
 
     root, notes = damped(attempt, prepared, options, tokens)
     return root, prepared.order, notes
+
+
+def finite(root: torch.Tensor) -> bool:
+    """Whether a Cholesky factor of finite diagonal is finite: what is not makes the diagonal of its
+    own row so, whose square has its square subtracted."""
+    return bool(torch.isfinite(torch.diagonal(root)).all())
 
 
 def _reverse(values: Real) -> None:

@@ -69,7 +69,7 @@ def _damped_root(
         damped /= prepared.mean
         damped.diagonal().copy_(diagonal + damping)
         root, failed = torch.linalg.cholesky_ex(damped)
-        return root if not int(failed) and bool(torch.isfinite(root).all()) else None
+        return root if not int(failed) and gptq.finite(root) else None
 
     root, notes = gptq.damped(attempt, prepared, options, tokens)
     return root, prepared, notes
