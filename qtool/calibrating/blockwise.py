@@ -163,8 +163,9 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         counts |= {site.id: stats[site.id].count for site in group}
         if run.recipe.reports_outliers:
             columns += outliers.found(group, stats, run.recipe.llm_int8.threshold)
-        if group is groups[0]:
+        if group is groups[0] and run.recipe.transform_chain:
             with progress.stage("transform"):
+                give_back()
                 subject = Subject(block, found, plan, run.recipe, stream, workers, device)
                 for name in run.recipe.transform_chain:
                     transform = TRANSFORMS.get(name)

@@ -102,7 +102,12 @@ def shapes_of(
         )
         numbers = [tensor.parameters for tensor in group]
         widest = max((max(t.shape) for t in shared), default=0)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs))
+        alike: dict[str, int] = defaultdict(int)
+        for tensor in (*shared, *experts):
+            kind = tensor.name.split(".")[-2]
+            alike[_SAME_INPUT.get(kind, kind)] += tensor.parameters
+        folded = max(alike.values(), default=0)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded))
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,

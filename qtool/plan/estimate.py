@@ -13,6 +13,7 @@ as it is then. The constants below are the only measured numbers.
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,8 @@ AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
 SMOOTH_ROWS = 128
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -102,6 +105,7 @@ class Block:
     largest: int  # numbers in its largest tensor
     widest: int  # the longer side of its largest matrix that every token meets
     inputs: tuple[Input, ...]  # the widest first
+    folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -167,6 +171,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
     blocks = set()
     for group in inside.values():
         inputs: dict[str, Input] = {}
+        alike: dict[str, int] = defaultdict(int)
         widest = 0
         for tensor in group:
             if len(tensor.shape) != 2:
@@ -176,11 +181,13 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
                 widest = max(widest, *tensor.shape)
             if tensor.scheme is not None:
                 site = structure.input_site(tensor.module)
+                alike[_NUMBER.sub("*", site)] += tensor.parameters
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
         ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
         numbers = [tensor.parameters for tensor in group]
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered)))
+        folded = max(alike.values(), default=0)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded))
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
@@ -280,6 +287,10 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
+        Peak(
+            block.nbytes + matrices + (4 * block.folded if shapes.chained else 0),
+            "proving which matrices take scales",
+        ),
         Peak(block.nbytes + matrices + jobs, "rounding the matrices of a block"),
     ]
 
