@@ -16,7 +16,18 @@ MINIMAL = "format: gguf\ntype: q4_k_m\n"
 SHIPPED = {name.lower() for name in FILE_TYPES}
 SWEPT = {
     f"{name}-awq-gptq"
-    for name in ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "iq2_m", "iq3_xxs", "iq3_s", "iq4_xs")
+    for name in (
+        "q2_k",
+        "q3_k_m",
+        "q4_0",
+        "q4_k_m",
+        "iq1_s",
+        "iq1_m",
+        "iq2_m",
+        "iq3_xxs",
+        "iq3_s",
+        "iq4_xs",
+    )
 }
 
 
