@@ -276,7 +276,8 @@ int T(gptq_sweep)(const qt_sweep *sweep)
         T(sort_book)(sweep->book, sweep->levels, &book);
         state.book = &book;
         state.lattice = sweep->point ? &lattice : NULL;
-        if (sweep->point && (!T(read_lattice)(sweep, &lattice) || cols % lattice.unit || size % lattice.unit))
+        if (sweep->point && (!T(read_lattice)(sweep, &lattice) || cols % lattice.unit ||
+                             size % lattice.unit))
             return QT_E_ARGUMENT;
     }
 
