@@ -17,6 +17,7 @@ import random_damage
 from gallery.gguf import key
 from gallery.raw import edited, settings
 from numpy.typing import NDArray
+from quantizing import Called
 from random_damage import Damage
 
 from qtool.artifact import Artifact
@@ -65,6 +66,7 @@ ARTIFACTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "untied": ("llama", "w4g64-rtn", (_GROUPS_OF_32,)),
     "biases": ("opt", "fp8-dynamic", ()),
 }
+TARGETS = ("awq", "gptq", "gptq-v2", "compressed-tensors", "gguf", "gguf-q8_0", "hf")
 GGUF = ("q4_k_m", "q5_k_m", "q4_0", "q8_0", "iq3_xxs", "iq4_xs", "f16")
 # Settings that change nothing, or of which verify only warns: they may be meant.
 IDLE = (
@@ -340,4 +342,51 @@ def test_much_damage(chunk: int, make: Make, tmp_path: Path) -> None:
         folder = tmp_path / str(seed)
         folder.mkdir()
         damage_one(seed, (*ARTIFACTS, *GGUF), make, folder)
+        shutil.rmtree(folder)
+
+
+def sentence_or_nothing(called: Called) -> bool:
+    """Whether a command did its work, or said in one sentence why not, and on a page at most."""
+    lines_ = called.out.splitlines()
+    assert "Traceback" not in called.err and len(lines_) <= 90, called
+    assert max(map(len, lines_), default=0) < 2000, called
+    if called.status:
+        told_ = [line for line in called.err.splitlines() if line.startswith("error: ")]
+        assert called.status in (1, 2) and len(told_) == 1, called
+    return called.status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("chunk", range(4))
+def test_no_command_ends_in_a_traceback(
+    chunk: int,
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """And what convert makes of a damaged artifact says no more than that it has its numbers."""
+    call = quantizing.caller(monkeypatch, capfd)
+    text = quantizing.text_file(tmp_path / "text.txt", 4000)
+    for seed in range(5000 + 25 * chunk, 5025 + 25 * chunk):
+        rng = random.Random(seed)
+        healthy = make(rng.choice((*ARTIFACTS, *GGUF)))
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        path = copy_of(healthy.path, folder)
+        random_damage.draw(rng, path)
+        to = rng.choice(TARGETS)
+        other = folder / ("other.gguf" if "gguf" in to else "other")
+        sentence_or_nothing(call("inspect", path))
+        sentence_or_nothing(call("diff", path, healthy.source))
+        if sentence_or_nothing(call("convert", path, "--to", to, "-o", other)):
+            assert call("diff", path, other).status == 0
+        else:
+            assert not other.exists()
+        if rng.random() < 0.3:
+            sentence_or_nothing(
+                call("eval", path, "--against", healthy.source, "--text", text,
+                     "--windows", 1, "--length", 32)
+            )  # fmt: skip
         shutil.rmtree(folder)

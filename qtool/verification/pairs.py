@@ -55,7 +55,8 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     if c.rows is None:
         return False
     left = np.ones(c.rows.size, bool)
-    exact = c.columns is None or c.norm is not None  # else rows are known up to a factor
+    # Else rows are known up to a factor, which may be the ratio of a norm that is about even.
+    exact = c.norm is not None or (c.columns is None and not c.could)
     for index in _found(c, others, heads):
         left[index] = False
         if not left.any() or _even(c.rows[left], exact):
