@@ -290,6 +290,7 @@ ALONE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("bitsandbytes", quantization("load_in_4bit", True), "stored-as", "are both True"),
     ("bitsandbytes", quantization("llm_int8_threshold", 0.0), "provenance", "threshold is 6.0"),
     ("qserve", quantization("activations.num_bits", 4), "provenance", "activations.num_bits is 8"),
+    ("qserve", quantization("activations", "int8"), "provenance", "activations.num_bits is 8"),
 ]  # fmt: skip
 # Other models than the shipped one, and calibration, take seconds.
 _SLOW = ("biases", "experts", "int8-static", "cache", "bitsandbytes", "qserve")

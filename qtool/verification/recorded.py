@@ -38,10 +38,11 @@ def check_recorded(subject: Subject) -> Iterator[Finding]:
             pairs.append(("kv_cache_scheme", cache, config.get("kv_cache_scheme")))
         elif format_ == "qserve":
             for table, key in (("activations", "activations"), ("kv_cache", "kv_cache_scheme")):
+                said = config.get(key)
+                known = said if isinstance(said, Mapping) else {}
                 for name, ours in (("num_bits", "bits"), ("type", "type")):
                     if recipe[table] is not None:
-                        said = (config.get(key) or {}).get(name)
-                        pairs.append((f"{key}.{name}", recipe[table][ours], said))
+                        pairs.append((f"{key}.{name}", recipe[table][ours], known.get(name)))
         elif format_ == "bitsandbytes":
             key = "llm_int8_threshold"
             pairs = [(key, recipe["llm_int8"]["threshold"], config.get(key))]
