@@ -255,6 +255,7 @@ BESIDE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("awq", setting("rope_theta", 1e5), "settings", "rope_parameters"),
     ("awq", setting("rms_norm_eps", 1e-3), "settings", "rms_norm_eps 0.001, there 1e-05"),
     ("awq", setting("hidden_act", None), "settings", "hidden_act nothing"),
+    ("awq", setting("rms_norm_eps", 10**400), "settings", "rms_norm_eps 1000"),
     ("awq", drawn(damaged_settings.tokens_exchanged), "vocabulary", "under other ids"),
     ("awq", numbers("q_proj.scales", lambda s: s * 2), "layer-error", "2.00 times as large"),
     ("awq", numbers("down_proj.scales", lambda s: s * 2), "layer-error", "2.00 times as large"),
@@ -266,6 +267,7 @@ BESIDE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("biases", numbers("v_proj.bias", lambda b: b[::-1]), "layer-error", "v_proj.bias"),
     ("experts", numbers("q_proj.g_idx", lambda g: g * 0), "g-idx", "does not give every group"),
     ("f16", drawn(damaged_settings.gguf_tokens), "vocabulary", "tokens are not the source's"),
+    ("f16", key("tokenizer.ggml.merges", u32(3)), "vocabulary", "merges are not the source's"),
     ("q4_0", drawn(damaged_settings.gguf_page), "layer-error", "parts that are not the source's"),
     ("f16", drawn(random_damage.flipped_bit), "layer-error", "1 of "),
 ]  # fmt: skip

@@ -9,11 +9,11 @@ than with either. Scales fitted to the codes afterwards, by least squares under 
 it: they undo what later columns made up for.
 
 In IQ1 to IQ3 columns that share a point or the number of signs are taken together, four or eight
-at a time, and become what is nearest by each column's cost (kernels/lattice_body.h). In IQ2 and IQ3
-the strongest of these units first lowers the output error of SmolLM2's matrices by 3 to 18 % against
-columns as they lie. Letting the columns of a unit make up for each other when its point is chosen,
-by trying every point with every sign, gains 1 % more, which is left; IQ3_S by fours gains 3 % against
-eights.
+at a time, and become what is nearest by each column's cost (kernels/lattice_body.h). In IQ2 and
+IQ3 the strongest of these units first lowers the output error of SmolLM2's matrices by 3 to 18 %
+against columns as they lie. Letting the columns of a unit make up for each other when its point is
+chosen, by trying every point with every sign, gains 1 % more, which is left; IQ3_S by fours gains
+3 % against eights.
 """
 
 from collections.abc import Callable

@@ -80,9 +80,9 @@ def check_vocabulary(file: GgufSource, source: GgufSource) -> Iterator[Finding]:
     """vocabulary: the source's tokens and merges, in the source's order."""
     for key, what in ((_TOKENS, "tokens"), (_MERGES, "merges")):
         one, other = file.metadata.get(key), source.metadata.get(key)
-        if one is None or other is None:
+        if one is None or other is None or other.kind is not Kind.ARRAY:
             continue
-        here, there = list(one.value), list(other.value)
+        here, there = list(one.value) if one.kind is Kind.ARRAY else [], list(other.value)
         moved = [n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b]
         if moved or len(here) < len(there):
             at = moved[0] if moved else len(here)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from math import isclose
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from qtool.calibrating.weights import Weights
@@ -105,7 +106,7 @@ def _alike(one: Any, other: Any) -> bool:
         return all(key in one and key in other and _alike(one[key], other[key]) for key in keys)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
-    if _is_number(one) and _is_number(other):
+    if _is_number(one) and _is_number(other) and max(abs(one), abs(other)) <= float_info.max:
         return isclose(one, other, rel_tol=1e-6)
     return bool(one == other)
 
