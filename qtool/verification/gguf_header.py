@@ -117,7 +117,9 @@ def _rotated(source: GgufSource) -> Iterator[Finding]:
 def _values(source: GgufSource) -> Iterator[Finding]:
     """The width of a head's values is that of attn_v, shared out over the heads."""
     width = _integer(source, "attention.value_length")
-    heads = _integer(source, "attention.head_count_kv") or _integer(source, "attention.head_count")
+    grouped = f"{source.architecture}.attention.head_count_kv" in source.metadata
+    # In some models layers differ in it: then it is an array, and nothing is said.
+    heads = _integer(source, "attention.head_count_kv" if grouped else "attention.head_count")
     rows = next((t.rows for t in source.tensors if t.name.endswith(".attn_v.weight")), None)
     if width is not None and heads and rows is not None and width * heads != rows:
         name = f"{source.architecture}.attention.value_length"
