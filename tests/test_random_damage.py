@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import quantizing
 import random_damage
+from gallery.gguf import edited as edited_gguf
 from gallery.gguf import key
 from gallery.raw import edited, settings
 from numpy.typing import NDArray
@@ -313,6 +314,23 @@ def test_it_is_found_alone(number: int, make: Make, tmp_path: Path) -> None:
     alone = verify_artifact(path, threads=1)
     found = [f.message for f in alone.findings if f.check == check and f.severity == "error"]
     assert any(words in message for message in found), alone.findings
+
+
+@pytest.mark.parametrize(("rows", "told"), [(3, False), (12, True)])
+def test_single_parts_of_two_bits_may_be_far_off(
+    rows: int, told: bool, make: Make, tmp_path: Path
+) -> None:
+    """As GPTQ leaves those of inputs that hardly count; a page of a file has more of them."""
+    source, out, recipe = make("q4_0").source, tmp_path / "out.gguf", load("q2_k")
+    assert not isinstance(recipe, Recipe)
+    run_gguf(GgufRequest("tiny", source, recipe, out, 1), Progress(quiet=True))
+    with edited_gguf(out) as (_, tensors):
+        found = tensors["blk.0.ffn_up.weight"]
+        data = found.data.copy()
+        data[:rows] = data[64 : 64 + rows]
+        found.data = data
+    said = [f.message for f in verify_artifact(out, against=source, threads=1).findings]
+    assert any("parts that are not the source's" in message for message in said) is told
 
 
 def test_heads_of_each_layer_are_no_damage(make: Make, tmp_path: Path) -> None:
