@@ -46,9 +46,9 @@ _FAR, _WRONG = (
 _LOST = 0.95  # relative: as far off as zeros
 _PART, _UNLIKE = 1024, 3.0  # weights of a row; times the typical error
 _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell nothing
-# Where 2 bits or fewer are left, GPTQ takes single parts as far off, of inputs that hardly count
-# (3 of SmolLM2 in IQ1_S); a page of a file that is damaged has a dozen.
-_COARSE, _FEWEST = 0.25, 6  # typical error; parts
+# Of lattices of 3 bits and fewer GPTQ takes single parts as far off, in rows with few large weights
+# (3 of SmolLM2 in IQ1_S, 1 in IQ3_XXS); a page of a file that is damaged has a dozen.
+_COARSE, _FEWEST = 0.16, 6  # typical error; parts
 _ROUNDING = 1e-3  # the least that counts as an error
 
 
