@@ -46,7 +46,7 @@ _FAR, _WRONG = (
 _LOST = 0.95  # relative: as far off as zeros
 _PART, _UNLIKE = 1024, 3.0  # weights of a row; times the typical error
 _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell nothing
-# Of lattices of 3 bits and fewer GPTQ takes single parts as far off, in rows with few large weights
+# In lattices of 3 bits and fewer GPTQ leaves single parts that are as far off
 # (3 of SmolLM2 in IQ1_S, 1 in IQ3_XXS); a page of a file that is damaged has a dozen.
 _COARSE, _FEWEST = 0.16, 6  # typical error; parts
 _ROUNDING = 1e-3  # the least that counts as an error
