@@ -49,6 +49,7 @@ _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell n
 # In lattices of 3 bits and fewer GPTQ leaves single parts that are as far off
 # (3 of SmolLM2 in IQ1_S, 1 in IQ3_XXS); a page of a file that is damaged has a dozen.
 _COARSE, _FEWEST = 0.16, 6  # typical error; parts
+_SHARES = 0.002, 0.01  # of all parts: GPTQ leaves more of a larger matrix; fine types, coarse ones
 _ROUNDING = 1e-3  # the least that counts as an error
 
 
@@ -256,7 +257,8 @@ def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
         parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
         size = tensor.rows * tensor.in_features
         coarse = TYPICAL.get(tensor.type.name, 0.0) > _COARSE
-        if parts >= (_FEWEST if coarse else 1):
+        every = tensor.rows * -(-tensor.in_features // _PART)
+        if parts >= max(_FEWEST if coarse else 1, _SHARES[coarse] * every):
             torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
         elif 0 < others < size / 2:
             torn[tensor.name] = f"{others:,} of {size:,} numbers"
