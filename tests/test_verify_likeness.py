@@ -7,7 +7,7 @@ from qtool.verification import likeness
 
 
 def torn(tiles: int, expected: float) -> int:
-    """What is told of a matrix of 200 tiles of 256 x 8, so many of which are as far off as zeros."""
+    """What is told of a matrix of 200 tiles of 256 x 8, so many of them far off."""
     squares = np.ones((256, 1600), np.float32)
     left = np.full_like(squares, expected**2)
     left[:, : 8 * tiles] = 4.0
