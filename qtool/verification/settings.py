@@ -53,7 +53,8 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if not subject.config or not source.config:
         return
     here, there = _whole(subject.config), _whole(source.config)
-    keys = [key for key in sorted(there) if not _idle(key) and not _unsaid(there[key])]
+    idle = {"sliding_window"} if _sees_all(here) and _sees_all(there) else set[str]()
+    keys = [k for k in sorted(there) if k not in idle and not _idle(k) and not _unsaid(there[k])]
     lost = [key for key in keys if _unsaid(here.get(key)) and _needed(key, there[key], source)]
     different = [k for k in keys if not _unsaid(here.get(k)) and not _alike(here[k], there[k])]
     if _TIED in different and here[_TIED] is False and heads_of(subject):
@@ -85,6 +86,11 @@ def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _idle(key: str) -> bool:
     return key in _IDLE or key.startswith("_") or key.endswith(_IDLE_ENDS)
+
+
+def _sees_all(config: Mapping[str, Any]) -> bool:
+    """Whether no window is used, whose width some libraries write and others do not."""
+    return config.get("use_sliding_window") is False
 
 
 def _unsaid(value: object) -> bool:
