@@ -58,7 +58,7 @@ def _pairs(tensors: dict[str, Raw]) -> list[tuple[str, str]]:
     return found
 
 
-def swapped(rng: random.Random, path: Path) -> str | None:
+def swapped(rng: random.Random, path: Path, *, both: bool = True) -> str | None:
     """Two stored tensors of one shape."""
     with raw.edited(path) as tensors:
         found = _pairs(tensors)
@@ -67,19 +67,14 @@ def swapped(rng: random.Random, path: Path) -> str | None:
         one, other = rng.choice(found)
         a, b = tensors[one], tensors[other]
         tensors[one] = Raw(a.dtype, a.shape, b.data, a.file)
-        tensors[other] = Raw(b.dtype, b.shape, a.data, b.file)
+        if both:
+            tensors[other] = Raw(b.dtype, b.shape, a.data, b.file)
     return one
 
 
 def copied(rng: random.Random, path: Path) -> str | None:
-    with raw.edited(path) as tensors:
-        found = _pairs(tensors)
-        if not found:
-            return None
-        one, other = rng.choice(found)
-        a, b = tensors[one], tensors[other]
-        tensors[one] = Raw(a.dtype, a.shape, b.data, a.file)
-    return one
+    """One of them over the other."""
+    return swapped(rng, path, both=False)
 
 
 def _modules(tensors: dict[str, Raw]) -> dict[str, list[str]]:

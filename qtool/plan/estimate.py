@@ -280,6 +280,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     sums = sum(gram_sum_bytes(one.width) for one in measured)
     widest = max((one.width for one in measured), default=0)
     matrices = sum(4 * one.width**2 for one in measured)
+    proof = 4 * block.folded if shapes.chained else 0
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     jobs = sum(_job(shapes, one) for one in together[:threads])
@@ -287,10 +288,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
-        Peak(
-            block.nbytes + matrices + (4 * block.folded if shapes.chained else 0),
-            "proving which matrices take scales",
-        ),
+        Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
         Peak(block.nbytes + matrices + jobs, "rounding the matrices of a block"),
     ]
 

@@ -11,7 +11,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
-from qtool.verification import gguf_header, gguf_settings, gguf_values
+from qtool.verification import gguf_header, gguf_settings, gguf_values, unlike_settings
 from qtool.verification.finding import Finding, LayerError, Verdict
 
 HEADER: tuple[tuple[str, Callable[[GgufSource], Iterator[Finding]]], ...] = (
@@ -66,7 +66,7 @@ def verify_gguf(
         layers: list[LayerError] = []
         if source is not None:
             checks += ["against", "layer-error", "provenance"]
-            checks += [gguf_settings.CHECK, gguf_settings.VOCABULARY]
+            checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
             findings += gguf_values.check_against(file, source)
             findings += gguf_settings.check_settings(file, source)
             findings += gguf_settings.check_vocabulary(file, source)

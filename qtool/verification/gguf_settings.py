@@ -13,15 +13,15 @@ from qtool.gguf.source import GgufSource
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
 
-CHECK, VOCABULARY = "settings", "vocabulary"
 _SHOWN = 60  # characters of a value
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _OF_TEXT = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix")
 # What llama.cpp takes where the file says nothing.
 _UNSAID = {"rope.freq_base": 10000.0, "rope.scaling.type": "none"}
 # What may have been changed on purpose.
-_CHOSEN = ("context_length", "vocab_size")
+_CHOSEN = ("context_length", "vocab_size", "_token_id")
 
 
 def check_settings(file: GgufSource, source: GgufSource) -> Iterator[Finding]:
@@ -32,18 +32,13 @@ def check_settings(file: GgufSource, source: GgufSource) -> Iterator[Finding]:
             and (k.startswith(prefix) or k in _OF_TEXT or k.endswith("_token_id"))]  # fmt: skip
     here |= {prefix + name: value for name, value in _UNSAID.items() if prefix + name not in here}
     different = [k for k in keys if k in here and not _alike(here[k], there[k])]
-    meant = [k for k in different if k.endswith((*_CHOSEN, "_token_id"))]
-    wrong = [k for k in different if k not in meant]
-    if wrong:
-        yield Finding(
-            "error", CHECK, wrong[0],
-            f"{_listed(wrong, here, there)}; llama.cpp computes as the file says: make it again",
-        )  # fmt: skip
-    if meant:
-        yield Finding(
-            "warning", CHECK, meant[0],
-            f"{_listed(meant, here, there)}; unless that is meant, make the file again",
-        )  # fmt: skip
+    yield from unlike(
+        different,
+        _CHOSEN,
+        lambda keys: _listed(keys, here, there),
+        "llama.cpp computes as the file says: make it again",
+        "make the file again",
+    )
 
 
 def _values(source: GgufSource) -> dict[str, Any]:
@@ -58,16 +53,12 @@ def _alike(one: Any, other: Any) -> bool:
     if _is_list(one) and _is_list(other):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, float) or isinstance(other, float):
-        return _is_number(one) and _is_number(other) and isclose(one, other, rel_tol=1e-6)
+        return is_number(one) and is_number(other) and isclose(one, other, rel_tol=1e-6)
     return bool(one == other)
 
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _listed(keys: Sequence[str], here: Mapping[str, Any], there: Mapping[str, Any]) -> str:

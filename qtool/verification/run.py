@@ -32,6 +32,7 @@ from qtool.verification import (
     stored_as,
     tensors,
     tokens,
+    unlike_settings,
 )
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
@@ -149,9 +150,11 @@ def _verdict(
                 checks.append(name)
                 findings += _said(name, check(subject))
         if opened is not None:
-            checks += [settings.CHECK, settings.VOCABULARY]
-            findings += _said(settings.CHECK, settings.check_settings(subject, opened))
-            findings += _said(settings.VOCABULARY, settings.check_vocabulary(subject, opened))
+            checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
+            findings += _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            findings += _said(
+                unlike_settings.VOCABULARY, settings.check_vocabulary(subject, opened)
+            )
         norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += failed

@@ -21,8 +21,8 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import ids_of
+from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
 
-CHECK, VOCABULARY = "settings", "vocabulary"
 _TIED = "tie_word_embeddings"
 _SHOWN = 60  # characters of a value
 _CLASSES = ("architectures", "model_type")
@@ -62,19 +62,13 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if "text_config" in source.config and "text_config" not in subject.config:
         different = [key for key in different if key not in _CLASSES]  # its language model alone
     different += [key for key in lost if key not in different]
-    meant = [key for key in different if key.endswith(_CHOSEN)]
-    wrong = [key for key in different if key not in meant]
-    if wrong:
-        yield Finding(
-            "error", CHECK, wrong[0],
-            f"{_listed(wrong, here, there)}; engines compute as config.json says: put back the "
-            "source's",
-        )  # fmt: skip
-    if meant:
-        yield Finding(
-            "warning", CHECK, meant[0],
-            f"{_listed(meant, here, there)}; unless that is meant, put back the source's",
-        )  # fmt: skip
+    yield from unlike(
+        different,
+        _CHOSEN,
+        lambda keys: _listed(keys, here, there),
+        "engines compute as config.json says: put back the source's",
+        "put back the source's",
+    )
 
 
 def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +96,7 @@ def _needed(key: str, value: object, source: Weights) -> bool:
 
     What a GGUF file is made into says more than checkpoints do.
     """
-    return key in _NEEDED or (isinstance(source, Checkpoint) and _is_number(value))
+    return key in _NEEDED or (isinstance(source, Checkpoint) and is_number(value))
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -112,13 +106,9 @@ def _alike(one: Any, other: Any) -> bool:
         return all(key in one and key in other and _alike(one[key], other[key]) for key in keys)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
-    if _is_number(one) and _is_number(other) and max(abs(one), abs(other)) <= float_info.max:
+    if is_number(one) and is_number(other) and max(abs(one), abs(other)) <= float_info.max:
         return isclose(one, other, rel_tol=1e-6)
     return bool(one == other)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _listed(keys: list[str], here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
