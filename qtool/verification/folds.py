@@ -15,6 +15,7 @@ from qtool import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding
+from qtool.verification.likeness import others
 from qtool.verification.pairs import MATCH, heads_of, unpaired
 from qtool.verification.scaling import Compared, Floats, norm, uneven
 from qtool.verification.sentences import count as counted
@@ -38,6 +39,8 @@ def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
         new = subject.artifact.checkpoint.float32(entry.stored[0])
         if old.shape != new.shape or norm(old - new) <= 1e-3 * norm(old):
             continue
+        if not others(new, old, (entry.dtype, subject.source.tensors[name].dtype)).any():
+            continue  # cast to another dtype, and no more
         for one, key in ((0, name), (1, name + _PLUS_ONE)):
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = (old + one) / (new + one)

@@ -1,0 +1,37 @@
+"""What other tools write, beside the model that it was made of: no false alarm, no false word."""
+
+from pathlib import Path
+
+import numpy as np
+import other_tools as other
+
+from qtool.verification.finding import Verdict
+from qtool.verification.run import verify_artifact
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def norms(scale: float = 0.3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return {
+        f"model.layers.{block}.{name}.weight": 1 + scale * rng.standard_normal(other.HIDDEN)
+        for block in range(2)
+        for name in NORMS
+    }
+
+
+def said(verdict: Verdict) -> list[tuple[str, str]]:
+    return [(f.severity, f.message) for f in verdict.findings]
+
+
+def test_norms_cast_to_another_dtype_are_no_folds(tmp_path: Path) -> None:
+    """A float16 model that was loaded in bfloat16, as llm-compressor's usually are."""
+    there = {name: ("F16", norm.astype(np.float16)) for name, norm in norms().items()}
+    source = other.folder(tmp_path / "source", other.model(other.dense) | there, {})
+    here = {name: other.bfloat16(norm.astype(np.float16)) for name, norm in norms().items()}
+    tensors = other.model(other.pack_quantized) | here
+    verdict = verify_artifact(
+        other.folder(tmp_path / "out", tensors, other.CT), against=source, threads=1
+    )
+    assert not said(verdict)
+    assert all(layer.relative_error < 0.2 for layer in verdict.layers) and verdict.layers
