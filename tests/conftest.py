@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from remembered_ids import remembered
 
+# Before a library with threads is there: they are as many as processes ask for, most matrices are
+# small, and threads that wait would spin while others have work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 GUARD = Path(__file__).parent / "guard"
 _LOG = Path(tempfile.mkdtemp(prefix="qtool-guard-")) / "refused"
 
