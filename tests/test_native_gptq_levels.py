@@ -121,9 +121,14 @@ def nearest_points(
     odd = np.tile(signs.sum(1) % 2, len(points.codes)) == 1
     least = []  # of each four or eight columns, by the parity of their signs
     for first in range(0, 8, n):
-        sums = sum(off[:, first + i][:, every[:, i]] for i in range(n))
-        both = [np.where(odd == parity, sums, np.inf) for parity in (False, True)]
-        least.append([(some.min(1), every[some.argmin(1)]) for some in both])
+        sums = np.zeros((len(w), len(points.codes), 1))
+        for i in range(n):  # of as many columns, with all of their signs: the last varies fastest
+            both = [off[:, first + i][:, points.codes[:, i] + sign * half] for sign in (0, 1)]
+            sums = (sums[..., None] + np.stack(both, 2)[:, :, None]).reshape(*sums.shape[:2], -1)
+        sums = sums.reshape(len(w), -1)
+        parts = [(sums[:, odd == parity], every[odd == parity]) for parity in (False, True)]
+        places = [some.argmin(1) for some, _ in parts]
+        least.append([(s[rows, at], e[at]) for (s, e), at in zip(parts, places, strict=True)])
     codes, sums = np.hstack([part[0][1] for part in least]), sum(part[0][0] for part in least)
     if n == 4:
         other = least[0][1][0] + least[1][1][0] < sums
