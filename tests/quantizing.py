@@ -80,14 +80,22 @@ def build(name: str, folder: Path) -> Path:
 
 def first_block_of_tiny(folder: Path) -> Path:
     """`tiny` cut after its first block: a real tokenizer, and a quarter of the work."""
+    return first_blocks_of_tiny(folder, 1)
+
+
+def first_blocks_of_tiny(folder: Path, count: int) -> Path:
+    """`tiny` cut after some of its blocks; made where it is not there yet."""
+    if folder.exists():
+        return folder
     folder.mkdir(parents=True)
     source = Checkpoint.open(tiny_folder())
     for file in source.side_files:
         (folder / file).write_bytes((source.folder / file).read_bytes())
-    config = {**source.config, "num_hidden_layers": 1}
+    config = {**source.config, "num_hidden_layers": count}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = load_file(source.files[0])
-    kept = {name: t for name, t in tensors.items() if ".layers." not in name or ".0." in name}
+    prefixes = tuple(f"model.layers.{n}." for n in range(count))
+    kept = {n: t for n, t in tensors.items() if ".layers." not in n or n.startswith(prefixes)}
     save_torch(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -46,6 +46,13 @@ __all__ = ["models", "without_tokenizers"]
 TINY = Path(tiny.__file__).parent
 
 
+def model_of(models: Path, name: str) -> Path:
+    """A small one; "tiny" has two blocks of that."""
+    if name == "tiny":
+        return quantizing.first_blocks_of_tiny(models / "two blocks", 2)
+    return checkpoint(models, name, "bfloat16").path
+
+
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
@@ -61,18 +68,18 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
         ("gemma3", "iq4_nl", []),
-        (TINY, "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
-        (TINY, "iq2_s", []),
-        (TINY, "iq1_s", ["transforms=[awq]"]),
-        (TINY, "iq1_m", []),
+        ("tiny", "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
+        ("tiny", "iq2_s", []),
+        ("tiny", "iq1_s", ["transforms=[awq]"]),
+        ("tiny", "iq1_m", []),
     ],
 )
 def test_later_blocks_are_fed_by_what_the_file_says(
-    name: str | Path, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
+    name: str, recipe: str, more: list[str], models: Path, sets: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    model = name if isinstance(name, Path) else checkpoint(models, name, "bfloat16").path
-    check_fed(model, tmp_path / "out.gguf", [recipe, "method=gptq", *more, *sets], monkeypatch)
+    chosen = [recipe, "method=gptq", *more, *sets]
+    check_fed(model_of(models, name), tmp_path / "out.gguf", chosen, monkeypatch)
 
 
 def check_fed(
@@ -196,14 +203,14 @@ def test_rows_that_are_swept_together_change_no_byte(
 
 @pytest.mark.parametrize("recipe", ["q4_k_m", "iq3_xxs"])
 def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
-    recipe: str, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # this model's tokenizer is one that llama.cpp knows
-    chosen = ["method=gptq", *sets]
-    write(TINY, tmp_path / "two.gguf", recipe, *chosen)
-    write(TINY, tmp_path / "one.gguf", recipe, *chosen, threads=1)
+    model, chosen = model_of(models, "tiny"), ["method=gptq", *sets]
+    write(model, tmp_path / "two.gguf", recipe, *chosen)
+    write(model, tmp_path / "one.gguf", recipe, *chosen, threads=1)
     assert (tmp_path / "two.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
-    write(TINY, tmp_path / "source.gguf", "f32")
+    write(model, tmp_path / "source.gguf", "f32")
     write(tmp_path / "source.gguf", tmp_path / "three.gguf", recipe, *chosen)
     with GgufFile.open(tmp_path / "one.gguf") as one, GgufFile.open(tmp_path / "three.gguf") as two:
         for name in one.tensors:
@@ -216,7 +223,7 @@ def test_goes_on_after_a_kill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Killed at each line of the journal in turn: the same bytes, no block done twice but one."""
-    model = TINY if recipe == "iq2_m" else checkpoint(models, "llama", "bfloat16").path
+    model = model_of(models, "tiny" if recipe == "iq2_m" else "llama")
     chosen = (recipe, "method=gptq", f"transforms=[{chain}]", *sets)
     whole = write(model, tmp_path / "whole", *chosen)
     out, tries = tmp_path / "out", 0
@@ -249,11 +256,12 @@ def test_what_is_damaged_is_done_again(
 
 
 def test_a_scaled_file_is_compared_with_a_checkpoint_alone(
-    sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    write(TINY, tmp_path / "f16.gguf", "f16")
-    write(TINY, tmp_path / "out.gguf", "q4_0", "method=gptq", "transforms=[awq]", *sets)
+    model = model_of(models, "tiny")
+    write(model, tmp_path / "f16.gguf", "f16")
+    write(model, tmp_path / "out.gguf", "q4_0", "method=gptq", "transforms=[awq]", *sets)
     (found,) = verify_artifact(tmp_path / "out.gguf", against=tmp_path / "f16.gguf").findings
     assert (found.severity, found.check) == ("note", "smoothing")
     assert "was changed by awq" in found.message and "give the folder" in found.message
