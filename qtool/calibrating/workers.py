@@ -7,7 +7,7 @@ of a block's matrices one is by far the largest.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,11 +32,18 @@ class Workers:
         self._changing = threading.Lock()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """function of each item; the first failure, in order, is raised once all have ended."""
+        """function of each item; the first failure, in order, is raised once those have ended that
+        had begun by then."""
+        failed = threading.Event()
 
         def counted(item: T) -> R:
             try:
+                if failed.is_set():  # of an item before this one: they begin in order
+                    raise CancelledError
                 return function(item)
+            except BaseException:
+                failed.set()
+                raise
             finally:
                 self._count(-1)
 
