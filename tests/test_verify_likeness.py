@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
+from qtool.methods import rtn
+from qtool.scheme import Scheme
 from qtool.verification import likeness
 
 
-def torn(tiles: int, expected: float) -> int:
+def torn(tiles: int, expected: float, gain: float = 0.0, left_there: float = 4.0) -> int:
     """What is told of a matrix of 200 tiles of 256 x 8, so many of them far off."""
     squares = np.ones((256, 1600), np.float32)
     left = np.full_like(squares, expected**2)
-    left[:, : 8 * tiles] = 4.0
-    return likeness._torn(squares, left, (256, 8), 0.95**2, expected, 1e-6)
+    left[:, : 8 * tiles] = left_there
+    common = np.ones_like(squares)
+    common[:, : 8 * tiles] = gain
+    return likeness._torn((squares, left, common), (256, 8), 0.95**2, expected, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,27 @@ def test_a_few_tiles_are_chance_where_bits_are_few(tiles: int, expected: float, 
 def test_more_are_chance_of_a_larger_matrix() -> None:
     assert likeness.most_by_chance(40_000, 0.1) == 80
     assert likeness.most_by_chance(40_000, 0.31) == 1200
+
+
+@pytest.mark.parametrize(("gain", "told"), [(0.0, 50), (0.4, 50), (0.9, 0), (1.1, 0), (9.0, 50)])
+def test_what_gptq_adds_to_columns_leaves_their_gain(gain: float, told: int) -> None:
+    """As in SmolLM2's first keys, after 1024 tokens of calibration: 18 tiles of 96."""
+    assert torn(50, 0.1, gain) == told
+
+
+def test_a_gain_that_was_made_up_for_does_not_hide_damage() -> None:
+    """Scales of rows that were fitted make the gain of noise 1."""
+    assert torn(50, 0.1, 1.0, 20.0) == 0 and torn(50, 0.1, 1.0, 100.0) == 50
+
+
+@pytest.mark.parametrize(("relative", "told"), [(0.4, True), (0.6, False)])
+def test_where_rounding_leaves_nothing_of_parts_none_are_told(relative: float, told: bool) -> None:
+    """llm-compressor's W2A16 of SmolLM2: its scales explain an error larger than the first keys."""
+    rng = np.random.default_rng(1)
+    weight = rng.standard_normal((256, 512)).astype(np.float32)
+    stored = weight.copy()
+    stored[:, :128] = 7 * rng.standard_normal((256, 128))
+    quant = rtn.quantize(weight, None, Scheme(2, 64, True), rtn.Options()).quant
+    size = float(np.linalg.norm(weight))
+    found = likeness.likeness(quant, weight, stored, relative * size)
+    assert found is not None and (found.torn > 0) is told

@@ -35,3 +35,22 @@ def test_norms_cast_to_another_dtype_are_no_folds(tmp_path: Path) -> None:
     )
     assert not said(verdict)
     assert all(layer.relative_error < 0.2 for layer in verdict.layers) and verdict.layers
+
+
+def test_zeros_of_a_cache_of_whole_numbers_have_a_place(tmp_path: Path) -> None:
+    """llm-compressor's asymmetric 8-bit cache."""
+    cache = {
+        f"model.layers.{block}.self_attn.{kind}": tensor
+        for block in range(2)
+        for half in "kv"
+        for kind, tensor in (
+            (f"{half}_scale", other.bfloat16(np.full(1, 0.1))),
+            (f"{half}_zero_point", ("I8", np.full(1, -3, np.int8))),
+        )
+    }
+    scheme = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "tensor",
+              "dynamic": False}  # fmt: skip
+    config = {**other.CT, "config_groups": {}, "kv_cache_scheme": scheme}
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(other.dense) | cache, config)
+    assert not said(verify_artifact(path, against=source, threads=1))

@@ -5,8 +5,9 @@
 Rounding leaves it at 1, but for its noise, |Q - W| / |W| / sqrt(n); scales of another
 group do not, though the error that they make is one that their size seems to explain.
 
-Parts that are as far off as zeros are looked for in tiles that pages of a file make, where codes
-lie by rows (long and flat) or by columns (short and high).
+Parts that are as far off as zeros, and unlike W, are looked for in tiles that pages of a file make,
+where codes lie by rows (long and flat) or by columns (short and high). GPTQ takes columns of inputs
+that hardly count as far off, but what it adds there has nothing to do with W: the gain stays.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ Floats = NDArray[np.float32]
 _TILES = ((1, 1024), (256, 8))  # rows, columns
 _AS_ZEROS = 0.95  # relative error
 _FAR = 3.0  # times the expected error
+# How far from 1 the gain of a tile is that is another matrix's, or noise; or how small its cosine
+# with W, where scales that were taken out have made up for that.
+_STRANGER, _ALIKE = 0.5, 0.15
 # How far from 1, and from each other: four times what GPTQ and clipping make of 4 bits. Of fewer
 # they make more: times the expected error.
 _OFF, _SPREAD = 0.15, 0.08
@@ -35,6 +39,7 @@ _FEW = 256  # weights of a tile that say too little
 # bits there are: 5 of 576 of SmolLM2 at 2 bits, 1 of 864 at 3. A damaged page of a file has more of
 # a small matrix, and what is less of a large one only digests tell.
 COARSE = 0.16  # relative error that rounding explains
+_BLIND = 0.5  # relative error from which on rounding itself leaves nothing of parts
 _SHARES = 0.002, 0.03  # of all tiles: of fine matrices, of coarse ones
 
 
@@ -75,8 +80,9 @@ def likeness(quant: GroupQuant, target: Floats, stored: Floats, expected: float)
     relative = expected / float(np.sqrt(whole * target.size))
     noise = relative * float(np.sqrt((weights / counts).sum()))
     far = max(_AS_ZEROS, _FAR * relative) ** 2
-    torn = [_torn(squares, left, tile, far, relative, _LEAST * whole) for tile in _TILES]
-    return Likeness(mean, spread, noise, relative, max(torn))
+    parts = squares, left, target * stored
+    torn = [_torn(parts, tile, far, relative, _LEAST * whole) for tile in _TILES]
+    return Likeness(mean, spread, noise, relative, max(torn) if relative < _BLIND else 0)
 
 
 def most_by_chance(tiles: int, expected: float) -> float:
@@ -85,10 +91,15 @@ def most_by_chance(tiles: int, expected: float) -> float:
 
 
 def _torn(
-    squares: Floats, left: Floats, tile: tuple[int, int], far: float, expected: float, least: float
+    parts: tuple[Floats, Floats, Floats],
+    tile: tuple[int, int],
+    far: float,
+    expected: float,
+    least: float,
 ) -> int:
-    """The tiles in which what is left is more than `far` times what was there, where they are more
-    than chance explains."""
+    """The tiles in which what is left is more than `far` times what was there, and nothing is as it
+    was, where they are more than chance explains. parts: W W, (Q - W)^2 and Q W, [out, in]."""
+    squares, left, common = parts
     rows, columns = squares.shape
     down, across = np.arange(0, rows, tile[0]), np.arange(0, columns, tile[1])
 
@@ -98,7 +109,10 @@ def _torn(
 
     numbers = np.outer(np.diff(down, append=rows), np.diff(across, append=columns))
     there = np.maximum(sums(squares), least * numbers)
-    count = int(((sums(left) > far * there) & (numbers >= min(_FEW, columns))).sum())
+    lost, shared = sums(left), sums(common)
+    stored = np.maximum(lost + 2 * shared - there, least * numbers)
+    strange = (np.abs(shared / there - 1) > _STRANGER) | (shared < _ALIKE * np.sqrt(there * stored))
+    count = int(((lost > far * there) & strange & (numbers >= min(_FEW, columns))).sum())
     return count if count > most_by_chance(numbers.size, expected) else 0
 
 

@@ -5,8 +5,8 @@ import re
 # Keys of config.json: how many layers predict further tokens.
 PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask", ".attention.bias")
-# Scales of attention, which belong to no matrix.
-_ATTENTION = re.compile(r".*\.(?:[qkv](?:_proj)?[._](?:\w+_)?scale|kv_scale|sinks)")
+# Scales and zeros of attention, which belong to no matrix.
+_ATTENTION = re.compile(r".*\.(?:[qkv](?:_proj)?[._](?:\w+_)?(?:scale|zero_point)|kv_scale|sinks)")
 _PARTS = (
     "qweight", "qzeros", "scales", "scaled_zeros", "g_idx", "weight_packed", "weight_scale",
     "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
@@ -15,7 +15,7 @@ _PARTS = (
 
 
 def of_attention(name: str) -> bool:
-    """Whether a tensor is a scale of the cache, or a sink."""
+    """Whether a tensor is a scale or a zero of the cache, or a sink."""
     return _ATTENTION.fullmatch(name) is not None
 
 
