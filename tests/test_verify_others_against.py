@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import other_tools as other
+import pytest
+from numpy.typing import NDArray
 
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
@@ -11,10 +13,10 @@ from qtool.verification.run import verify_artifact
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
-def norms(scale: float = 0.3) -> dict[str, np.ndarray]:
+def norms() -> dict[str, NDArray[np.float64]]:
     rng = np.random.default_rng(3)
     return {
-        f"model.layers.{block}.{name}.weight": 1 + scale * rng.standard_normal(other.HIDDEN)
+        f"model.layers.{block}.{name}.weight": 1 + 0.3 * rng.standard_normal(other.HIDDEN)
         for block in range(2)
         for name in NORMS
     }
@@ -54,3 +56,25 @@ def test_zeros_of_a_cache_of_whole_numbers_have_a_place(tmp_path: Path) -> None:
     source = other.folder(tmp_path / "source", other.model(other.dense), {})
     path = other.folder(tmp_path / "out", other.model(other.dense) | cache, config)
     assert not said(verify_artifact(path, against=source, threads=1))
+
+
+def two_of_four(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    fours = weight.reshape(len(weight), -1, 4).copy()
+    np.put_along_axis(fours, np.abs(fours).argsort(axis=2)[..., :2], 0, axis=2)
+    return 1.1 * fours.reshape(weight.shape)
+
+
+@pytest.mark.parametrize("store", [other.dense, other.pack_quantized, other.int8])
+def test_pruned_matrices_are_told_of_and_not_called_another_models(
+    store: other.Store, tmp_path: Path
+) -> None:
+    """As SparseGPT leaves them, quantized afterwards or not."""
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    config = {other.dense: {}, other.pack_quantized: other.CT, other.int8: other.INT8}[store]
+    tensors = other.model(lambda module, weight: store(module, two_of_four(weight)))
+    verdict = verify_artifact(other.folder(tmp_path / "out", tensors, config), against=source)
+    ((severity, words),) = said(verdict)
+    assert severity == "note" and words.startswith("14 matrices") and "pruned" in words
+    lost = other.model(lambda module, weight: store(module, two_of_four(weight[::-1])))
+    verdict = verify_artifact(other.folder(tmp_path / "other", lost, config), against=source)
+    assert not verdict.ok

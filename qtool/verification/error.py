@@ -7,10 +7,11 @@ import numpy as np
 
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_file import FLOAT_DTYPES
-from qtool.verification import config
+from qtool.verification import config, pruned
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.folds import block_of
 from qtool.verification.likeness import numbers_changed
+from qtool.verification.pruned import is_pruned
 from qtool.verification.scaling import LOST, Compared, Floats, fit, norm
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -31,6 +32,7 @@ def dense_compared(
     compared: list[Compared] = []
     lost: list[str] = []
     broken: list[str] = []
+    thinned: list[str] = []
     other: list[str] = []  # of them, as far off as zeros, with scales taken out
     changed = {key for block in norms.values() for key in block}
     for name, entry in subject.entries.items():
@@ -45,6 +47,9 @@ def dense_compared(
             continue
         old = source.float32(name)
         new = subject.artifact.checkpoint.float32(entry.stored[0])
+        if norm(old - new) <= LOST * norm(old) and is_pruned(new) and not is_pruned(old):
+            thinned.append(name)
+            continue
         if (number := numbers_changed(new, old, (entry.dtype, info.dtype))) is not None:
             broken.append(f"{name} ({number:,} of {new.size:,})")
             continue
@@ -68,7 +73,7 @@ def dense_compared(
         lost.append(f"{name} (by {plain / norm(old) if norm(old) else math.inf:.0%})")
         if left > LOST:
             other.append(lost[-1])
-    findings = []
+    findings = pruned.told(CHECK, thinned)
     if broken:
         findings.append(
             Finding(
@@ -161,6 +166,9 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     """layer-error: no matrix is farther from its source than its scheme explains."""
     # What is not finite is told of by the check of scales.
     quantized = [c for c in compared if c.groups and math.isfinite(c.error)]
+    thinned = [c.name for c in quantized if c.pruned and c.error <= LOST]
+    yield from pruned.told(CHECK, thinned)
+    quantized = [c for c in quantized if c.name not in thinned]
     zeros_off = [c for c in quantized if _by_zeros(c)]
     shifted = [c for c in zeros_off if c.off > _MANY_OFF * c.groups]
     if shifted:

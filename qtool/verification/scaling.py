@@ -22,6 +22,7 @@ from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.likeness import Likeness, likeness
 from qtool.verification.matrix import group_means
+from qtool.verification.pruned import is_pruned
 
 Floats = NDArray[np.float32]
 
@@ -58,6 +59,7 @@ class Compared:
     untold: bool = False  # its codes are too coarse to tell what the scales belong to
     like: Likeness | None = None  # part by part, with the scales taken out
     plainly_like: Likeness | None = None  # as it is
+    pruned: bool = False  # and its source is not
 
     @property
     def explained(self) -> bool:
@@ -142,7 +144,8 @@ def compare(
     size = norm(weight)
     plain = norm(weight - stored)
     found = Fit(None, None, None, weight, plain)
-    if plain > _PLAIN * lost or norms:
+    pruned = plain > _PLAIN * lost and is_pruned(stored) and not is_pruned(weight)
+    if (plain > _PLAIN * lost and not pruned) or norms:
         found = fit(stored, weight, norms)
     target = found.target
     whole = norm(target)
@@ -165,6 +168,7 @@ def compare(
         found.could,
         like=like,
         plainly_like=like if target is weight else likeness(quant, weight, stored, lost),
+        pruned=pruned,
     )
 
 
