@@ -24,7 +24,8 @@ from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.scaling import Scaling
 from qtool.gguf.weights import gguf_weights
-from qtool.plan.estimate import PROVING_PROCESS_BYTES, STARTUP_SECONDS
+from qtool.plan.duration import STARTUP_SECONDS
+from qtool.plan.estimate import PROVING_PROCESS_BYTES
 from qtool.recipe import recipe as recipes
 from qtool.reproduce.run import Asked, reproduce
 from qtool.transforms.rotated import Rotated

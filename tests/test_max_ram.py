@@ -18,9 +18,10 @@ from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.hub import tiny_folder
-from qtool.plan import budget, estimate
-from qtool.plan.estimate import GRAM_BYTES, Peak, Setting
+from qtool.plan import budget, estimate, shapes
+from qtool.plan.estimate import Peak
 from qtool.plan.plan import Plan, make_plan
+from qtool.plan.shapes import GRAM_BYTES, Setting
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.journal import Journal
@@ -104,9 +105,9 @@ def test_no_byte_depends_on_the_budget(
     assert small.layers == plain.layers and small.experts == plain.experts
 
 
-def _shapes(model: Path, recipe: str, text: Path) -> estimate.Shapes:
+def _shapes(model: Path, recipe: str, text: Path) -> shapes.Shapes:
     loaded = load(recipe, [*SETS, f"calibration.source={text}"])
-    return estimate.shapes_of(loaded, make_plan(loaded, Checkpoint.open(model)).tensors)
+    return shapes.shapes_of(loaded, make_plan(loaded, Checkpoint.open(model)).tensors)
 
 
 def test_importance_does_not_depend_on_it_either(
@@ -200,15 +201,15 @@ def test_the_cheapest_that_fits_is_chosen(recipe: str, tmp_path: Path) -> None:
 def test_gram_matrices_in_turns_before_fewer_threads(tmp_path: Path) -> None:
     header_files.write(tmp_path / "m", header_files.experts(1, 64))
     checkpoint = Checkpoint.open(tmp_path / "m")
-    shapes = estimate.shapes_of(
+    counted = shapes.shapes_of(
         load("w4g128-gptq"), make_plan(load("w4g128-gptq"), checkpoint).tensors
     )
-    offered = list(budget.settings(shapes, 2))
+    offered = list(budget.settings(counted, 2))
     assert offered[:2] == [Setting(2), Setting(2, True)]
     rooms = [one.gram_bytes for one in offered if one.threads == 2 and one.states_on_disk]
     assert rooms == sorted(rooms, reverse=True) and len(rooms) > 2
     assert [one.threads for one in offered] == sorted((o.threads for o in offered), reverse=True)
-    peaks = [estimate.peak(shapes, Setting(2, True, room)).nbytes for room in rooms]
+    peaks = [estimate.peak(counted, Setting(2, True, room)).nbytes for room in rooms]
     assert peaks == sorted(peaks, reverse=True) and peaks[-1] < peaks[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 from planning import plan_of, quantized
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan import estimate
+from qtool.plan import duration, estimate
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.rows import rows, scheme_of
 from qtool.recipe.recipe import load
@@ -161,7 +161,7 @@ def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
     plain = make_plan(load("w8a8-dynamic"), Checkpoint.open(tmp_path / "b"), threads=1)
     assert small.peak_rss_bytes == deep.peak_rss_bytes and small.seconds < deep.seconds
     assert plain.peak_rss_bytes < estimate.PROVING_PROCESS_BYTES < small.peak_rss_bytes
-    assert plain.seconds + estimate.STARTUP_SECONDS[True] <= deep.seconds
+    assert plain.seconds + duration.STARTUP_SECONDS[True] <= deep.seconds
     wide = plan("c", "w8a8-dynamic", hidden=2048, inner=8192)
     block = sum(4 * tensor.parameters for tensor in wide.by_block[0])
     assert wide.peak_rss_bytes > estimate.PROVING_PROCESS_BYTES + 2 * block
@@ -174,10 +174,10 @@ def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
 def test_estimates_are_for_the_cores_a_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qtool.plan.estimate.os.cpu_count", lambda: 256)
-    monkeypatch.setattr("qtool.plan.estimate.os.sched_getaffinity", lambda _: {3}, raising=False)
+    monkeypatch.setattr("qtool.plan.shapes.os.cpu_count", lambda: 256)
+    monkeypatch.setattr("qtool.plan.shapes.os.sched_getaffinity", lambda _: {3}, raising=False)
     one = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
-    monkeypatch.setattr("qtool.plan.estimate.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
+    monkeypatch.setattr("qtool.plan.shapes.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
     two = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
     assert one.seconds > two.seconds and one.peak_rss_bytes < two.peak_rss_bytes
 

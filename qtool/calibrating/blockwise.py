@@ -32,8 +32,8 @@ from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
-from qtool.plan.estimate import gram_sum_bytes
 from qtool.plan.plan import Plan
+from qtool.plan.shapes import gram_sum_bytes
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import resume

@@ -17,24 +17,14 @@ from dataclasses import dataclass
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.plan.budget import Memory, choose
-from qtool.plan.estimate import (
+from qtool.plan.duration import (
     FLOPS_PER_CORE,
-    PLAIN_PROCESS_BYTES,
-    PROVING_PROCESS_BYTES,
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
-    Block,
-    Input,
-    Peak,
-    Setting,
-    Shapes,
-    groups,
-    micro_batch,
-    peak,
-    proving,
     turning,
-    usable_cores,
 )
+from qtool.plan.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
+from qtool.plan.shapes import Block, Input, Setting, Shapes, groups, micro_batch, usable_cores
 from qtool.recipe.file import Calibration
 
 # Millions of weights a second on one core: without importance, with.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qtool.errors import UnsupportedError
-from qtool.plan.estimate import GRAM_BYTES, Peak, Setting, Shapes, gram_sum_bytes
+from qtool.plan.estimate import Peak
+from qtool.plan.shapes import GRAM_BYTES, Setting, Shapes, gram_sum_bytes
 
 _MIB = 1 << 20
 

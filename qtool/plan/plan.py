@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import budget, engines, estimate, notes, unmatched
+from qtool.plan import budget, duration, engines, estimate, notes, shapes, unmatched
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -209,14 +209,14 @@ def make_plan(
     )
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     active = structure.active_share(checkpoint.config)
-    shapes = estimate.shapes_of(recipe, planned, active)
+    counted = shapes.shapes_of(recipe, planned, active)
     memory = budget.choose(
-        shapes if recipe.calibrates else None,
-        threads or estimate.usable_cores(),
+        counted if recipe.calibrates else None,
+        threads or shapes.usable_cores(),
         max_ram,
-        partial(estimate.peak, shapes),
+        partial(estimate.peak, counted),
     )
-    seconds = estimate.seconds(recipe, planned, shapes, active, memory.setting)
+    seconds = duration.seconds(recipe, planned, counted, active, memory.setting)
     warnings += engines.warnings(recipe, planned)
     warnings += [*notes.much_dense(planned), *notes.wide_codes(planned)]
     of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}

@@ -1,0 +1,90 @@
+"""How long a run will take, guessed from shapes.
+
+    seconds = tokens * flops of the forward passes and Gram matrices, flops of the solves,
+              and bytes read and written, each over a measured rate
+
+The constants below are the only measured numbers.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qtool.plan.shapes import Setting, Shapes, groups
+
+if TYPE_CHECKING:
+    from qtool.plan.planned import Planned
+    from qtool.recipe.recipe import Recipe
+
+# Rates of one core: matrix products, element-wise rounding (weights per second).
+FLOPS_PER_CORE = 8.5e10
+ROUNDED_PER_CORE = 1.5e8
+STORAGE_BYTES_PER_SECOND = 4.0e8
+STARTUP_SECONDS = {False: 0.3, True: 4.0}
+# Weights that one core rotates in a second, and how often: for the proof, and for what is written.
+TURNED_PER_CORE, TURNS = 2.0e7, 2
+# What a search over clipped ranges costs, in roundings of the matrix.
+CLIP_TRIALS = 7
+# The part of X'X that is computed: strips on and above the diagonal.
+GRAM_SHARE = 0.55
+# AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
+# compares so many finalists exactly.
+AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
+# Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
+SMOOTH_ROWS = 128
+
+
+def turning(weights: int) -> float:
+    """Seconds that the proof of a rotation takes, and making the `weights` that it changes."""
+    return STARTUP_SECONDS[True] + TURNS * weights / TURNED_PER_CORE
+
+
+def seconds(
+    recipe: "Recipe",
+    tensors: "Sequence[Planned]",
+    shapes: Shapes,
+    active: float,
+    setting: Setting,
+) -> float:
+    """How long a run over `tensors`, with these shapes, takes. active: as shapes_of has it."""
+    from qtool import structure
+
+    cores = setting.threads
+    written = sum(tensor.nbytes for tensor in tensors)
+    read = sum(tensor.parameters for tensor in tensors) * 2
+    seconds = STARTUP_SECONDS[recipe.calibrates] + (read + written) / STORAGE_BYTES_PER_SECOND
+    weights = sum(tensor.parameters for tensor in tensors if tensor.scheme is not None)
+    trials = CLIP_TRIALS if recipe.clips else 1
+    seconds += trials * weights / (ROUNDED_PER_CORE * cores)
+    if not recipe.calibrates:
+        proof = turning(sum(tensor.parameters for tensor in tensors)) if recipe.rotates else 0.0
+        return round(seconds + proof, 1)
+    grams: dict[int, set[str]] = defaultdict(set)  # block -> input sites
+    flops = 0.0
+    # Each group of inputs takes a forward pass, and so does going on to the next block.
+    passes = 1 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
+    for tensor in tensors:
+        if tensor.block is None or tensor.scheme is None or len(tensor.shape) != 2:
+            continue
+        out, width = tensor.shape
+        seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
+        site = structure.input_site(tensor.module)
+        if site not in grams[tensor.block]:
+            grams[tensor.block].add(site)
+            if shapes.grams:
+                flops += GRAM_SHARE * 2.0 * seen * width * width
+            if recipe.searches_scales:
+                flops += recipe.smooth.grid * 2.0 * SMOOTH_ROWS * width * width
+            if "awq" in recipe.transform_chain:
+                flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
+                searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
+                seconds += searched / (ROUNDED_PER_CORE * cores)
+            if recipe.rounding == "gptq":
+                flops += 2.0 * width**3
+        flops += passes * 2.0 * seen * out * width
+        if recipe.rounding == "gptq":
+            flops += 2.0 * out * width * width
+    seconds += flops / (FLOPS_PER_CORE * cores)
+    if setting.states_on_disk:
+        seconds += 2 * (1 + passes) * shapes.states * len(grams) / STORAGE_BYTES_PER_SECOND
+    return round(seconds, 1)

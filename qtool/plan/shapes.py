@@ -1,0 +1,157 @@
+"""What the memory and the time of a run depend on: the shapes of its tensors, and how much of it is
+there at once."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qtool.plan.planned import Planned
+    from qtool.recipe.recipe import Recipe
+
+MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs torch
+# Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
+# 32 billion parameters all fit; of 256 experts a few dozen.
+GRAM_BYTES = 4 << 30
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much of a run is in memory at once. No byte of what it writes depends on it."""
+
+    threads: int
+    states_on_disk: bool = False
+    gram_bytes: int = GRAM_BYTES
+
+
+@dataclass(frozen=True)
+class Input:
+    """What matrices of a block read together."""
+
+    width: int
+    largest: int  # numbers in the largest of the matrices
+    share: float | None = None  # of an expert's: of the tokens that come here
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a decoder block needs memory for."""
+
+    nbytes: int  # as float32
+    largest: int  # numbers in its largest tensor
+    widest: int  # the longer side of its largest matrix that every token meets
+    inputs: tuple[Input, ...]  # the widest first
+    folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
+
+
+def gram_sum_bytes(width: int) -> int:
+    """Bytes of a Gram matrix while it is summed: half of it, in float64."""
+    return width**2 * 9 // 2
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the memory of a run depends on, beside its setting."""
+
+    calibrates: bool
+    tokens: int
+    batch: int  # tokens of a micro-batch
+    hidden: int  # width of the hidden states
+    vocabulary: int
+    outside: int  # bytes of the largest tensor of no block
+    largest: int  # numbers in the largest tensor
+    quantized: int  # numbers in the largest matrix that is quantized
+    blocks: tuple[Block, ...]  # one of each kind
+    grams: bool  # whether Gram matrices are measured
+    chained: bool  # of all of a block's inputs together, since transforms share scales
+    solves: bool  # whether they are factored
+    rotates: bool = False
+    turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
+
+    @property
+    def states(self) -> int:
+        """Bytes of the hidden states of all tokens."""
+        return 4 * self.tokens * self.hidden
+
+
+def micro_batch(samples: int, length: int) -> int:
+    """Tokens that pass through a block together."""
+    return length * min(samples, -(-MICRO_BATCH_TOKENS // length))
+
+
+def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.0) -> Shapes:
+    """What counts of a plan. active: the share of a block's experts that a token visits."""
+    from qtool import structure  # not where only the constants above are wanted
+
+    inside: dict[int, list[Planned]] = defaultdict(list)
+    outside = vocabulary = quantized = largest = hidden = 0
+    turned: list[int] = []
+    for tensor in tensors:
+        largest = max(largest, tensor.parameters)
+        if tensor.scheme is not None:
+            quantized = max(quantized, tensor.parameters)
+        if tensor.block is not None:
+            inside[tensor.block].append(tensor)
+        elif len(tensor.shape) == 2:
+            outside = max(outside, tensor.nbytes)
+            turned.append(4 * tensor.parameters + tensor.nbytes)
+            vocabulary = max(vocabulary, tensor.shape[0])
+            hidden = max(hidden, tensor.shape[1])
+    blocks = set()
+    for group in inside.values():
+        inputs: dict[str, Input] = {}
+        alike: dict[str, int] = defaultdict(int)
+        widest = 0
+        for tensor in group:
+            if len(tensor.shape) != 2:
+                continue
+            share = active if structure.expert_of(tensor.name) is not None else None
+            if share is None:
+                widest = max(widest, *tensor.shape)
+            if tensor.scheme is not None:
+                site = structure.input_site(tensor.module)
+                alike[_NUMBER.sub("*", site)] += tensor.parameters
+                before = inputs.get(site, Input(tensor.shape[1], 0, share))
+                inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
+        ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
+        numbers = [tensor.parameters for tensor in group]
+        folded = max(alike.values(), default=0)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded))
+    settings = recipe.calibration
+    grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
+    return Shapes(
+        calibrates=recipe.calibrates,
+        tokens=settings.samples * settings.length,
+        batch=micro_batch(settings.samples, settings.length),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        outside=outside,
+        largest=largest,
+        quantized=quantized,
+        blocks=tuple(blocks),
+        grams=grams,
+        chained=recipe.shares_scales,
+        solves=recipe.rounding == "gptq",
+        rotates=recipe.rotates,
+        turned=tuple(sorted(turned, reverse=True)),
+    )
+
+
+def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
+    """How many times the inputs of a block are measured, some at a time."""
+    if not shapes.grams or shapes.chained:
+        return 1
+    total = sum(gram_sum_bytes(one.width) for one in block.inputs)
+    return max(1, -(-total // setting.gram_bytes))
