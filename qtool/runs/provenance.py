@@ -8,6 +8,7 @@ rounding to nearest gives the same bytes everywhere.
 
 import platform
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
@@ -97,13 +98,17 @@ def with_gpu(gpu: str | None) -> dict[str, str]:
 
 def environment() -> dict[str, str]:
     """What the bytes of a calibrated or rotated artifact depend on beside its inputs."""
-    found = {"cpu": cpu_kind()}
-    for package in ("torch", "numpy", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {package: _installed(package) for package in ("torch", "numpy", "transformers")}
+    return {"cpu": cpu_kind()} | {name: one for name, one in found.items() if one is not None}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Its version, or None; looked up once, which takes milliseconds."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def cpu_kind() -> str:
