@@ -68,6 +68,20 @@ def texts_are_cut_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_disk_is_waited_for() -> Iterator[None]:
+    """No test takes the power away; of what is closed nothing can be synced still."""
+    from qtool.runs import staging
+
+    def synced(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", synced)
+        patch.setattr(staging, "sync", synced)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def stays_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails where something was refused; tests with marks of their own may go where they like."""
