@@ -13,6 +13,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe import recipe as recipes
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
+from qtool.transforms import awq
 
 QUIET = Progress(quiet=True)
 
@@ -25,7 +26,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models have one that llama.cpp does not know."""
+    """The small models have one that llama.cpp does not know; and few scales to choose from."""
+    monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0, 0.5))
     gguf_from_hf.no_vocabulary(monkeypatch)
     monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
 

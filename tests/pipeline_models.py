@@ -22,12 +22,13 @@ class Models:
         return folder
 
     def settings(self, group: int = 32, samples: int = 6) -> list[str]:
-        """A small calibration, and groups that small matrices divide into."""
+        """A small calibration and search, and groups that small matrices divide into."""
         return [
             f"weights.group_size={group}",
             f"calibration.source={self.text}",
             f"calibration.samples={samples}",
             "calibration.length=64",
+            "awq.grid=4",
         ]
 
 

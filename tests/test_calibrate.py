@@ -46,6 +46,7 @@ def calibrate(call: Call, root: Path, out: Path, *more: object, model: str = "ll
 
 def quantize(call: Call, root: Path, recipe: str, stats: Path, out: Path, model: str = "llama"):
     group = ["--set", "weights.group_size=32"]
+    group += ["--set", "awq.grid=4"] if "awq" in recipe else []
     return call("quantize", root / model, "--recipe", recipe, *group, "--stats", stats, "-o", out)
 
 

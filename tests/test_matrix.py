@@ -17,7 +17,7 @@ SCHEMA = Path(__file__).parent / "provenance.schema.json"
 GROUPS = "weights: {bits: 4, group_size: 32, symmetric: true}\n"
 OWN = {
     "gptq": f"method: gptq\nformat: gptq\n{GROUPS}",
-    "awq": f"method: awq\nformat: awq\n{GROUPS}".replace("true", "false"),
+    "awq": f"method: awq\nformat: awq\n{GROUPS}".replace("true", "false") + "awq: {grid: 4}\n",
     "rtn": f"method: rtn\nformat: gptq\n{GROUPS}",
     "importance": "format: gguf\ntype: q4_0\nimportance: true\n",
     "nothing-fits": f"method: gptq\nformat: gptq\n{GROUPS}".replace("32", "96"),

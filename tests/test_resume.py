@@ -47,6 +47,8 @@ def quantize(
     sets = [f"calibration.source={text}", *SMALL]
     if recipe.startswith("w"):
         sets.append("weights.group_size=32")
+    if "awq" in recipe:
+        sets.append("awq.grid=4")
     loaded = load(recipe, sets)
     progress = Progress(quiet=True)
     if isinstance(loaded, Recipe):
@@ -228,13 +230,12 @@ def test_what_would_go_on_is_said_and_does(
 ) -> None:
     """Killed, then typed with other options: the sentence names them, and how to go on."""
     out, text = tmp_path / "out", text_file(tmp_path / "text.txt")
-    home = Path(qtool.__file__).parent.parent
     words = ["quantize", model, "--recipe", "w4g128-gptq", "--set", "weights.group_size=32", "-o",
              out, "--calibration", text, "--length", "48", "--samples"]  # fmt: skip
-    killed = [sys.executable, "-c", KILLED, *map(str, words), "4"]
-    ended = subprocess.run(killed, cwd=home, capture_output=True, text=True)
-    assert ended.returncode == -9, ended.stderr
     call = caller(monkeypatch, capfd)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(1, patched)
+        call(*words, "4")
     refused = call(*words, "3", "--max-shard-size", "1MB")
     said = refused.err
     assert refused.status == 1 and "the same command goes on" not in said, said

@@ -165,6 +165,9 @@ def errors(verdict: Verdict) -> dict[str, Finding]:
     return {f.check: f for f in verdict.findings if f.severity != "note"}
 
 
+FEW = ("calibration.samples=4", "calibration.length=32")
+
+
 @pytest.mark.parametrize(
     ("recipe", "sets"),
     [
@@ -173,8 +176,8 @@ def errors(verdict: Verdict) -> dict[str, Finding]:
         ("w8a8-dynamic", ()),
         ("fp8-block", ()),
         ("nvfp4", ()),
-        ("w4g64-awq", ("calibration.samples=4", "calibration.length=32")),
-        ("w2g64-gptq", ("calibration.samples=4", "calibration.length=32")),
+        ("w4g64-awq", (*FEW, "awq.grid=4")),
+        ("w2g64-gptq", FEW),
     ],
 )
 def test_what_recipes_make_is_explained(
@@ -254,7 +257,7 @@ def test_halves_of_folds(made: Callable[..., Path], tmp_path: Path) -> None:
     verdict = against_tiny(damaged(artifact, tmp_path / "norm", divide))
     assert errors(verdict)["folds"].name == name and not verdict.ok
 
-    awq = made("w4g64-awq", "calibration.samples=4", "calibration.length=32")
+    awq = made("w4g64-awq", *FEW, "awq.grid=4")
     plain = load_file_bits(artifact)
 
     def undo(tensors: dict[str, Any]) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import build, quantize, text_file
+from quantizing import build, first_blocks_of_tiny, quantize, text_file
 from safetensors.torch import load_file, save_file
 
 import qtool
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import main
-from qtool.hub import tiny_folder
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact
 from qtool.verification.scaling import Compared, Floats, fit
@@ -164,9 +163,9 @@ def test_scales_behind_coarse_codes(chosen: tuple[str, ...], tmp_path: Path) -> 
     if recipe == "chain":
         recipe = str(tmp_path / "chain.yaml")
         Path(recipe).write_text(CHAIN)
-    out = tmp_path / "out"
-    qtool.quantize("tiny", recipe, out, changes=sets, samples=4, length=128)
-    verdict = verify_artifact(out, against=tiny_folder(), threads=1)
+    out, model = tmp_path / "out", first_blocks_of_tiny(tmp_path / "model", 2)
+    qtool.quantize(model, recipe, out, changes=sets, samples=4, length=128)
+    verdict = verify_artifact(out, against=model, threads=1)
     assert not [f for f in verdict.findings if f.severity != "note"]
     assert max(one.relative_error for one in verdict.layers) < 0.7
     (file,) = out.glob("*.safetensors")
@@ -175,16 +174,17 @@ def test_scales_behind_coarse_codes(chosen: tuple[str, ...], tmp_path: Path) -> 
     by = torch.exp(torch.randn(tensors[norm].shape, generator=torch.Generator().manual_seed(0)))
     tensors[norm] = (tensors[norm].float() * by).to(tensors[norm].dtype)
     save_file(tensors, file, {"format": "pt"})
-    verdict = verify_artifact(out, against=tiny_folder(), threads=1)
+    verdict = verify_artifact(out, against=model, threads=1)
     assert [f.check for f in verdict.findings if f.severity == "error" and f.check == "folds"]
 
 
 def test_what_was_dequantized_with_scales_in_it(tmp_path: Path) -> None:
     """Norms differ then for a reason; a matrix that is another one is found all the same."""
     out, back = tmp_path / "out", tmp_path / "back"
-    qtool.quantize("tiny", "w4a8kv4-qserve", out, samples=4, length=128)
+    model = first_blocks_of_tiny(tmp_path / "model", 2)
+    qtool.quantize(model, "w4a8kv4-qserve", out, samples=4, length=128)
     run(["qtool", "convert", str(out), "--to", "hf", "-o", str(back)])
-    verdict = verify_artifact(back, against=tiny_folder(), threads=1)
+    verdict = verify_artifact(back, against=model, threads=1)
     assert not [f for f in verdict.findings if f.severity != "note"]
     assert any(
         "scales were folded before it was dequantized" in f.message for f in verdict.findings
@@ -193,7 +193,7 @@ def test_what_was_dequantized_with_scales_in_it(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["model.layers.1.self_attn.q_proj.weight"] *= -1
     save_file(tensors, file, {"format": "pt"})
-    verdict = verify_artifact(back, against=tiny_folder(), threads=1)
+    verdict = verify_artifact(back, against=model, threads=1)
     (said,) = [f.message for f in verdict.findings if f.severity == "error"]
     assert said.startswith("1 matrix with nothing in common with the source: model.layers.1.self_")
 
