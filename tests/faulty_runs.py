@@ -1,16 +1,14 @@
 """Runs that something comes between, and that go on."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantizing import build, files, text_file
+from quantizing import build, files, first_blocks_of_tiny, text_file
 
 from qtool.errors import QtoolError
 from qtool.gguf.quantize import GgufRequest, run_gguf
 from qtool.gguf.recipe import GgufRecipe
-from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run
@@ -27,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     text_file(root / "text.txt")
     build("llama", root / "model")
-    shutil.copytree(tiny_folder(), root / "tiny", ignore=shutil.ignore_patterns("*.py", "__*"))
+    first_blocks_of_tiny(root / "tiny", 2)
     for recipe in (RTN, GPTQ, GGUF):
         quantize(root, recipe, root / recipe)
     return root

@@ -23,12 +23,10 @@ from qtool.cuda.reading import OnDevice
 from qtool.errors import UnsupportedError
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.quality.weights import open_weights
-from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 
 __all__ = ["device", "emulator"]
 
-TINY = Path(pipeline.__file__).parent.parent / "tiny"
 UP = "model.layers.0.mlp.up_proj.weight"
 # Of every format; which kernel reads a matrix, and whether one multiplies it: None is the CPU.
 CASES = {
@@ -50,12 +48,18 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_weights(case: str, tmp_path: Path, device: Device) -> None:
+def test_the_same_weights(case: str, models: Path, tmp_path: Path, device: Device) -> None:
     recipe, *changes = case.split()
     samples = {"samples": 2, "length": 64}
     needs = {} if recipe.endswith(("rtn", "dynamic", "hf", "fp4", "_m")) else samples
-    out = qtool.quantize("tiny", recipe, tmp_path / "out", changes=changes, **needs).artifact
+    source = quantizing.first_blocks_of_tiny(models / "one", 1)
+    out = qtool.quantize(source, recipe, tmp_path / "out", changes=changes, **needs).artifact
     with open_weights(Path(out)) as weights:
         found = OnDevice(weights, device).packed(UP)
         if CASES[case] is None:
@@ -79,16 +83,23 @@ FIGURES = {"w4g128-rtn": "", "w8a8-dynamic": "", "q4_k_m": "", "int8-llmint8": "
 
 
 @pytest.mark.parametrize("recipe", FIGURES)
-def test_the_same_figures(recipe: str, tmp_path: Path, device: Device) -> None:
+def test_the_same_figures(recipe: str, models: Path, tmp_path: Path, device: Device) -> None:
     """However many windows are computed together: outliers of LLM.int8() are those of a window."""
     changes = [f"llm_int8.{FIGURES[recipe]}"] if FIGURES[recipe] else []
     options: dict[str, Any] = {"samples": 2, "length": 64} if changes else {}
-    out = Path(
-        qtool.quantize("tiny", recipe, tmp_path / "out", changes=changes, **options).artifact
-    )
+    source = quantizing.first_blocks_of_tiny(models / "two", 2)
+    made = qtool.quantize(source, recipe, tmp_path / "out", changes=changes, **options)
     protocol = Protocol("plain", quantizing.text_file(tmp_path / "text.txt"), 2, 384)
     rows = [
-        evaluate([out], TINY, protocol, 1, Progress(quiet=True), cache=False, device=where)[0]
+        evaluate(
+            [Path(made.artifact)],
+            source,
+            protocol,
+            1,
+            Progress(quiet=True),
+            cache=False,
+            device=where,
+        )[0]
         for where in (None, device)
     ]
     here, there = (row.found for row in rows)

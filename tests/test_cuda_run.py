@@ -176,9 +176,15 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_round_to_nearest_is_the_same_file(tmp_path: Path, device: Device) -> None:
-    here = made("w4g128-rtn", tmp_path / "here", None, "rtn.clip=true")
-    there = made("w4g128-rtn", tmp_path / "there", device, "rtn.clip=true")
+def blocks(models: Path, count: int) -> Path:
+    """The first ones of `tiny`."""
+    return quantizing.first_blocks_of_tiny(models / f"tiny {count}", count)
+
+
+def test_round_to_nearest_is_the_same_file(models: Path, tmp_path: Path, device: Device) -> None:
+    source = blocks(models, 1)
+    here = made("w4g128-rtn", tmp_path / "here", None, "rtn.clip=true", source=source)
+    there = made("w4g128-rtn", tmp_path / "there", device, "rtn.clip=true", source=source)
     assert quantizing.files(here) == quantizing.files(there)
 
 
@@ -189,9 +195,13 @@ PLAIN = [
 
 @pytest.mark.parametrize("recipe", PLAIN)
 def test_every_recipe_without_calibration_is_the_same_file(
-    recipe: str, tmp_path: Path, device: Device
+    recipe: str, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    here, there = (made(recipe, tmp_path / str(where is None), where) for where in (None, device))
+    source = blocks(models, 1)
+    here, there = (
+        made(recipe, tmp_path / str(where is None), where, source=source)
+        for where in (None, device)
+    )
     assert quantizing.files(here) == quantizing.files(there)
 
 
@@ -206,13 +216,13 @@ WHOLE += ["w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8", "w4-gptq-rotate
     [*FEW, *(pytest.param(name, [], marks=pytest.mark.slow) for name in WHOLE)],
 )
 def test_as_good_as_the_cpu(
-    recipe: str, sets: list[str], text: Path, tmp_path: Path, device: Device
+    recipe: str, sets: list[str], text: Path, models: Path, tmp_path: Path, device: Device
 ) -> None:
     """Divergence from the float model within 2 %, and the record says what did the work."""
-    found = {}
+    source, found = blocks(models, 2) if sets else TINY, {}
     for name, where in (("here", None), ("there", device)):
-        out = made(recipe, tmp_path / name, where, *sets)
-        measured = qtool.evaluate(out, text, against=TINY, windows=4, length=256, threads=1)
+        out = made(recipe, tmp_path / name, where, *sets, source=source)
+        measured = qtool.evaluate(out, text, against=source, windows=4, length=256, threads=1)
         found[name] = measured.found["kld"]["mean"]
         record = json.loads((out / "qtool.json").read_text())
         assert record["environment"].get("gpu") == (where.name if where else None)

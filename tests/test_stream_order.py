@@ -44,8 +44,6 @@ from qtool.transforms import awq
 
 __all__ = ["emulator"]
 
-TINY = Path(pipeline.__file__).parent.parent / "tiny"
-
 
 @pytest.fixture
 def cuda(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
@@ -357,10 +355,11 @@ def test_eval_and_generate(
 ) -> None:
     """Two blocks at most are on the device, on streams on which nothing is computed."""
     monkeypatch.setattr(uploads, "BUFFER_BYTES", 1 << 16)
-    out = Path(qtool.quantize("tiny", recipe, tmp_path / "out").artifact)
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
+    out = Path(qtool.quantize(model, recipe, tmp_path / "out").artifact)
     text = quantizing.text_file(tmp_path / "text.txt")
     monkeypatch.setattr(forward, "MICRO_BATCH_TOKENS", 32)  # three, of a window each
-    given: dict[str, Any] = {"against": TINY, "windows": 3, "length": 32, "cache": False}
+    given: dict[str, Any] = {"against": model, "windows": 3, "length": 32, "cache": False}
     here = qtool.evaluate(out, text, **given, threads=1).found
     counted = blocks_there(cuda, monkeypatch)
     there = qtool.evaluate(out, text, **given, threads=1, device="cuda").found
