@@ -65,6 +65,29 @@ def test_token_ids_of_ggufs(key: str, number: int, severity: str | None, tmp_pat
     assert found == ([] if severity is None else [severity])
 
 
+@pytest.mark.parametrize(("times", "told"), [(1.0, False), (1.01, True)])
+def test_norms_that_were_bfloat16_on_the_way(times: float, told: bool, tmp_path: Path) -> None:
+    """A GGUF file has them in float32 whatever they were, and nothing says what that was."""
+    kind = next(one for one in FLOATS if one.name == "F32")
+    metadata: dict[str, Value] = {
+        "general.architecture": string("strange"),
+        "strange.block_count": u32(1), "strange.embedding_length": u32(64),
+    }  # fmt: skip
+    rng = np.random.default_rng(1)
+    there = {
+        "token_embd.weight": rng.standard_normal((64, 64)).astype(np.float32),
+        "blk.0.attn_norm.weight": (1 + 0.3 * rng.standard_normal(64)).astype(np.float32),
+    }
+    here = {n: (w.view(np.uint32) & 0xFFFF0000).view(np.float32) for n, w in there.items()}
+    here["blk.0.attn_norm.weight"] = (here["blk.0.attn_norm.weight"] * times).astype(np.float32)
+    paths = []
+    for name, tensors in (("source", there), ("out", here)):
+        stored = {n: (w, kind) for n, w in tensors.items()}
+        paths.append(gguf_files.write(tmp_path / f"{name}.gguf", metadata, stored))
+    verdict = verify_artifact(paths[1], against=paths[0], threads=1)
+    assert bool([f for f in verdict.findings if f.check == "layer-error"]) is told
+
+
 def test_holes_of_ggufs(tmp_path: Path) -> None:
     metadata: dict[str, Value] = {
         "general.architecture": string("clip"), "general.type": string("mmproj"),

@@ -26,11 +26,16 @@ def said(verdict: Verdict) -> list[tuple[str, str]]:
     return [(f.severity, f.message) for f in verdict.findings]
 
 
-def test_norms_cast_to_another_dtype_are_no_folds(tmp_path: Path) -> None:
-    """A float16 model that was loaded in bfloat16, as llm-compressor's usually are."""
+@pytest.mark.parametrize("stored", ["BF16", "F16"])
+def test_norms_cast_to_another_dtype_are_no_folds(stored: str, tmp_path: Path) -> None:
+    """A float16 model that was loaded in bfloat16, as llm-compressor's usually are, and stored in
+    that or in float16."""
     there = {name: ("F16", norm.astype(np.float16)) for name, norm in norms().items()}
     source = other.folder(tmp_path / "source", other.model(other.dense) | there, {})
     here = {name: other.bfloat16(norm.astype(np.float16)) for name, norm in norms().items()}
+    if stored == "F16":
+        here = {name: ("F16", (words.astype("<u4") << 16).view("<f4").astype(np.float16))
+                for name, (_, words) in here.items()}  # fmt: skip
     tensors = other.model(other.pack_quantized) | here
     verdict = verify_artifact(
         other.folder(tmp_path / "out", tensors, other.CT), against=source, threads=1

@@ -39,8 +39,8 @@ def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
         new = subject.artifact.checkpoint.float32(entry.stored[0])
         if old.shape != new.shape or norm(old - new) <= 1e-3 * norm(old):
             continue
-        if not others(new, old, (entry.dtype, subject.source.tensors[name].dtype)).any():
-            continue  # cast to another dtype, and no more
+        if not others(new, old, ("BF16", "F32")).any():
+            continue  # cast, if by way of another dtype than it is stored in, and no more
         for one, key in ((0, name), (1, name + _PLUS_ONE)):
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = (old + one) / (new + one)

@@ -50,7 +50,7 @@ _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell n
 # (3 of SmolLM2 in IQ1_S, 1 in IQ3_XXS); a page of a file that is damaged has a dozen.
 _COARSE, _FEWEST = 0.16, 6  # typical error; parts
 _SHARES = 0.002, 0.01  # of all parts: GPTQ leaves more of a larger matrix; fine types, coarse ones
-_ROUNDING = 1e-3  # the least that counts as an error
+_ROUNDING = 2.0**-8  # the least that counts as an error: bfloat16 on the way makes half of it
 
 
 @dataclass
