@@ -17,7 +17,6 @@ from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.hub import tiny_folder
 from qtool.plan import budget, estimate, shapes
 from qtool.plan.estimate import Peak
 from qtool.plan.plan import Plan, make_plan
@@ -114,8 +113,9 @@ def test_importance_does_not_depend_on_it_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load("q4_k_m", ["importance=true", "calibration.samples=3", "calibration.length=1024"])
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
     requests = [
-        GgufRequest("tiny", tiny_folder(), loaded, tmp_path / f"{ram}.gguf", 2, max_ram=ram)
+        GgufRequest("tiny", model, loaded, tmp_path / f"{ram}.gguf", 2, max_ram=ram)
         for ram in (None, MUCH)
     ]
     first = run_gguf(requests[0], Progress(quiet=True))

@@ -58,7 +58,11 @@ def refusal(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "less", [("--samples", 2, "--length", 64), pytest.param((), marks=pytest.mark.slow)]
+    "less",
+    [
+        ("--samples", 2, "--length", 64, "--set", "awq.grid=1"),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
 )
 def test_an_alias_there_and_back(
     server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, less: tuple[object, ...]

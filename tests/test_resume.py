@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from quantizing import build, caller, files, text_file
+from quantizing import build, caller, files, first_blocks_of_tiny, text_file
 
 import qtool
 from qtool.errors import ResumeError
 from qtool.gguf import resume as gguf_resume
 from qtool.gguf.quantize import GgufRequest, run_gguf
-from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run
@@ -39,6 +38,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of it."""
+    return first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 2)
 
 
 def quantize(
@@ -102,15 +107,16 @@ def test_progress_begins_where_the_work_does(
 
 @pytest.mark.parametrize("recipe", [*SAFETENSORS, *GGUF])
 def test_dying_after_every_step(
-    recipe: str, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recipe: str, model: Path, tiny: Path, text: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Each try gets a step further, so every step is once the last one and once the first."""
     if recipe == "iq2_xs":  # a large tensor is several steps; of `tiny` only the words are
         monkeypatch.setattr(gguf_resume, "UNIT_PIECES", 1)
-    source = tiny_folder() if recipe in GGUF else model
+    source = tiny if recipe in GGUF else model
     quantize(source, recipe, tmp_path / "whole", text)
     out = tmp_path / "out"
-    each = 9 if recipe in GGUF else 1  # a tensor is a step there, and there are many
+    each = 5 if recipe in GGUF else 1  # a tensor is a step there, and there are many
     tries = 0
     while not out.exists():
         tries += 1
@@ -160,15 +166,16 @@ def test_what_is_damaged_is_done_again(
     recipe: str,
     what: str,
     model: Path,
+    tiny: Path,
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bit of what was written, of the journal, or of the states that were kept, turns over."""
-    source = tiny_folder() if recipe in GGUF else model
+    source = tiny if recipe in GGUF else model
     quantize(source, recipe, tmp_path / "whole", text)
     out = tmp_path / "out"
-    folder = died(source, recipe, out, text, 20 if recipe in GGUF else 3, monkeypatch)
+    folder = died(source, recipe, out, text, 10 if recipe in GGUF else 3, monkeypatch)
     kept = [*folder.glob("hidden-*")] if what == "hidden" else [folder / what]
     kept = [one / "model.safetensors" if one.is_dir() else one for one in kept]
     assert kept

@@ -131,7 +131,7 @@ def test_learned_rotations_see_the_rounding_of_inputs(models: Path) -> None:
         if kind != "start":
             rounded = recipe.activations if kind == "both" else None
             found = learned.learn(
-                view, found, schemes, tokens, 40, 1.0, Progress(quiet=True), rounded
+                view, found, schemes, tokens, 20, 1.0, Progress(quiet=True), rounded
             )
         assert found.r1 is not None
         matrix = torch.from_numpy(found.r1.dense()).float()

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 
-from qtool import hub
 from qtool.artifact import Artifact
 from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.online import Online, turned
@@ -92,11 +91,17 @@ rotate: {r3: true, r4: true}
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of it."""
+    return quantizing.first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 2)
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tiny in 8 bits, rotated online too."""
     folder = tmp_path_factory.mktemp("artifact")
     (folder / "r.yaml").write_text(RECIPE)
-    return quantizing.quantize(hub.tiny_folder(), str(folder / "r.yaml"), folder / "out").out
+    return quantizing.quantize(tiny, str(folder / "r.yaml"), folder / "out").out
 
 
 def edited(artifact: Path, out: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -126,16 +131,16 @@ def test_the_config_says_what_engines_have_to_rotate(artifact: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_evaluator_rotates_and_verify_compares(artifact: Path) -> None:
+def test_the_evaluator_rotates_and_verify_compares(artifact: Path, tiny: Path) -> None:
     tokens = np.random.default_rng(2).integers(0, 2000, (1, 32), dtype=np.int64)
     with open_weights(artifact) as weights, Workers(1) as workers:
         found = Skeleton.open(weights).logits(tokens, workers)
-        before = Skeleton.open(Checkpoint.open(hub.tiny_folder())).logits(tokens, workers)
+        before = Skeleton.open(Checkpoint.open(tiny)).logits(tokens, workers)
         assert difference(before, found) < 0.05  # of 8 bits
         assert isinstance(weights, ArtifactWeights)
         bare = replace(weights, online=Online())
         assert difference(before, Skeleton.open(bare).logits(tokens, workers)) > 0.1
-    verdict = verify_artifact(artifact, against=hub.tiny_folder())
+    verdict = verify_artifact(artifact, against=tiny)
     assert not [f for f in verdict.findings if f.severity in ("error", "warning")]
     assert any("rotated as qtool.json says" in f.message for f in verdict.findings)
 
@@ -200,10 +205,11 @@ def test_verify_says_what_eval_refuses(
     ],
 )  # fmt: skip
 def test_a_config_without_what_was_made_is_an_error(
-    change: Callable[[dict[str, Any]], None], said: set[str], artifact: Path, tmp_path: Path
-) -> None:
+    change: Callable[[dict[str, Any]], None], said: set[str], artifact: Path, tiny: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     path = edited(artifact, tmp_path / "other", change)
-    for against in (None, hub.tiny_folder()):
+    for against in (None, tiny):
         verdict = verify_artifact(path, against=against)
         errors = [f.message for f in verdict.findings if f.severity == "error"]
         assert len(errors) == len(said)
@@ -233,7 +239,7 @@ def test_what_is_in_the_weights_already_asks_for_nothing(artifact: Path, tmp_pat
     path = edited(artifact, tmp_path / "other", change)
     with open_weights(artifact) as weights, open_weights(path) as other:
         assert isinstance(weights, ArtifactWeights) and isinstance(other, ArtifactWeights)
-        assert weights.online == other.online and len(other.online.inputs) == 4
+        assert weights.online == other.online and len(other.online.inputs) == 2
 
 
 def test_a_class_means_the_linear_layers_of_blocks_and_no_embedding(
@@ -245,7 +251,7 @@ def test_a_class_means_the_linear_layers_of_blocks_and_no_embedding(
 
     with open_weights(edited(artifact, tmp_path / "other", change)) as weights:
         assert isinstance(weights, ArtifactWeights)
-        assert len(weights.online.inputs) == 28
+        assert len(weights.online.inputs) == 14
         assert all(".layers." in name for name in weights.online.inputs)
 
 
