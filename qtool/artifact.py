@@ -179,7 +179,7 @@ class Artifact:
             module_format = FORMATS[self.found.format]
             scheme, shape = module_format.scheme_in(module, self._look, self.found)
         else:
-            shape = weight.shape
+            shape = _unpacked(weight, quantization_config(self.checkpoint))
         nbytes = sum(tensors[name].nbytes for name in stored)
         return Entry(f"{module}.weight", shape, weight.dtype, scheme, stored, nbytes, prod(shape))
 
@@ -291,6 +291,18 @@ def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source := shown.get("source"), Mapping) and "files" in source:
         shown["source"] = {key: value for key, value in source.items() if key != "files"}
     return shown
+
+
+def _unpacked(stored: TensorInfo, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a matrix that is packed as GPTQ or AWQ does and not decoded: AutoRound's own
+    config says which. As stored, where nothing does."""
+    bits, packing = config.get("bits"), str(config.get("packing_format") or "")
+    if type(bits) is not int or not 2 <= bits <= 8 or len(stored.shape) != 2:
+        return stored.shape
+    first, last = stored.shape
+    if packing.endswith("gptq"):
+        return last, first * 32 // bits
+    return (last * 32 // bits, first) if packing.endswith("awq") else stored.shape
 
 
 def _codes_per_element(dtype: str, last: str, width: int) -> int:

@@ -83,3 +83,40 @@ def test_pruned_matrices_are_told_of_and_not_called_another_models(
     lost = other.model(lambda module, weight: store(module, two_of_four(weight[::-1])))
     verdict = verify_artifact(other.folder(tmp_path / "other", lost, config), against=source)
     assert not verdict.ok
+
+
+@pytest.mark.parametrize(("store", "packing"), [(other.gptq(), "gptq"), (other.awq, "awq")])
+def test_what_is_not_read_is_no_other_model(
+    store: other.Store, packing: str, tmp_path: Path
+) -> None:
+    """AutoRound's own config, around codes that lie as GPTQ's or AWQ's."""
+    config = {
+        "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": packing == "gptq",
+        "packing_format": f"auto_round:auto_{packing}", "block_name_to_quantize": "model.layers",
+    }  # fmt: skip
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(store), config)
+    verdict = verify_artifact(path, against=source, threads=1)
+    ((severity, words),) = said(verdict)
+    assert severity == "note" and "does not read" in words
+    dense = 2 * other.VOCABULARY * other.HIDDEN + 5 * other.HIDDEN
+    blocks = 2 * sum(rows * columns for rows, columns in other.LINEARS.values())
+    assert verdict.unquantized_share == pytest.approx(dense / (dense + blocks))
+
+
+def test_four_bits_are_multiplied_by_floats(tmp_path: Path) -> None:
+    """llm-compressor's W4AFP8 stores its codes one a byte."""
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    (group,) = other.CT["config_groups"].values()
+    groups = {"group_0": {**group, "input_activations": inputs, "format": "int-quantized"}}
+    config = {**other.CT, "format": "int-quantized", "config_groups": groups}
+
+    def store(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        fours = weight.reshape(len(weight), -1, 128)
+        scale = (np.abs(fours).max(axis=2) / 7).astype(np.float16)
+        codes = np.rint(fours / scale[..., None]).astype(np.int8).reshape(weight.shape)
+        return {f"{module}.weight": ("I8", codes), f"{module}.weight_scale": ("F16", scale)}
+
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(store), config)
+    assert not said(verify_artifact(path, against=source, threads=1))
