@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def pytest_unconfigure() -> None:
 def texts_are_cut_once() -> Iterator[None]:
     """The tokenizers are other people's; what they make of a text does not change."""
     with remembered():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_are_built_once() -> Iterator[None]:
+    """typer makes every command anew of its function, whichever is asked for."""
+    import typer.main
+    import typer.testing
+
+    built = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", built)
+        patch.setattr(typer.testing, "_get_command", built)
         yield
 
 
