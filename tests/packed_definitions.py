@@ -18,13 +18,10 @@ def random_bits(seed: int, shape: tuple[int, ...], dtype: type) -> NDArray[np.ge
     return raw.view(dtype).reshape(shape).copy()
 
 
-def field(words: NDArray[np.generic], start: int, bits: int) -> NDArray[np.uint8]:
+def fields(words: NDArray[np.generic], starts: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
     """Bits start .. start + bits - 1 of each row of words, read as one little-endian number."""
-    as_bits = np.unpackbits(
-        np.ascontiguousarray(words).view(np.uint8), axis=1, count=start + bits, bitorder="little"
-    )
-    weights = (1 << np.arange(bits)).astype(np.uint32)
-    return (as_bits[:, start : start + bits] @ weights).astype(np.uint8)
+    as_bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    return sum(as_bits[:, starts + bit] << np.uint8(bit) for bit in range(bits))
 
 
 def codes(words: NDArray[np.generic], shape: tuple[int, int], bits: int, layout: str):
@@ -33,13 +30,13 @@ def codes(words: NDArray[np.generic], shape: tuple[int, int], bits: int, layout:
     found = np.zeros(shape, np.uint8)
     if layout == "columns":
         words, layout = np.ascontiguousarray(words.T), "rows"
+    column, each = np.arange(columns), 32 // bits
+    if layout == "rows":
+        return fields(words, column * bits, bits)
+    if layout == "padded":
+        return fields(words, 32 * (column // each) + bits * (column % each), bits)
     for k in range(columns):
-        if layout == "rows":
-            found[:, k] = field(words, k * bits, bits)
-        elif layout == "padded":
-            each = 32 // bits
-            found[:, k] = field(words, 32 * (k // each) + bits * (k % each), bits)
-        elif layout == "across":
+        if layout == "across":
             nibbles = (
                 words[k].view(np.uint32)[:, None] >> (4 * np.arange(8, dtype=np.uint32))
             ) & 15
