@@ -84,9 +84,13 @@ def test_a_signal_leaves_no_file(number: signal.Signals, models: Path, tmp_path:
     words = [models / "experts.gguf", "--recipe", "iq2_xs", "-o", folder / "x.gguf", "--threads",
              1, "--imatrix", models / "experts-imatrix.gguf"]  # fmt: skip
     line = [sys.executable, "-m", "qtool", "quantize", *map(str, words)]
-    process = subprocess.Popen(
-        line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}, cwd=HOME
-    )
+    handler = signal.signal(number, signal.SIG_DFL)  # one that nohup ignores stays ignored else
+    try:
+        process = subprocess.Popen(
+            line, stderr=subprocess.PIPE, env={**os.environ, "QTOOL_SIMD": "scalar"}, cwd=HOME
+        )
+    finally:
+        signal.signal(number, handler)
     until = time.monotonic() + 30
     while not (folder.exists() and any(folder.iterdir())) and time.monotonic() < until:
         assert process.poll() is None
