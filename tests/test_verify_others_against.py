@@ -69,6 +69,38 @@ def two_of_four(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     return 1.1 * fours.reshape(weight.shape)
 
 
+def test_rows_of_zeros_may_have_the_scale_0(tmp_path: Path) -> None:
+    """bitsandbytes' int8 of a model with heads that are 0; with other codes the scale is lost."""
+
+    def empty(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        weight[8:16] = 0
+        return other.int8(module, weight)
+
+    tensors = other.model(empty)
+    name = "model.layers.0.mlp.up_proj"
+    scales = tensors[f"{name}.SCB"][1].copy()
+    for module in {name.rpartition(".")[0] for name in tensors if name.endswith(".SCB")}:
+        tensors[f"{module}.SCB"][1][8:16] = 0
+    path = other.folder(tmp_path / "out", tensors, other.INT8)
+    assert not said(verify_artifact(path, threads=1))
+    scales[16] = 0
+    tensors[f"{name}.SCB"] = ("F32", scales)
+    path = other.folder(tmp_path / "lost", tensors, other.INT8)
+    ((severity, words),) = said(verify_artifact(path, threads=1))
+    assert severity == "error" and "1 of 512 scales are 0" in words
+
+
+def test_rows_that_are_clipped_are_no_folds(tmp_path: Path) -> None:
+    """AutoRound's search shrinks ranges: all rows become a little smaller."""
+
+    def shrunk(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        return other.gptq()(module, 0.912 * weight)
+
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(shrunk), other.GPTQ)
+    assert not said(verify_artifact(path, against=source, threads=1))
+
+
 @pytest.mark.parametrize("store", [other.dense, other.pack_quantized, other.int8])
 def test_pruned_matrices_are_told_of_and_not_called_another_models(
     store: other.Store, tmp_path: Path

@@ -11,8 +11,9 @@ from qtool.verification import config, pruned
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.folds import block_of
 from qtool.verification.likeness import numbers_changed
+from qtool.verification.pairs import MATCH
 from qtool.verification.pruned import is_pruned
-from qtool.verification.scaling import LOST, Compared, Floats, fit, norm
+from qtool.verification.scaling import LOST, Compared, Floats, distance, fit, norm
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -207,13 +208,19 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     told = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
     yield from _unlike(subject, [c for c in quantized if c.name not in told])
-    scaled = [c for c in compared if c.columns is not None or c.rows is not None]
+    scaled = [c for c in compared if _folded(c)]
     if scaled:
         yield Finding(
             "note", CHECK, scaled[0].name,
             f"{counted(len(scaled), 'matrix')} with scales folded in (AWQ, smoothing): errors are "
             "counted with these taken out",
         )  # fmt: skip
+
+
+def _folded(c: Compared) -> bool:
+    """Whether scales were found that are more than what clipping leaves of rows."""
+    clipped = c.rows is None or distance(c.rows, np.ones_like(c.rows)) < MATCH
+    return c.columns is not None or not clipped
 
 
 def _unlike(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class Measured:
     scheme: Scheme
     scales: int  # how many there are
     not_finite: int  # scales that are NaN or infinite
-    zero_scales: int
+    zero_scales: int  # of weights that are not all 0 by their codes
     negative: int
     subnormal: int  # so small that their type keeps few digits, of groups that are not all 0
     outer: float | None  # the second scale of the whole matrix, where there is one
@@ -81,7 +81,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         scheme=quant.scheme,
         scales=scale.size,
         not_finite=int(scale.size - np.isfinite(scale).sum()),
-        zero_scales=int((scale == 0).sum()),
+        zero_scales=_zero_scales(quant, scale == 0),
         negative=int((scale < 0).sum()),
         subnormal=_tiny(quant, size, least),
         outer=quant.outer,
@@ -152,6 +152,14 @@ def _tiny(quant: GroupQuant, size: NDArray[np.float32], least: np.float32) -> in
     zero = 0 if quant.scheme.is_float else quant.zero
     codes = quant.codes & 0x7F if quant.scheme.is_float else quant.codes
     return int((small & (group_means(quant, codes) != zero)).sum())
+
+
+def _zero_scales(quant: GroupQuant, zero: NDArray[np.bool_]) -> int:
+    """bitsandbytes stores 0 for rows of zeros, and codes of 0."""
+    if not zero.any() or quant.scheme.rows != 1 or quant.scheme.is_float:
+        return int(zero.sum())
+    other = quant.codes != quant.row_zero()[:, quant.group_index()]
+    return int((zero & (group_means(quant, other) > 0)).sum())
 
 
 def _not_numbers(quant: GroupQuant) -> int:
