@@ -17,11 +17,14 @@ import pytest
         ["inspect", "MODEL"],
         ["inspect", "MODEL", "--json"],
         ["plan", "MODEL", "--recipe", "w4g128-awq"],
+        ["quantize", "tiny", "--recipe", "w4g128-rtn", "-o", "OUT"],
+        ["quantize", "tiny", "--recipe", "nvfp4", "-o", "OUT"],
     ],
 )
 def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) -> None:
     model = str(header_files.write(tmp_path / "m", header_files.llama()))
-    words = [model if word == "MODEL" else word for word in arguments]
+    places = {"MODEL": model, "OUT": str(tmp_path / "out")}
+    words = [places.get(word, word) for word in arguments]
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "qtool", *words],
         capture_output=True,

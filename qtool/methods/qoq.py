@@ -21,11 +21,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from qtool import grid
-from qtool.calibrating.single_thread import single_thread
 from qtool.errors import UnsupportedError
 from qtool.scheme import GroupQuant, Scheme
 
@@ -85,6 +83,10 @@ def quantize(weight: Floats, scheme: Scheme, importance: Floats | None, search: 
 
 def sweep(weight: Floats, given: Factor, scheme: Scheme, search: bool) -> GroupQuant:
     """weight [out, in] to codes; what rounding a column loses, those after it make up for."""
+    import torch  # here, since rounding to nearest reads this file and needs none
+
+    from qtool.calibrating.single_thread import single_thread
+
     found = grids(weight, scheme, given.importance, search)
     width = grid.group_width(scheme, weight.shape[1])
     order, upper = given.order, torch.from_numpy(np.asarray(given.upper, np.float32))
