@@ -18,6 +18,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
 from qtool.formats import safetensors_file as st
+from qtool.formats.known import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.formats.stored_codes import SCALE_DTYPES
 from qtool.scheme import GroupQuant, Scheme
@@ -41,6 +42,7 @@ _CONFIG_FILES = (
 # Tensors that belong to a packed matrix in formats that are not decoded here.
 _AUXILIARY = (
     "scales",
+    "biases",
     "qzeros",
     "scaled_zeros",
     "g_idx",
@@ -198,6 +200,9 @@ class Artifact:
         nbytes = sum(tensors[n].nbytes for n in stored)
         parameters = info.size * _codes_per_element(info.dtype, last, self._config_bits())
         shape = info.shape
+        if self.found.format == "mlx" and info.dtype == "U32" and len(shape) == 2:
+            shape = (shape[0], shape[1] * 32 // _mlx_bits(self.checkpoint, module))
+            parameters = prod(shape)
         if last == "weight_packed" and len(shape) == 2:
             shape = (shape[0], parameters // shape[0] if shape[0] else 0)
         return Entry(
@@ -293,6 +298,14 @@ def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def _mlx_bits(checkpoint: Checkpoint, module: str) -> int:
+    """The width of a module's codes in mlx-lm's table."""
+    config = quantization_config(checkpoint)
+    own = config.get(module)
+    bits = own.get("bits") if isinstance(own, Mapping) else config.get("bits")
+    return bits if type(bits) is int and 1 <= bits <= 32 else 32
+
+
 def _unpacked(stored: TensorInfo, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape of a matrix that is packed as GPTQ or AWQ does and not decoded: AutoRound's own
     config says which. As stored, where nothing does."""
@@ -329,7 +342,9 @@ def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
                 nested = content.get(inside)
                 return {"quant_method": "modelopt", **(nested if isinstance(nested, dict) else {})}
             return content
-    return {}
+    # mlx-lm's own key, which newer files repeat as quantization_config.
+    own = checkpoint.config.get("quantization")
+    return own if isinstance(own, dict) and is_mlx(own) else {}
 
 
 def _guess(checkpoint: Checkpoint, module: str) -> ArtifactScheme:

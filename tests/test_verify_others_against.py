@@ -1,5 +1,6 @@
 """What other tools write, beside the model that it was made of: no false alarm, no false word."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import other_tools as other
 import pytest
 from numpy.typing import NDArray
 
+from qtool.artifact import Artifact
+from qtool.cli.verify import lines
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 
@@ -152,3 +155,35 @@ def test_four_bits_are_multiplied_by_floats(tmp_path: Path) -> None:
     source = other.folder(tmp_path / "source", other.model(other.dense), {})
     path = other.folder(tmp_path / "out", other.model(store), config)
     assert not said(verify_artifact(path, against=source, threads=1))
+
+
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+def test_mlx_is_named_and_counted(keys: tuple[str, ...], tmp_path: Path) -> None:
+    """As mlx-lm writes it: no method is named, and codes lie in words of 32 bits by rows."""
+
+    def store(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        bits = 8 if module.endswith("v_proj") else 4
+        rows, columns = weight.shape
+        grid = np.ones((rows, columns // 64), np.float16)
+        return {
+            f"{module}.weight": ("U32", np.ones((rows, columns * bits // 32), np.uint32)),
+            f"{module}.scales": ("F16", grid), f"{module}.biases": ("F16", grid),
+        }  # fmt: skip
+
+    table = {"bits": 4, "group_size": 64, "mode": "affine"}
+    for block in range(2):
+        table[f"model.layers.{block}.self_attn.v_proj"] = {"bits": 8, "group_size": 64}
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(store), {})
+    config = json.loads((path / "config.json").read_text()) | dict.fromkeys(keys, table)
+    (path / "config.json").write_text(json.dumps(config))
+    verdict = verify_artifact(path, against=source, threads=1)
+    assert verdict.format == "mlx"
+    ((severity, words),) = said(verdict)
+    assert severity == "note" and "14 matrices" in words and "stored as mlx" in words
+    entries = Artifact.open(path).entries
+    for name, shape in other.LINEARS.items():
+        assert entries[f"model.layers.1.{name}.weight"].shape == shape
+    assert "cannot be opened" not in lines(verdict)[-1]
+    refused = [f.message for f in verify_artifact(path, engine="transformers").findings]
+    assert any("mlx-lm reads" in words for words in refused)

@@ -86,7 +86,7 @@ def lines(verdict: "Verdict") -> list[str]:
     ]
     outcome = ", ".join(counts) or "nothing wrong"
     what = f"{verdict.format}, {verdict.unquantized_share:.1%} unquantized"
-    if verdict.format == "unknown":
+    if "shapes" not in verdict.checks and verdict.format == "unknown":
         what = "cannot be opened"
     said.append(
         f"{verdict.path}: {what}, {len(verdict.checks)} "

@@ -39,6 +39,11 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
             "error", "engine-format", "",
             "transformers has no loader for qserve, whose tensors OmniServe reads on NVIDIA GPUs",
         )  # fmt: skip
+    if view.format == "mlx":
+        yield Finding(
+            "error", "engine-format", "",
+            "transformers has no loader for mlx, whose codes mlx-lm reads on Apple's machines",
+        )  # fmt: skip
     if view.format in _LOADED:
         yield Finding(
             "note", "engine-route", "",
