@@ -7,7 +7,8 @@ import pytest
 import quantizing
 from quantizing import Call
 
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline

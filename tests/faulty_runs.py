@@ -7,8 +7,9 @@ import pytest
 from quantizing import build, files, first_blocks_of_tiny, text_file
 
 from qtool.errors import QtoolError
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run

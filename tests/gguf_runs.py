@@ -8,8 +8,9 @@ from test_resume import Died, dying
 
 from qtool.calibrating.device import Device
 from qtool.gguf import convert
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.recipe import recipe as recipes
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary

@@ -26,7 +26,8 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.gguf.weights import gguf_weights
 from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations as of_weights

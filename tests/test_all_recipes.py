@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import qtool
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe, load, shipped
 from qtool.runs.pipeline import run

@@ -19,8 +19,9 @@ from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import convert as gguf_convert
 from qtool.gguf import from_hf
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import BlockType
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress

@@ -14,8 +14,9 @@ from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import on_device
 from qtool.gguf.imatrix import write_importance
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.hub import tiny_folder
 from qtool.recipe.file import shipped

@@ -25,8 +25,9 @@ from qtool.calibrating.device import Device
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
 

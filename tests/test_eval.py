@@ -20,7 +20,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out
 from qtool.gguf.importance import bos_of
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.hub import tiny_folder

@@ -29,7 +29,8 @@ from faulty_runs import (
 from quantizing import files
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import staging
 from qtool.runs.journal import Journal

@@ -27,7 +27,8 @@ from quantizing import files
 from qtool.errors import ResumeError, SourceError, UnsupportedError
 from qtool.gguf import convert
 from qtool.gguf.open import open_source
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import identity, staging
 from qtool.runs.progress import Progress

@@ -25,8 +25,9 @@ from qtool.gguf import quantize as gguf_quantize
 from qtool.gguf.mixture_table import FILE_TYPES
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY
-from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest, artifact_path
 from qtool.gguf.source import GgufSource
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType

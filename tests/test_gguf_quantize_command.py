@@ -97,7 +97,7 @@ def test_a_signal_leaves_no_file(number: signal.Signals, models: Path, tmp_path:
         time.sleep(0.005)
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, said
     left = [path.name for path in folder.iterdir()] if folder.exists() else []
     assert left == ([".x.gguf.partial"] if b"what is finished is kept" in said else [])
     subprocess.run(line, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=HOME)

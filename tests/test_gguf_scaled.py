@@ -20,8 +20,9 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
 from qtool.gguf.scaling import Scaling
 from qtool.gguf.weights import gguf_weights
 from qtool.plan.duration import STARTUP_SECONDS

@@ -12,7 +12,8 @@ from quantizing import first_block_of_tiny
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError
 from qtool.formats.safetensors_file import from_float32
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
 from qtool.methods import rtn

@@ -16,7 +16,8 @@ from qtool.calibrating.hidden import OnDisk
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.plan import budget, estimate, shapes
 from qtool.plan.estimate import Peak
 from qtool.plan.plan import Plan, make_plan

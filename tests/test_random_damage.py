@@ -26,7 +26,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.cli.verify import lines
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, array, u32
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import FLOATS
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.progress import Progress

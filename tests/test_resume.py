@@ -13,7 +13,8 @@ from quantizing import build, caller, files, first_blocks_of_tiny, text_file
 import qtool
 from qtool.errors import ResumeError
 from qtool.gguf import resume as gguf_resume
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run

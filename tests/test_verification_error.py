@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from qtool.cli.verify import lines
 from qtool.dequantize import dequantize
 from qtool.formats.float_codes import encode
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.hub import resolve
 from qtool.methods import rtn
 from qtool.recipe.recipe import Recipe, load

@@ -114,7 +114,8 @@ def test_what_llama_cpp_refuses(
     name: str, value: int, expected: tuple[str, str, str] | None, tmp_path: Path
 ) -> None:
     from qtool.formats.gguf_values import Kind
-    from qtool.gguf.quantize import GgufRequest, run_gguf
+    from qtool.gguf.quantize import run_gguf
+    from qtool.gguf.request import GgufRequest
     from qtool.hub import resolve
     from qtool.recipe.recipe import Recipe, load
     from qtool.runs.progress import Progress

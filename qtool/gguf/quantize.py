@@ -16,67 +16,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.weights import Weights
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
-from qtool.gguf.open import is_gguf, open_source, open_view
+from qtool.gguf.measuring import Measured, measured
+from qtool.gguf.open import open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
-from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, Scales, make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.reports import reports_of
+from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME
-from qtool.hub import plain_name, public_name
+from qtool.hub import public_name
 from qtool.native.sums import checksum
 from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
-from qtool.runs.provenance import environment
-from qtool.runs.summary import Summary, peak_rss_bytes
+from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import Stating, Workspace, check_free, workspace
+from qtool.runs.workspace import Workspace, check_free, workspace
 from qtool.verification.written import check_written_gguf
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
-    from qtool.cuda.staging import Places
-    from qtool.gguf.scaling import Scaling
-    from qtool.gguf.sweeping import Sweeping
     from qtool.transforms.rotated import Rotated
-
-
-@dataclass(frozen=True)
-class GgufRequest:
-    """What the user asked for; `model` is as typed, `source` is what it was resolved to."""
-
-    model: str
-    source: Path
-    recipe: GgufRecipe
-    out: Path | None
-    threads: int
-    imatrix: Path | None = None
-    requantize: bool = False  # tensors of a quantized type may be encoded anew
-    fresh: bool = False  # what an earlier run left is thrown away
-    max_ram: int | None = None  # bytes of resident memory
-    stating: Stating | None = None  # of the workspace
-    places: "Places | None" = None  # of a GPU that encodes what it can
-    device: "Device | None" = None  # that measures and sweeps; of recipes that sweep alone
-
-    @property
-    def artifact(self) -> Path:
-        """Where the file goes."""
-        return artifact_path(self.model, self.recipe, self.out)
-
-
-def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
-    """OUT, or MODEL-RECIPE.gguf in the working folder."""
-    if out is not None:
-        return out
-    return Path(f"{plain_name(model)}-{recipe.name}.gguf")
 
 
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
@@ -134,8 +99,6 @@ def _run(
     warnings = list(plan.warnings)
     for warning in warnings:
         progress.say(f"warning: {warning}")
-    weighs = importance is None and request.recipe.importance
-    weighs = weighs and any(tensor.importance for tensor in plan.tensors)
     size = plan.size_bytes + memory.disk_bytes
     with workspace(
         out,
@@ -147,54 +110,19 @@ def _run(
     ) as space:
         gpu = None if request.device is None else request.device.name
         space.agree(resume.facts(request.recipe, source, request.imatrix, gpu))
-        sweeping = None
-        if weighs or request.recipe.scaling:
-            space.agree({"version of torch or kind of CPU": environment()})
-            on_disk = memory.setting.states_on_disk
-            scaling = _scaling(request, view)
-            sweeping = _sweeping(request, plan, space)
-            measured = _measure(request, source, progress, space, on_disk, view, scaling, sweeping)
-            importance = measured if weighs else None
-            scales = None
-            if scaling is not None and view is not None:
-                scales = Scales(scaling.found, measured.calibration)
-                view.scales.update(scales.found)
-                notes += scaling.notes
-            notes += sweeping.notes if sweeping is not None else []
-            plan = make(importance, scaled=scales)
-            if request.recipe.calibration.source is None:
-                what = " and ".join(["importance"] * weighs + ["scales"] * bool(scales))
-                notes.append(
-                    f"{what} {'were' if scales else 'was'} measured over "
-                    f"{', '.join(measured.datasets)}, Python's own documentation; --calibration "
-                    "FILE measures over text like yours"
-                )
+        found = measured(request, plan, source, view, progress, space)
+        if found is not None:
+            plan = make(found.importance, scaled=found.scales)
+            notes += found.notes
         elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
             notes.append("no tensor of this recipe makes use of importance")
-        if importance is not None:
-            notes += importance.notes([tensor.name for tensor in plan.tensors if _lacks(tensor)])
+        found = found or Measured(importance)
+        if found.importance is not None:
+            lacking = [tensor.name for tensor in plan.tensors if _lacks(tensor)]
+            notes += found.importance.notes(lacking)
         space.agree(resume.header_fact(plan))
-        layout = plan.layout
-        pieces = Pieces(plan.tensors)
-        done = Done(len(pieces))
-        with _opened(space.artifact, layout.size) as descriptor:
-            writer = GgufWriter(descriptor, layout)
-            with progress.stage("quantize"):
-                work = _Work(plan, pieces, done, writer, descriptor, space.journal)
-                factors = partial(_factors, importance)
-                given = Given(factors) if sweeping is None else Given(factors, sweeping.rows)
-                _encode(work, given, request, progress)
-            reports = reports_of(plan, pieces, done, sweeping)
-            if odd := layer_errors.checked(reports):
-                progress.event("flagged", text=odd)
-                notes.append(odd)
-            with progress.stage("verify"):
-                digest = source_checksum(plan, pieces, done)
-                writer.text(CHECKSUM_KEY, digest)
-                writer.finish()
-                written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
-                verify(space.artifact, written, layout, pieces, done, request.threads, range)
-                check_written_gguf(space.artifact, source)
+        reports, odd = _write(request, plan, found, source, progress, space)
+        notes += odd
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),
@@ -203,7 +131,7 @@ def _run(
         seconds={name: round(value, 3) for name, value in seconds.items()},
         peak_rss_bytes=peak_rss_bytes(),
         memory=memory.json(),
-        size_bytes=layout.size,
+        size_bytes=plan.layout.size,
         bits_per_weight=plan.bits_per_weight,
         unquantized_share=plan.unquantized_share,
         tensors=_counts(plan),
@@ -228,62 +156,37 @@ def _by_the_cpu(plan: GgufPlan) -> list[str]:
     return said
 
 
-def _measure(
+def _write(
     request: GgufRequest,
+    plan: GgufPlan,
+    found: Measured,
     source: GgufSource,
     progress: Progress,
     space: Workspace,
-    states_on_disk: bool,
-    view: "Rotated | None",
-    scaling: "Scaling | None",
-    sweeping: "Sweeping | None",
-) -> Importance:
-    """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
-    codes are found on the way."""
-    from qtool.calibrating.measure import measure_importance
-    from qtool.checkpoint import Checkpoint
-
-    def measure(model: Weights, named: GgufSource) -> Importance:
-        if sweeping is not None:
-            sweeping.take_names(named)
-        return measure_importance(
-            model,
-            named,
-            request.recipe.calibration,
-            request.threads,
-            progress,
-            space,
-            states_on_disk,
-            scaling,
-            sweeping,
-            request.device,
-        )
-
-    if is_gguf(request.source):
-        from qtool.gguf.weights import gguf_weights
-
-        with gguf_weights(source) as (weights, named):
-            return measure(weights, named)
-    return measure(view or Checkpoint.open(request.source), source)
-
-
-def _scaling(request: GgufRequest, view: "Rotated | None") -> "Scaling | None":
-    """What finds scales, where the recipe wants some."""
-    if view is None or not request.recipe.scaling:
-        return None
-    from qtool.gguf.scaling import Scaling
-
-    return Scaling.of(request.recipe, view)
-
-
-def _sweeping(request: GgufRequest, plan: GgufPlan, space: Workspace) -> "Sweeping | None":
-    """What finds codes, where the recipe wants GPTQ's."""
-    if not request.recipe.sweeps:
-        return None
-    from qtool.gguf.sweeping import Sweeping
-
-    gram_bytes = plan.memory.setting.gram_bytes
-    return Sweeping.of(request.recipe, plan.tensors, space.folder, gram_bytes)
+) -> tuple[list[LayerReport], list[str]]:
+    """The file, read back and compared; its layers, and a sentence on those that stand out."""
+    layout, pieces = plan.layout, Pieces(plan.tensors)
+    done, notes = Done(len(pieces)), []
+    with _opened(space.artifact, layout.size) as descriptor:
+        writer = GgufWriter(descriptor, layout)
+        with progress.stage("quantize"):
+            work = _Work(plan, pieces, done, writer, descriptor, space.journal)
+            factors = partial(_factors, found.importance)
+            swept = found.sweeping
+            given = Given(factors) if swept is None else Given(factors, swept.rows)
+            _encode(work, given, request, progress)
+        reports = reports_of(plan, pieces, done, found.sweeping)
+        if odd := layer_errors.checked(reports):
+            progress.event("flagged", text=odd)
+            notes.append(odd)
+        with progress.stage("verify"):
+            digest = source_checksum(plan, pieces, done)
+            writer.text(CHECKSUM_KEY, digest)
+            writer.finish()
+            written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
+            verify(space.artifact, written, layout, pieces, done, request.threads, range)
+            check_written_gguf(space.artifact, source)
+    return reports, notes
 
 
 @contextmanager

@@ -282,7 +282,8 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
 def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Progress) -> Summary:
     asked = run.asked
     if isinstance(cell.recipe, GgufRecipe):
-        from qtool.gguf.quantize import GgufRequest, run_gguf
+        from qtool.gguf.quantize import run_gguf
+        from qtool.gguf.request import GgufRequest
 
         imatrix = None if measured is None else measured.imatrix
         return run_gguf(

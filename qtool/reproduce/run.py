@@ -178,7 +178,8 @@ def _file(
     asked: Asked,
     progress: Progress,
 ) -> None:
-    from qtool.gguf.quantize import GgufRequest, run_gguf
+    from qtool.gguf.quantize import run_gguf
+    from qtool.gguf.request import GgufRequest
 
     imatrix = asked.imatrix
     if record.imatrix is not None and imatrix is None:

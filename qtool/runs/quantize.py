@@ -111,7 +111,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 
 
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
-    from qtool.gguf.quantize import GgufRequest, artifact_path, run_gguf
+    from qtool.gguf.quantize import run_gguf
+    from qtool.gguf.request import GgufRequest, artifact_path
     from qtool.hub import resolve
     from qtool.runs.workspace import check_free
 

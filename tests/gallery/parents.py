@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gallery.raw import Raw, write
-from qtool.gguf.quantize import GgufRequest, run_gguf
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.hub import resolve
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import pipeline
