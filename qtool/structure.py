@@ -25,6 +25,8 @@ _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _MOST_EXPERTS = 1024
 _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
+# As compressed-tensors stores them, below the layer: `q_proj.u_output.weight`.
+_TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
 FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not quantize"
@@ -138,6 +140,11 @@ def role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozen
     return Role(block, _inside(name, info, expert_parents))
 
 
+def is_turn(name: str) -> bool:
+    """Whether a tensor is a rotation that an engine computes with, by its name."""
+    return _TURNS.fullmatch(name) is not None
+
+
 def outside_reason(name: str) -> str:
     """What a tensor outside of the blocks is, by its name."""
     module = name.rsplit(".", 1)[0]
@@ -169,6 +176,8 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         if "norm" in last or last.startswith("ln"):
             return "norm"
         return "vector" if len(info.shape) < 2 else f"{len(info.shape)}-D, not a matrix"
+    if is_turn(name):
+        return "a rotation of a layer's inputs or outputs"
     if kind != "weight":
         return "a parameter that is no linear layer's weight"
     if "norm" in last:

@@ -187,3 +187,26 @@ def test_mlx_is_named_and_counted(keys: tuple[str, ...], tmp_path: Path) -> None
     assert "cannot be opened" not in lines(verdict)[-1]
     refused = [f.message for f in verify_artifact(path, engine="transformers").findings]
     assert any("mlx-lm reads" in words for words in refused)
+
+
+def test_rotations_that_are_not_done_here_are_no_errors(tmp_path: Path) -> None:
+    """As llm-compressor's QuIP stores them: matrices below the layers, and a transform_config."""
+    ends = [(False, "weight_output"), (True, "output")]
+    apply = [{"targets": ["Linear"], "location": where, "inverse": inverse, "ignore": ["lm_head"]}
+             for inverse, where in ends]  # fmt: skip
+    group = {"type": "random-hadamard", "apply": apply, "randomize": False, "head_dim": None}
+    config = {**other.CT, "transform_config": {"config_groups": {"u": group}}}
+    turn = np.linalg.qr(np.random.default_rng(5).standard_normal((512, 512)))[0]
+
+    def store(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        rows = len(weight)
+        matrix = np.linalg.qr(turn[:rows, :rows])[0]
+        stored = other.pack_quantized(module, (matrix @ weight).astype(np.float32))
+        return stored | {f"{module}.u_output.weight": ("F64", matrix)}
+
+    source = other.folder(tmp_path / "source", other.model(other.dense), {})
+    path = other.folder(tmp_path / "out", other.model(store), config)
+    found = said(verify_artifact(path, against=source, threads=1))
+    assert {severity for severity, _ in found} == {"note"}
+    assert any("not done here" in words for _, words in found)
+    assert any("mean nothing" in words for _, words in found)

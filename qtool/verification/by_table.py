@@ -10,6 +10,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
+from qtool.structure import is_turn
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -134,5 +135,6 @@ def _welcome(name: str) -> bool:
         or is_head(name.removesuffix(".weight"))  # looked at by the check of heads
         or "mtp." in name
         or of_attention(name)
+        or is_turn(name)
         or packed_part(name) is not None  # looked at below
     )

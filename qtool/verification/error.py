@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from qtool.artifact import quantization_config
 from qtool.checkpoint import Checkpoint
+from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config, pruned
 from qtool.verification.finding import Finding, LayerError
@@ -189,11 +191,11 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{single[0].step:+d}; they ran over an end of their range: make the artifact again",
         )  # fmt: skip
     wrong = [c for c in quantized if not c.explained and c not in shifted]
-    if wrong and _rotated(subject):
+    if wrong and (why := _rotated(subject)):
         yield Finding(
             "note", CHECK, wrong[0].name,
-            f"the embedding has the source's norms and other directions, so the model was rotated: "
-            f"the errors of {counted(len(wrong), 'matrix')} against the source mean nothing",
+            f"{why}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
+            "against the source mean nothing",
         )  # fmt: skip
         wrong = []
     if wrong:
@@ -260,21 +262,28 @@ def _by_zeros(c: Compared) -> bool:
     return c.error < _FROM_ZEROS * c.expected * math.sqrt(1 + steps)
 
 
-def _rotated(subject: Subject) -> bool:
-    """Whether the embedding's rows have the source's lengths and not its directions."""
+def _rotated(subject: Subject) -> str:
+    """What tells that the weights are in other directions than the source's; "" where nothing does.
+
+    The embedding's rows have the source's lengths, or another tool's config says so.
+    """
     source = subject.source
+    table = quantization_config(subject.artifact.checkpoint).get(KEY)
+    if table and subject.artifact.provenance is None:
+        return f"the config has a {KEY}"
     names = [n for n, role in subject.roles.items() if role.reason == "embedding"]
     if source is None or not names or names[0] not in source.tensors:
-        return False
+        return ""
     entry = subject.entries[names[0]]
     if entry.scheme is not None or entry.dtype not in FLOAT_DTYPES:
-        return False
+        return ""
     if source.tensors[names[0]].shape != entry.shape:
-        return False
+        return ""
     old = source.float32(names[0])[:4096]
     new = subject.artifact.checkpoint.float32(entry.stored[0])[:4096]
     before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
-    return norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
+    turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
+    return "the embedding has the source's norms and other directions" if turned else ""
 
 
 def _other_model(subject: Subject) -> str:

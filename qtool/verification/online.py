@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.artifact import quantization_config
+from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, turns
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
@@ -19,13 +20,21 @@ _WHAT = {"r3": "queries and keys", "r4": "inputs of the MLP's last matrices"}
 def check_online(subject: Subject) -> Iterator[Finding]:
     """online-rotation: transform_config and qtool.json speak of the same rotations.
 
-    QtoolError, as of `qtool eval`, for a rotation that is not done here.
+    QtoolError, as of `qtool eval`, for a rotation that is not done here, of qtool's own artifacts;
+    other tools' may well have one.
     """
     artifact = subject.artifact
     if artifact.found.format == "dense":
         return
-    stated = _stated(subject)
     record = artifact.provenance or {}
+    try:
+        stated = _stated(subject)
+    except UnsupportedError as problem:
+        if isinstance(record.get("recipe"), Mapping):
+            raise
+        words = f"{problem}: what the weights stand for was not checked"
+        yield Finding("note", CHECK, "config.json", words)
+        return
     # What was converted has lost them on purpose; what another tool made says nothing of them.
     if not isinstance(record.get("recipe"), Mapping) or conversions(subject):
         return

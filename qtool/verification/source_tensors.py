@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import experts_of, is_head, number_of
-from qtool.structure import text_config
+from qtool.structure import is_turn, text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -55,6 +55,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         if name not in source
         and not is_head(name.removesuffix(".weight"))
         and not of_attention(name)
+        and not is_turn(name)
         and packed_part(name) is None
         and not any(name.startswith(stack) for stack in stacks)
     ]
