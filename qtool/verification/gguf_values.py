@@ -243,7 +243,7 @@ def check_errors(sums: Sums) -> Iterator[Finding]:
             f"{counted(len(far), 'tensor')} farther from the source than their types explain: "
             f"{name} is off by {error:.1%}, {typical:.1%} is explained"
             + (f"; also {some([n for n in far if n != name])}" if len(far) > 1 else "")
-            + "; was it made of another model?",
+            + "; was it made of another model, or of one that was quantized before?",
         )  # fmt: skip
 
 
