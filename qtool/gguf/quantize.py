@@ -38,7 +38,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
-from qtool.verification.written import check_written_gguf
+from qtool.verification.written_gguf import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated
@@ -175,7 +175,7 @@ def _write(
             swept = found.sweeping
             given = Given(factors) if swept is None else Given(factors, swept.rows)
             _encode(work, given, request, progress)
-        reports = reports_of(plan, pieces, done, found.sweeping)
+        reports = reports_of(plan, pieces, done, found.sweeping, request.threads)
         if odd := layer_errors.checked(reports):
             progress.event("flagged", text=odd)
             notes.append(odd)

@@ -1,12 +1,14 @@
 """How far each tensor of a GGUF file is from its source."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qtool.gguf.pieces import Done, Pieces, floats_of
+from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.planned import GgufPlan, PlannedTensor
+from qtool.gguf.source import as_floats
 from qtool.gguf_types import BY_NAME
 from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
@@ -18,21 +20,22 @@ _TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
 
 
 def reports_of(
-    plan: GgufPlan, pieces: Pieces, done: Done, sweeping: "Sweeping | None"
+    plan: GgufPlan, pieces: Pieces, done: Done, sweeping: "Sweeping | None", threads: int
 ) -> list[LayerReport]:
     """The relative error of every tensor that was encoded, in the order of the file."""
-    found = []
-    for number, tensor in enumerate(plan.tensors):
-        if not tensor.copied:
-            numbers = pieces.of(number)
-            size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
-            error = math.sqrt(lost / size) if size else 0.0
-            of_outputs = None if sweeping is None else sweeping.error(tensor.name)
-            of = WEIGHTS if of_outputs is None else OUTPUTS
-            error = error if of_outputs is None else of_outputs
-            coarse = _coarseness(tensor, lost)
-            found.append(LayerReport(tensor.name, tensor.type.name, error, of, coarse))
-    return found
+
+    def report(number: int) -> LayerReport:
+        tensor, numbers = plan.tensors[number], pieces.of(number)
+        size, lost = math.fsum(done.size[numbers]), math.fsum(done.lost[numbers])
+        error = math.sqrt(lost / size) if size else 0.0
+        of_outputs = None if sweeping is None else sweeping.error(tensor.name)
+        of = WEIGHTS if of_outputs is None else OUTPUTS
+        error = error if of_outputs is None else of_outputs
+        return LayerReport(tensor.name, tensor.type.name, error, of, _coarseness(tensor, lost))
+
+    encoded = [number for number, tensor in enumerate(plan.tensors) if not tensor.copied]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(report, encoded))
 
 
 def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:
@@ -40,8 +43,7 @@ def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:
     source = tensor.source
     if tensor.type.name not in BY_NAME or not source.rows:
         return None
-    some = np.empty((min(source.rows, _TYPICAL_ROWS), source.in_features), np.float32)
-    for place, row in enumerate(np.linspace(0, source.rows - 1, len(some)).astype(int).tolist()):
-        some[place] = floats_of(tensor, row, row + 1)
+    places = np.linspace(0, source.rows - 1, min(source.rows, _TYPICAL_ROWS)).astype(int).tolist()
+    some = as_floats(source, np.concatenate([source.read(row, row + 1) for row in places]), 1)
     mean = lost / (source.rows * source.in_features)
     return layer_errors.coarseness_of_blocks(some, mean, tensor.type)

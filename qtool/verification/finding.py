@@ -1,8 +1,12 @@
 """What verifying finds: findings, the error of each layer, and the verdict that holds both."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
+
+from qtool.errors import FormatError
 
 Severity = Literal["error", "warning", "note"]
 
@@ -66,3 +70,13 @@ class Verdict:
             "findings": [asdict(finding) for finding in self.findings],
             "layers": [layer.json() for layer in self.layers],
         }
+
+
+def raise_first(path: Path, findings: Iterable[Finding]) -> None:
+    """FormatError with the first error among the findings, of what is at `path`."""
+    for finding in findings:
+        if finding.severity == "error":
+            raise FormatError(
+                f"{path}: what was written does not pass `qtool verify` ({finding.check}): "
+                f"{finding.message}"
+            )

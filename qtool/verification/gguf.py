@@ -1,6 +1,6 @@
 """The same for GGUF files: the header against its architecture, then every block once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -13,12 +13,6 @@ from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import gguf_header, gguf_settings, gguf_values, unlike_settings
 from qtool.verification.finding import Finding, LayerError, Verdict
-
-HEADER: tuple[tuple[str, Callable[[GgufSource], Iterator[Finding]]], ...] = (
-    ("keys", gguf_header.check_keys),
-    ("tensors", gguf_header.check_tensors),
-    ("tokenizer", gguf_header.check_tokenizer),
-)
 
 
 def verify_gguf(
@@ -50,7 +44,7 @@ def verify_gguf(
             words = f"the file is {other}, no language model: only its numbers were checked"
             findings.append(Finding("note", "keys", "", words))
             checks.append("keys")
-        for name, check in HEADER if other is None else ():
+        for name, check in gguf_header.CHECKS if other is None else ():
             checks.append(name)
             try:
                 findings += check(file)

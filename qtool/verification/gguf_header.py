@@ -5,7 +5,7 @@ another shape.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qtool.errors import QtoolError
@@ -258,3 +258,10 @@ def check_tokenizer(source: GgufSource) -> Iterator[Finding]:
 def _length(metadata: Mapping[str, Value], key: str) -> int | None:
     value = metadata.get(key)
     return len(value.value) if value is not None and value.kind is Kind.ARRAY else None
+
+
+CHECKS: tuple[tuple[str, Callable[[GgufSource], Iterator[Finding]]], ...] = (
+    ("keys", check_keys),
+    ("tensors", check_tensors),
+    ("tokenizer", check_tokenizer),
+)
