@@ -34,22 +34,22 @@ class Workers:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """function of each item; the first failure, in order, is raised once those have ended that
         had begun by then."""
-        failed = threading.Event()
+        failed: list[int] = []  # places of items
 
-        def counted(item: T) -> R:
+        def counted(place: int, item: T) -> R:
             try:
-                if failed.is_set():  # of an item before this one: they begin in order
+                if any(other < place for other in failed):
                     raise CancelledError
                 return function(item)
             except BaseException:
-                failed.set()
+                failed.append(place)
                 raise
             finally:
                 self._count(-1)
 
         wanted = list(items)
         self._count(len(wanted))
-        futures = [self._pool.submit(counted, item) for item in wanted]
+        futures = [self._pool.submit(counted, place, item) for place, item in enumerate(wanted)]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
