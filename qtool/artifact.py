@@ -21,6 +21,7 @@ from qtool.formats import safetensors_file as st
 from qtool.formats.known import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.formats.stored_codes import SCALE_DTYPES
+from qtool.record import FILE_NAME, LAYERS, OUTLIERS
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ else:
     from qtool.lazy_numpy import np
 
 
-PROVENANCE = "qtool.json"
-LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized matrix
-OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 # Where a quantization_config may lie beside config.json, and the key it has there.
 _CONFIG_FILES = (
     ("quantize_config.json", None),
@@ -283,11 +281,11 @@ class Artifact:
 
 def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
     """The qtool.json of a folder, None without one; and why it cannot be read, where that is so."""
-    file = folder / PROVENANCE
+    file = folder / FILE_NAME
     try:
         return (st.read_json(file) if file.is_file() else None), ""
     except QtoolError as error:
-        return None, str(error).replace(str(file), PROVENANCE)
+        return None, str(error).replace(str(file), FILE_NAME)
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from qtool.convert.lost import ACTIVATIONS
 from qtool.convert.model import DTYPE_NAMES, Model
 from qtool.convert.targets import Target
 
-FILE_NAME = "qtool.json"
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from qtool.artifact import Artifact
 from qtool.convert import card, to_checkpoint, to_gguf
-from qtool.convert.certificate import FILE_NAME, Certificate, Converted, provenance, source_record
+from qtool.convert.certificate import Certificate, Converted, provenance, source_record
 from qtool.convert.from_artifact import artifact_model
 from qtool.convert.from_gguf import digest, gguf_model
 from qtool.convert.model import DTYPE_NAMES, DTYPES, Model
@@ -15,6 +15,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.convert import convert_to_hf
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
+from qtool.record import FILE_NAME
 from qtool.runs.progress import Progress
 from qtool.runs.staging import check_out, check_out_file, staged
 from qtool.verification.engine_view import view_of

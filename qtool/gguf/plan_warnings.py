@@ -7,7 +7,7 @@ from typing import Protocol
 from qtool.gguf.kinds import ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.plan.notes import without
+from qtool.recipe.consistency import without
 
 _SHOWN = 3  # names in a sentence
 # Their encoders have no error to weigh.

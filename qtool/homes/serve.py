@@ -11,15 +11,17 @@ from qtool.homes.lm_studio import import_line
 
 def loads(artifact: Path) -> str | None:
     """The first engine whose rules refuse nothing of an artifact; None where there is none."""
-    from qtool.artifact import Artifact
-    from qtool.gguf.open import open_source
     from qtool.verification.engine_rules import engine_findings, loaders
-    from qtool.verification.engine_view import view_of
 
     models = gguf_models(artifact)
     if models:
+        from qtool.gguf.open import open_source
+
         findings = engine_findings(open_source(models[0]), "llama.cpp", 1)
         return None if any(finding.severity == "error" for finding in findings) else "llama.cpp"
+    from qtool.artifact import Artifact
+    from qtool.verification.engine_view import view_of
+
     return next(iter(loaders(view_of(Artifact.open(artifact)))), None)
 
 

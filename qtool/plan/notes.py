@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from qtool.checkpoint import Checkpoint
 from qtool.plan.planned import Planned
+from qtool.recipe.consistency import without
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped
 
@@ -34,12 +35,6 @@ def idle(recipe: Recipe) -> list[str]:
             clips = key == "awq.clip" and recipe.rounding == "rtn"
             found.append(f"{key} has no effect with {where}" + ("; rtn.clip has" if clips else ""))
     return found
-
-
-def without(transform: str, others: Sequence[str] = ()) -> str:
-    """Which line of a recipe lacks, for keys that are read by a transform; rotate comes first."""
-    names = [transform, *others] if transform == "rotate" else [*others, transform]
-    return f"without the transform {transform}: add `transforms: [{', '.join(names)}]`"
 
 
 def missing_files(checkpoint: Checkpoint) -> list[str]:

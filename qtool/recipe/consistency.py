@@ -1,5 +1,6 @@
 """Which values of a recipe go together: methods with formats, weights with activations."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qtool.recipe.file import conflict, did_you_mean
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
 METHODS = ("rtn", "gptq", "awq", "none")
 CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
 TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
+
+
+def without(transform: str, others: Sequence[str] = ()) -> str:
+    """Which line of a recipe lacks, for keys that are read by a transform; rotate comes first."""
+    names = [transform, *others] if transform == "rotate" else [*others, transform]
+    return f"without the transform {transform}: add `transforms: [{', '.join(names)}]`"
 
 
 def check(recipe: "Recipe") -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from qtool.artifact import PROVENANCE, Artifact
+from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint, read_index
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_header
@@ -27,6 +27,7 @@ from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.gguf.inspect import GgufInspection
 from qtool.hub import unusable
 from qtool.inspect import Inspection, inspection
+from qtool.record import FILE_NAME
 from qtool.remote.answers import RefusedError, shown
 from qtool.remote.places import Place, locate
 
@@ -47,7 +48,7 @@ _CONFIGS = (
     "quantize_config.json",
     "quant_config.json",
     "hf_quant_config.json",
-    PROVENANCE,
+    FILE_NAME,
 )
 
 T = TypeVar("T")

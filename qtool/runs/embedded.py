@@ -17,7 +17,7 @@ from qtool.formats.safetensors_header import parse_json, read_json
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import Recipe, parse
-from qtool.runs.provenance import FILE_NAME
+from qtool.record import FILE_NAME
 
 _KINDS = {str: "text", int: "whole number"}
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.artifact import LAYERS, OUTLIERS
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
 from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Recipe
+from qtool.record import FILE_NAME, LAYERS, OUTLIERS
 from qtool.runs.outcome import Outcome
 
-FILE_NAME = "qtool.json"
 SCHEMA = 1
 _CPU_KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 

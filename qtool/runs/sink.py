@@ -25,6 +25,7 @@ from qtool.formats.safetensors_file import (
 from qtool.plan.fit import format_options
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
+from qtool.record import FILE_NAME
 from qtool.scheme import Dense, GroupQuant, Scheme
 from qtool.structure import FUSED_EXPERTS, fused_layer
 
@@ -124,7 +125,7 @@ class Sink:
             target = self.folder / relative
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((self.checkpoint.folder / relative).read_bytes())
-        _write_json(self.folder / "qtool.json", provenance)
+        _write_json(self.folder / FILE_NAME, provenance)
         (self.folder / "README.md").write_text(card, encoding="utf-8")
 
 
