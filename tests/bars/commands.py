@@ -1,10 +1,10 @@
 """Runs of the command line in processes of their own, with their time and peak memory."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +31,39 @@ def measure(command: Sequence[object]) -> Finished:
     return _run(command, False)
 
 
+# A process that is started counts the pages of the one that started it as its own, so the command
+# is started by one that has none to speak of; it writes what it saw into a pipe.
+_STARTED_SMALL = """
+import os, sys, time
+began = time.perf_counter()
+child = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(child, 0)
+seen = time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, status
+os.write(int(sys.argv[1]), repr(seen).encode())
+"""
+
+
 def _run(command: Sequence[object], json_: bool) -> Finished:
     words = [str(word) for word in command]
-    stderr = None if json_ else subprocess.STDOUT
-    began = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    assert process.stdout is not None
-    out = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    wall = time.perf_counter() - began
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(words)}: exit status {process.returncode}\n{out}")
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    said = json.loads(out.splitlines()[-1]) if json_ else {}
-    return Finished(wall, usage.ru_utime + usage.ru_stime, peak, said)
+    read, write = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _STARTED_SMALL, str(write), *words],
+        stdout=subprocess.PIPE,
+        stderr=None if json_ else subprocess.STDOUT,
+        text=True,
+        pass_fds=[write],
+    )
+    os.close(write)
+    with open(read) as pipe:
+        seen = pipe.read()
+    if not seen:
+        sys.exit(f"{' '.join(words)}: did not start\n{done.stdout}")
+    wall, cpu, pages, status = ast.literal_eval(seen)
+    if (code := os.waitstatus_to_exitcode(status)) != 0:
+        sys.exit(f"{' '.join(words)}: exit status {code}\n{done.stdout}")
+    peak = pages * (1 if sys.platform == "darwin" else 1024)
+    said = json.loads(done.stdout.splitlines()[-1]) if json_ else {}
+    return Finished(wall, cpu, peak, said)
 
 
 def quantize(
