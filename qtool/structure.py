@@ -192,8 +192,10 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
 def _is_router(parts: list[str], shape: tuple[int, ...], expert_parents: frozenset[str]) -> bool:
     if "router" in parts:
         return True
-    few = shape[0] <= _MOST_EXPERTS and 2 * shape[0] <= shape[1]
-    return parts[-1] in _ROUTERS and (few or ".".join(parts[:-1]) in expert_parents)
+    # Beside experts it may be a module around its matrix: HunYuan has mlp.gate.wg.
+    if any(p in _ROUTERS and ".".join(parts[:i]) in expert_parents for i, p in enumerate(parts)):
+        return True
+    return parts[-1] in _ROUTERS and shape[0] <= _MOST_EXPERTS and 2 * shape[0] <= shape[1]
 
 
 def expert_parents(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:

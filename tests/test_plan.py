@@ -90,6 +90,7 @@ def test_shared_experts_and_routers(tmp_path: Path) -> None:
         "model.layers.0.mlp.shared_expert.gate_proj.weight": (128, 256),
         "model.layers.0.mlp.shared_expert_gate.weight": (1, 256),
         "model.layers.0.router.layer.weight": (8, 256),
+        "model.layers.0.mlp.gate.wg.weight": (128, 256),  # HunYuan's
         "model.layers.0.ffn.gate.weight": (768, 256),  # a gate of an MLP, not of experts
         "model.layers.0.mlp.experts.gate_up_proj": (4, 256, 256),
     }
@@ -97,6 +98,7 @@ def test_shared_experts_and_routers(tmp_path: Path) -> None:
     dense = {t.name for t in plan.tensors if (t.reason or "").startswith("router")}
     assert dense == {
         "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.gate.wg.weight",
         "model.layers.0.mlp.shared_expert_gate.weight",
         "model.layers.0.router.layer.weight",
     }

@@ -45,6 +45,7 @@ def test_labels_are_told_apart() -> None:
         ("model.layers.7.block_sparse_moe.experts.1.w2.weight", "experts", "experts down", 7),
         ("model.layers.7.mlp.shared_expert.up_proj.weight", "experts", "shared up", 7),
         ("model.layers.7.mlp.gate.weight", "other", "router", 7),
+        ("model.layers.7.mlp.gate.wg.weight", "other", "router", 7),
         ("model.layers.7.linear_attn.out_proj.weight", "attention", "o", 7),
         ("vision.blocks.3.attn.qkv.weight", "other", "qkv", None),
     ],

@@ -79,7 +79,7 @@ def place(name: str, prefix: str | None) -> Place:
         return Place(NORMS, kind, block)
     if _ATTENTION.search(inner):
         return Place(ATTENTION, kind, block)
-    if last == "ffn_gate_inp" or (last == "gate" and "mlp" in parts) or "router" in parts:
+    if last == "ffn_gate_inp" or ("gate" in module[-2:] and "mlp" in parts) or "router" in parts:
         return Place(OTHER, "router", block)
     return Place(MLP if _MLP.search(inner) else OTHER, kind, block)
 
