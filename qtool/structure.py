@@ -113,7 +113,8 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
         method = quantization.get("quant_method", "unknown method")
         raise UnsupportedError(
             f"the model is already quantized (config.json: quant_method {method}); "
-            "start from the original in float16, bfloat16 or float32"
+            "start from the original in float16, bfloat16 or float32 or, where there is none, from "
+            "what `qtool convert MODEL --to hf` makes of it"
         )
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:

@@ -129,6 +129,9 @@ def test_warnings(tmp_path: Path) -> None:
         assert warnings(window)[0].startswith(f"attention looks back {window} tokens")
     # No text is longer than the model's 64 tokens.
     assert warnings(64) == () == warnings(128)
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    (said,) = warnings(64)
+    assert "an adapter lies beside the weights" in said
 
 
 @pytest.mark.parametrize(

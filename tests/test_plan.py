@@ -144,7 +144,9 @@ def test_conv1d_and_quantized_sources_are_refused(tmp_path: Path) -> None:
     }
     with pytest.raises(UnsupportedError, match=r"c_attn.weight \[64, 192\] is a Conv1D"):
         plan_of(tmp_path, shapes, "w4g32-gptq")
-    with pytest.raises(UnsupportedError, match=r"already quantized.*quant_method awq"):
+    with pytest.raises(
+        UnsupportedError, match=r"already quantized.*quant_method awq.*convert MODEL --to hf"
+    ):
         plan_of(
             tmp_path,
             header_files.llama(),

@@ -8,6 +8,8 @@ import pytest
 from planning import plan_of, quantized
 
 from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.gguf.from_hf import hf_source
 from qtool.plan import duration, estimate
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.rows import rows, scheme_of
@@ -135,6 +137,39 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     said, _ = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said
+
+
+def test_adapters_alone_are_no_models(tmp_path: Path) -> None:
+    """Rank 64 divides by groups: a LoRA became an artifact of 4 bits."""
+    rows = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    lora = header_files.write(tmp_path, {rows.format("A"): (64, 256), rows.format("B"): (256, 64)})
+    (lora / "adapter_config.json").write_text("{}")
+    for change in (lambda: None, (lora / "config.json").unlink):
+        change()
+        with pytest.raises(UnsupportedError, match="an adapter .LoRA., not a model; merge it"):
+            make_plan(load("w4g64-rtn"), Checkpoint.open(lora))
+    header_files.write(lora, {**header_files.llama(), rows.format("A"): (64, 256)})
+    (lora / "model.safetensors").rename(lora / "adapter_model.safetensors")
+    with pytest.raises(UnsupportedError, match="an adapter"):  # with modules that are saved whole
+        make_plan(load("w4g64-rtn"), Checkpoint.open(lora))
+    with pytest.raises(UnsupportedError, match="an adapter"):
+        hf_source(Checkpoint.open(lora))
+
+
+def test_what_others_would_load_with_the_weights_is_said(tmp_path: Path) -> None:
+    folder = header_files.write(tmp_path, header_files.llama())
+    recipe = load("w4g128-awq")
+    (folder / "adapter_config.json").write_text("{}")
+    (said,) = make_plan(recipe, Checkpoint.open(folder)).warnings
+    assert "an adapter lies beside the weights" in said and str(folder) not in said
+    (folder / "adapter_config.json").unlink()
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(header_files.llama(), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert not make_plan(recipe, Checkpoint.open(folder)).warnings
+    header_files.write(folder, header_files.llama(layers=1))
+    (said,) = make_plan(recipe, Checkpoint.open(folder)).warnings
+    assert said.startswith("model.safetensors lies beside the files that the index names")
 
 
 def test_estimates_grow_with_the_work(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
+from qtool.plan.beside import refuse_adapter, said
 from qtool.transforms.rotated import Rotated
 
 _ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
@@ -39,6 +40,7 @@ _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"
 def hf_source(checkpoint: Checkpoint) -> GgufSource:
     """What is to be written; refused before any tensor is read where it cannot be done."""
     where = str(checkpoint.path)
+    refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
     config = complete(checkpoint.config, architecture.defaults)
     _refuse(architecture, checkpoint, config)
@@ -51,6 +53,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     ]
     metadata = _metadata(architecture, checkpoint, config, tensors)
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
+    warnings = (*said(checkpoint), *warnings)
     return GgufSource(checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings)
 
 
@@ -59,7 +62,8 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     where = str(checkpoint.path)
     if config.get("quantization_config"):
         raise UnsupportedError(
-            f"{where}: this checkpoint is quantized; convert the one that it was made from"
+            f"{where}: this checkpoint is quantized; convert the one that it was made from or, where "
+            "there is none, what `qtool convert MODEL --to hf` makes of it"
         )
     blocks = count(config, "num_hidden_layers")
     if blocks > len(checkpoint.tensors):

@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import budget, duration, engines, estimate, notes, shapes, unmatched
+from qtool.plan import beside, budget, duration, engines, estimate, notes, shapes, unmatched
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -158,13 +158,15 @@ def make_plan(
     recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
     """
     said: list[str] = []
+    beside.refuse_adapter(checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [*notes.idle(recipe), *notes.missing_files(checkpoint), *said]
+    warnings = [*notes.idle(recipe), *notes.missing_files(checkpoint)]
+    warnings += [*beside.said(checkpoint), *said]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:
         warnings.append(

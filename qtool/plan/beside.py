@@ -1,0 +1,38 @@
+"""Files beside a source's weights that make another model of them: adapters, second copies."""
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+
+_ADAPTER = "adapter_config.json"  # peft's
+_ADAPTER_WEIGHTS = "adapter_model"
+_ADAPTED = ".lora_"  # in the name of each of its matrices
+_SINGLE = "model.safetensors"
+_MERGE = "PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload().save_pretrained(OUT)"
+
+
+def refuse_adapter(checkpoint: Checkpoint) -> None:
+    """UnsupportedError where the weights are those of an adapter alone."""
+    files = [file.name.startswith(_ADAPTER_WEIGHTS) for file in checkpoint.files]
+    if (files and all(files)) or all(_ADAPTED in name for name in checkpoint.tensors):
+        raise UnsupportedError(
+            f"{checkpoint.path}: an adapter (LoRA), not a model; merge it into the model that it "
+            f"was trained on, with peft: {_MERGE}, and quantize what that writes"
+        )
+
+
+def said(checkpoint: Checkpoint) -> list[str]:
+    """What lies there and is left out, though other programs load it."""
+    found = []
+    if (checkpoint.folder / _ADAPTER).is_file():
+        found.append(
+            f"an adapter lies beside the weights ({_ADAPTER}), which is left out of what is made, "
+            f"and which transformers loads with the model; merge it first, with peft: {_MERGE}, "
+            "or remove it"
+        )
+    single = checkpoint.folder / _SINGLE
+    if checkpoint.path.is_dir() and single.is_file() and single not in checkpoint.files:
+        found.append(
+            f"{_SINGLE} lies beside the files that the index names: these are taken, as by vLLM, "
+            "and transformers takes the other; remove the one that is not meant"
+        )
+    return found
