@@ -146,7 +146,7 @@ def test_adapters_alone_are_no_models(tmp_path: Path) -> None:
     (lora / "adapter_config.json").write_text("{}")
     for change in (lambda: None, (lora / "config.json").unlink):
         change()
-        with pytest.raises(UnsupportedError, match="an adapter .LoRA., not a model; merge it"):
+        with pytest.raises(UnsupportedError, match=r"an adapter \(LoRA\), not a model; merge it"):
             make_plan(load("w4g64-rtn"), Checkpoint.open(lora))
     header_files.write(lora, {**header_files.llama(), rows.format("A"): (64, 256)})
     (lora / "model.safetensors").rename(lora / "adapter_model.safetensors")

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from packed_files import compressed_tensors
 from packed_files import write as write_packed
-from quantizing import caller, first_block_of_tiny, quantize
+from quantizing import caller, first_block_of_tiny, first_blocks_of_tiny, quantize
 from safetensors.numpy import save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 from verified_folders import GATE, Q, folder_of, subject
 
 from qtool.artifact import Artifact
@@ -241,6 +243,38 @@ def test_blocks_of_one_kind_are_alike(tmp_path: Path) -> None:
     lacking = stack(tmp_path / "lacking", [full, linear, full, linear, full[:3]])
     (found,) = [f for f in verify_artifact(lacking).findings if f.check == "tensors"]
     assert found.severity == "error" and found.name == "model.layers.4.mlp.down.weight"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        ("LlamaForCausalLM", True),
+        ("GPT2LMHeadModel", True),
+        ("LlamaForSequenceClassification", False),
+        ("LlamaForTokenClassification", False),
+        ("MistralModel", False),
+    ],
+)
+def test_classes_that_classify_or_embed_have_no_head(
+    architecture: str, told: bool, tmp_path: Path, awq: Path
+) -> None:
+    out = copied(awq, tmp_path / "out")
+    edit(out / "config.json", architectures=[architecture], tie_word_embeddings=False)
+    found = [f for f in verify_artifact(out).findings if f.check == "head"]
+    assert [f.severity for f in found] == ["error"] * told
+
+
+def test_zeros_that_a_block_was_added_with_have_any_scale(tmp_path: Path) -> None:
+    """LLaMA Pro's blocks begin as zeros, of which the scale is 1; large weights have other ones."""
+    folder = first_blocks_of_tiny(tmp_path / "model", 2)
+    tensors = load_torch(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name].zero_()
+    tensors["model.layers.0.mlp.down_proj.weight"] *= 1e-4
+    save_torch(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    quantize(folder, "w4g64-rtn", tmp_path / "out")
+    found = [f for f in verify_artifact(tmp_path / "out").findings if f.name == name]
+    assert [(f.severity, f.check) for f in found] == [("warning", "codes")]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     where = str(checkpoint.path)
     if config.get("quantization_config"):
         raise UnsupportedError(
-            f"{where}: this checkpoint is quantized; convert the one that it was made from or, where "
-            "there is none, what `qtool convert MODEL --to hf` makes of it"
+            f"{where}: this checkpoint is quantized; convert the one that it was made from or, "
+            "where there is none, what `qtool convert MODEL --to hf` makes of it"
         )
     blocks = count(config, "num_hidden_layers")
     if blocks > len(checkpoint.tensors):

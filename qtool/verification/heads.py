@@ -1,5 +1,6 @@
 """The output head against tie_word_embeddings: one copy where tied, its own where not."""
 
+import re
 import zlib
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 
 CHECK = "head"
+# Model classes that classify or embed: Qwen3Model, LlamaForSequenceClassification and the like.
+_HEADLESS = re.compile(r".*((?<!LMHead)Model|Classification|QuestionAnswering)")
 
 
 def tied(subject: Subject) -> bool | None:
@@ -33,13 +36,20 @@ def heads_of(subject: Subject) -> list[str]:
     return [n for n in heads if n.endswith(".weight")]
 
 
+def _headless(subject: Subject) -> bool:
+    """Whether the model class has no output head."""
+    named = subject.config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    return isinstance(first, str) and _HEADLESS.fullmatch(first) is not None
+
+
 def check_head(subject: Subject) -> Iterator[Finding]:
     """head: there where it is needed, and not twice."""
     heads = heads_of(subject)
     is_tied = tied(subject)
     embeddings = [n for n, role in subject.roles.items() if role.reason == "embedding"]
     if not heads:
-        if is_tied is False and embeddings:
+        if is_tied is False and embeddings and not _headless(subject):
             yield Finding(
                 "error", CHECK, "lm_head.weight",
                 "config.json says tie_word_embeddings false, and there is no output head; fetch "

@@ -68,7 +68,8 @@ def check_kinds(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
     """
     kinds: dict[tuple[str, Scheme], list[Measured]] = defaultdict(list)
     for m in matrices:
-        if math.isfinite(m.scale_size) and m.scale_size > 0:
+        # Of one code alone check_codes speaks: zeros, as added blocks have, may have any scale.
+        if math.isfinite(m.scale_size) and m.scale_size > 0 and m.low_code != m.high_code:
             kinds[re.sub(r"\.\d+(?=\.)", ".#", m.entry.name), m.scheme].append(m)
     for kind in kinds.values():
         usual = statistics.median_low(m.scale_size for m in kind)
