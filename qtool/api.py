@@ -39,7 +39,7 @@ def quantize(
     recipe: str | Path,
     out: str | Path | None = None,
     *,
-    calibration: str | None = None,
+    calibration: str | Path | None = None,
     samples: int | None = None,
     length: int | None = None,
     seed: int | None = None,
@@ -70,9 +70,12 @@ def quantize(
     from qtool.runs.progress import Progress
     from qtool.runs.quantize import Asked
     from qtool.runs.quantize import quantize as run
-    from qtool.runs.request import check_device
+    from qtool.runs.request import check_device, check_names
 
     check_device(device)
+    check_names(model, recipe, out, calibration, stats, imatrix)
+    _refuse_less(threads=(threads, 1))
+    calibration = None if calibration is None else str(calibration)
     if isinstance(changes, str):  # its letters would be taken for items
         changes = [changes]
     share_heap()
@@ -99,6 +102,15 @@ def quantize(
     progress = progress or Progress(quiet=quiet, log=_path(log_file))
     with progress.logged("quantize", model=asked.model, recipe=loaded.name), _threads_as_before():
         return run(loaded, asked, progress)
+
+
+def _refuse_less(**given: tuple[int | None, int]) -> None:
+    """UsageError for an option, by name, that is less than the least of the command's."""
+    from qtool.errors import UsageError
+
+    for name, (value, least) in given.items():
+        if value is not None and value < least:
+            raise UsageError(f"{name} {value}: expected {least} or more")
 
 
 @contextmanager
@@ -132,6 +144,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measure an artifact on a text, as `qtool eval` does: `found` has the figures by name."""
+    _refuse_less(windows=(windows, 1), length=(length, 8), threads=(threads, 1))
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
@@ -172,6 +185,7 @@ def generate(
     progress: Progress | None = None,
 ) -> Generated:
     """Let an artifact go on with a text, as `qtool generate` does."""
+    _refuse_less(tokens=(tokens, 1), threads=(threads, 1))
     from qtool.calibrating.allocator import share_heap
 
     share_heap()

@@ -75,7 +75,7 @@ def test_the_callers_threads_are_left_alone(
         qtool.evaluate("tiny", text, windows=1, length=32, threads=2)
         assert torch.get_num_threads() == 3
         qtool.quantize(
-            "tiny", "w4g128-awq", tmp_path / "a", samples=1, length=16, calibration=str(text),
+            "tiny", "w4g128-awq", tmp_path / "a", samples=1, length=16, calibration=text,
             changes=["awq.grid=1"],
         )  # fmt: skip
         assert torch.get_num_threads() == 3
@@ -106,3 +106,13 @@ def test_errors_are_qtools() -> None:
         qtool.evaluate("tiny", "/nothing/here.txt")
     with pytest.raises(QtoolError, match="no hub id"):
         qtool.download("nothing")
+    text = Path(__file__)
+    for call, said in (
+        (lambda: qtool.evaluate("tiny", text, windows=0), "windows 0: expected 1 or more"),
+        (lambda: qtool.evaluate("tiny", text, length=4), "length 4: expected 8 or more"),
+        (lambda: qtool.generate("tiny", "def", tokens=0), "tokens 0: expected 1 or more"),
+        (lambda: qtool.generate("tiny", "def", threads=-1), "threads -1: expected"),
+        (lambda: qtool.quantize("tiny", "w8-rtn", "x", threads=-1), "threads -1: expected"),
+    ):
+        with pytest.raises(QtoolError, match=said):
+            call()

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,32 @@ def test_errors_are_printed_in_one_place(
     monkeypatch.setenv("QTOOL_DEBUG", "1")
     with pytest.raises(type(error)):
         cli.main()
+
+
+@pytest.mark.parametrize("option", ["model", "-o", "--calibration"])
+def test_names_that_are_no_utf8_are_refused_before_any_work(option: str, tmp_path: Path) -> None:
+    """Records cannot hold them: a statement of provenance was a traceback after all the work."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/lat\xfcn")
+    out, *text = {"-o": (name,), "--calibration": ("x", "--calibration", name)}.get(option, ("x",))
+    result = run(
+        "quantize", name if option == "model" else "tiny", "--recipe", "w4g128-gptq",
+        "-o", str(tmp_path / out), *text, "--provenance",
+    )  # fmt: skip
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert "UTF-8" in result.stderr and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_closed_streams_lead_nowhere() -> None:
+    """Of --json stdout has one object or none; the sentence went there where stderr was closed."""
+    program = [sys.executable, "-m", "qtool"]
+    refused = [*program, "inspect", "/nothing/here", "--json"]
+    for command, closed, status in (
+        (refused, "2>&-", 1), (refused, "<&- 2>&-", 1), ([*program, "recipes"], ">&- 2>&-", 0),
+    ):  # fmt: skip
+        script = f"{shlex.join(command)} {closed}"
+        result = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60)
+        assert (result.returncode, result.stdout) == (status, b"")
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,8 +154,22 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _open_closed_streams() -> None:
+    """A standard stream that the caller closed leads nowhere. Left closed, its number would be that
+    of the next file opened, into which libraries then print; and print() without stderr takes
+    stdout, which --json promises to one object."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def main() -> None:
     """Run the command line and exit."""
+    _open_closed_streams()
     debug = os.environ.get("QTOOL_DEBUG", "") not in ("", "0")
     try:
         with _signals_raise():

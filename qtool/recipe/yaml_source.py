@@ -70,10 +70,15 @@ def scalar(text: str) -> Value:
 
 def parse(text: str, origin: str, *, lines: bool = True) -> Document:
     """One YAML document. `origin` names the text in messages; `lines` appends :line to it."""
-    if len(text.encode()) > MAX_BYTES:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
         raise RecipeError(
-            f"{origin}: {len(text.encode())} bytes; a recipe has at most {MAX_BYTES}. "
-            "Is this the file you meant?"
+            f"{origin}: {text} is no UTF-8; rename the file that it means, or set a locale of UTF-8"
+        ) from None
+    if size > MAX_BYTES:
+        raise RecipeError(
+            f"{origin}: {size} bytes; a recipe has at most {MAX_BYTES}. Is this the file you meant?"
         )
     document = Document(None)
 

@@ -43,6 +43,18 @@ def artifact_path(model: str, recipe: Recipe, out: Path | None) -> Path:
     return Path(f"{plain_name(model)}-{recipe.name}")
 
 
+def check_names(*names: object) -> None:
+    """UnsupportedError for a name of a file that records, which are JSON and GGUF, cannot hold."""
+    for name in map(str, names):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedError(
+                f"{name}: the name is no UTF-8, which names in JSON and GGUF have to be; rename "
+                "it, or set a locale of UTF-8"
+            ) from None
+
+
 def check_device(device: str) -> None:
     """UnsupportedError where the work cannot be done on `device`, before anything is begun.
 
