@@ -228,6 +228,15 @@ def test_overrides(tmp_path: Path) -> None:
     assert plan.by_name["model.layers.1.mlp.up_proj.weight"].reason == "override '*.1.*'"
     assert [w for w in plan.warnings if "'*norm' matches no quantized tensor" in w]
     assert not [w for w in plan.warnings if "lm_head" in w]
+    sets = [
+        "overrides=[{match: '*.1.*', dense: true}, {match: '*.1.*_proj', weights: {bits: 8}}, "
+        "{match: '*.1.*.k_proj', weights: {group_size: 64}}, {match: '*.v_proj', dense: true}]"
+    ]
+    later = plan_of(tmp_path / "later", header_files.llama(), "w4g128-gptq", *sets)
+    assert later.by_name["model.layers.1.mlp.up_proj.weight"].action == Scheme(8, 128, True)
+    assert later.by_name["model.layers.1.self_attn.k_proj.weight"].action == Scheme(8, 64, True)
+    assert later.by_name["model.layers.1.self_attn.v_proj.weight"].reason == "override '*.v_proj'"
+    assert not [w for w in later.warnings if "matches no quantized" in w]
     with pytest.raises(FormatError, match="one width"):
         plan_of(
             tmp_path,

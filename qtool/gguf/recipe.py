@@ -64,7 +64,8 @@ def _tensor_type(value: str | None) -> str | None:
 
 
 class GgufOverride(Table):
-    """Another type, or that of the source, for the tensors whose GGUF name matches."""
+    """Another type, or that of the source, for the tensors whose GGUF name matches. The first that
+    matches counts."""
 
     match: str = Field(min_length=1, description="regular expression, such as attn_v or blk\\.0\\.")
     type: str | None = Field(default=None, description="such as q6_k or f16")

@@ -37,6 +37,7 @@ def recipe_scheme(recipe: Recipe) -> Action:
 def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
     """Apply the recipe's overrides; the sentences about those that match nothing."""
     warnings = []
+    before: dict[str, Scheme] = {}  # of what an override made dense, which a later one may undo
     for number, entry in enumerate(recipe.overrides):
         pattern = re.compile(translate(entry.match))
         hits = 0
@@ -47,10 +48,11 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
             if entry.weights is None:
                 hits += 1
                 if isinstance(action, Scheme):
+                    before[name] = action
                     actions[name] = Dense(f"override {entry.match!r}")
-            elif isinstance(action, Scheme):
+            elif isinstance(scheme := before.pop(name, action), Scheme):
                 hits += 1
-                actions[name] = patched(action, entry.weights)
+                actions[name] = patched(scheme, entry.weights)
             elif module == entry.match and recipe.rounding != "none":
                 raise UnsupportedError(
                     f"overrides.{number}: {name} stays dense in this version ({action.reason}); "

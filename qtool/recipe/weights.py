@@ -142,7 +142,9 @@ def patched(scheme: Scheme, patch: WeightsPatch) -> Scheme:
 class Override(Table):
     """Another scheme, or none, for the modules whose checkpoint name matches. Later ones win."""
 
-    match: str = Field(min_length=1, description='shell pattern, such as "*.down_proj" or lm_head')
+    match: str = Field(
+        min_length=1, description='shell pattern, such as "*.down_proj" or "*.layers.0.*"'
+    )
     weights: WeightsPatch | None = None
     dense: bool = False
 
