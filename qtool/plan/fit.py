@@ -50,9 +50,11 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
                 if isinstance(action, Scheme):
                     before[name] = action
                     actions[name] = Dense(f"override {entry.match!r}")
-            elif isinstance(scheme := before.pop(name, action), Scheme):
+                continue
+            action = before.pop(name, action)
+            if isinstance(action, Scheme):
                 hits += 1
-                actions[name] = patched(scheme, entry.weights)
+                actions[name] = patched(action, entry.weights)
             elif module == entry.match and recipe.rounding != "none":
                 raise UnsupportedError(
                     f"overrides.{number}: {name} stays dense in this version ({action.reason}); "
