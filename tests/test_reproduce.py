@@ -57,6 +57,21 @@ def test_a_folder(tmp_path: Path, call: Call) -> None:
     assert "made by qtool 0.0.9" in call(*given).err
 
 
+def test_a_file_of_importance_that_was_measured_on_a_text(tmp_path: Path, call: Call) -> None:
+    """As those of `matrix` are; the text went into the recipe, too, which had none."""
+    model, text = first_block_of_tiny(tmp_path / "model"), text_file(tmp_path / "text.txt", 8000)
+    importance, out = tmp_path / "i.gguf", tmp_path / "out.gguf"
+    measured = call("calibrate", model, "--imatrix", importance, "--calibration", text, *SMALL)
+    assert measured.status == 0, measured.err
+    given = ("--imatrix", importance, "-o", out)
+    assert call("quantize", model, "--recipe", "iq3_xxs", *given).status == 0
+    assert "--calibration FILE" in call("reproduce", out, "--model", model).err
+    again = call("reproduce", out, "--model", model, "--calibration", text)
+    assert again.status == 0 and "the same to the byte" in again.out, again.out + again.err
+    both = ("--calibration", text, "--imatrix", importance)
+    assert call("reproduce", out, "--model", model, *both).status == 0
+
+
 def test_a_changed_byte(tmp_path: Path, call: Call) -> None:
     model = first_block_of_tiny(tmp_path / "model")
     rtn, gguf = tmp_path / "rtn", tmp_path / "q8.gguf"

@@ -59,11 +59,16 @@ def check_tokens(record: Embedded, made: Embedded) -> None:
 
 
 def text_of(record: Embedded, calibration: Path | None) -> str | None:
-    """The text to calibrate on; SourceError where the record says `file` and none is given."""
+    """The text to calibrate on; SourceError where the record says `file` and none is given.
+
+    None where an importance matrix was given: the text is what that was measured on, not the
+    recipe's.
+    """
+    if record.imatrix is not None:
+        return None
     if calibration is not None:
         return str(calibration)
-    known = record.calibration or {}
-    if record.imatrix is None and known.get("source") == _FILE:
+    if (record.calibration or {}).get("source") == _FILE:
         raise _no_text(record)
     return None
 
