@@ -11,11 +11,13 @@ numbers, so that each checkpoint tensor comes out as an index into a parameter:
 This is the one file that knows transformers' conversion classes (checked with transformers 5.23).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import SourceError, UnsupportedError
+from qtool.fused_experts import DOWN, GATE_UP, PARTS, linear_layout
+from qtool.layer_names import experts_of
 
 if TYPE_CHECKING:
     import torch
@@ -115,8 +117,62 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
         of_parameter[target] = tuple(
             Binding(name, target, index, tuple(tensors[name].shape)) for name, index in tile.pieces
         )
+    # Classes that know fused experts only, given the same apart: see qtool.fused_experts.
+
+    def fused(name: str) -> str | None:
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        return target if target in state and pattern is None else None
+
+    of_parameter |= _experts(unknown, fused, state, tensors)
     of_tensor = {piece.checkpoint_name: piece for group in of_parameter.values() for piece in group}
-    return Names(of_parameter, of_tensor, tuple(unknown))
+    return Names(of_parameter, of_tensor, tuple(name for name in unknown if name not in of_tensor))
+
+
+def _experts(
+    names: Sequence[str],
+    target_of: Callable[[str], str | None],
+    state: Mapping[str, HasShape],
+    tensors: Mapping[str, HasShape],
+) -> dict[str, tuple[Binding, ...]]:
+    """The matrices of single experts as parts of the parameters that hold all of them, by these.
+
+    target_of: the parameter that a checkpoint's fused tensor is, as it is.
+    """
+    stacks: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+    pieces: dict[str, list[Binding]] = {}
+    for name in names:
+        if (found := experts_of(name)) is None:
+            continue
+        layer, expert = found
+        if layer not in stacks:
+            targets = {kind: target_of(f"{layer}.{kind}") for kind in (GATE_UP, DOWN)}
+            shapes = {k: (t, tuple(state[t].shape)) for k, t in targets.items() if t is not None}
+            known = len(shapes) == 2 and linear_layout(shapes[GATE_UP][1], shapes[DOWN][1])
+            stacks[layer] = shapes if known else {}
+        for kind, (target, (experts, rows, columns)) in stacks[layer].items():
+            rows //= len(PARTS[kind])
+            for number, part in enumerate(PARTS[kind]):
+                if name != f"{layer}.{expert}.{part}.weight" or expert >= experts:
+                    continue
+                shape = tuple(tensors[name].shape)
+                if shape != (rows, columns):
+                    raise SourceError(
+                        f"tensor {name!r}: shape {list(shape)}, but with this config.json "
+                        f"{target!r} holds experts of {[rows, columns]}; config and weights are "
+                        "of different models"
+                    )
+                first = number * rows
+                index = (expert, slice(first, first + rows), slice(0, columns))
+                pieces.setdefault(target, []).append(Binding(name, target, index, shape))
+    for layer, shapes in stacks.items():
+        for kind, (target, (experts, _, _)) in shapes.items():
+            there, wanted = len(pieces.get(target, ())), experts * len(PARTS[kind])
+            if there != wanted:
+                raise SourceError(
+                    f"{layer}: {there} of the {wanted} matrices that {target!r} is made of are in "
+                    "the checkpoint, which is incomplete; fetch it again"
+                )
+    return {target: tuple(bound) for target, bound in pieces.items()}
 
 
 def _check_shape(

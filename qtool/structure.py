@@ -29,7 +29,7 @@ _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolu
 _TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
-FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not quantize"
+FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not take apart"
 
 _FUSED_AS = {part: "+".join(parts) for _, parts in FUSED for part in parts}
 

@@ -197,8 +197,8 @@ def fused_model(folder: Path) -> Path:
         "model.embed_tokens.weight": (96, 64),
         f"{block}.self_attn.q_proj.weight": (64, 64),
         f"{block}.mlp.gate.weight": (4, 64),
-        f"{block}.mlp.experts.gate_up_proj": (4, 128, 64),
-        f"{block}.mlp.experts.down_proj": (4, 64, 64),
+        f"{block}.mlp.experts.gate_up_proj": (4, 64, 256),  # [experts, in, out]
+        f"{block}.mlp.experts.down_proj": (4, 128, 64),
     }
     folder.mkdir()
     tensors = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
@@ -208,7 +208,7 @@ def fused_model(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("sets", [(), ("format=gptq",)])
-def test_fused_experts_are_told_of(sets: tuple[str, ...], tmp_path: Path) -> None:
+def test_fused_experts_that_stay_dense_are_told_of(sets: tuple[str, ...], tmp_path: Path) -> None:
     """They stay dense: qtool's own configs say so, and one that does not is wrong."""
     out = tmp_path / "out"
     quantize(fused_model(tmp_path / "source"), "w4g64-rtn", out, *sets)

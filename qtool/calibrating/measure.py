@@ -26,6 +26,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.fused_experts import apart
 from qtool.gguf import kept_importance
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.imatrix import Importance, write_importance
@@ -78,7 +79,8 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
         with gguf_weights(open_source(path)) as (weights, source):
             yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
     else:
-        checkpoint = Checkpoint.open(path)
+        # Under the names that recipes quantize them by, whichever of them are.
+        checkpoint = apart(Checkpoint.open(path))
         yield (
             checkpoint,
             None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),

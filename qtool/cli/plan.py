@@ -127,6 +127,7 @@ def _plan(
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
+    from qtool.plan.experts import as_quantized
     from qtool.plan.plan import make_plan
     from qtool.runs.quantize import refuse
 
@@ -134,7 +135,7 @@ def _plan(
     source = resolve(model)
 
     def planned(folder: Path) -> "tuple[Plan, Mapping[str, Any]]":
-        opened = Checkpoint.open(folder)
+        opened = as_quantized(recipe, Checkpoint.open(folder))
         made = make_plan(recipe, opened, max_shard_bytes, threads=threads, max_ram=max_ram)
         return made, opened.config
 

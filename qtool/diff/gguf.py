@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from qtool.artifact import Artifact
 from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
+from qtool.fused_experts import apart_as
 from qtool.gguf.inspect import gguf_models, plain
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
@@ -141,7 +142,15 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     kinds = [bool(gguf_models(path)) for path in (a, b)]
     mixed = kinds[0] != kinds[1]
     first, second = (_open(path, gguf, mixed) for path, gguf in zip((a, b), kinds, strict=True))
-    return first, second
+    return _apart_as(first, second), _apart_as(second, first)
+
+
+def _apart_as(side: Side, other: Side) -> Side:
+    """A checkpoint with experts fused in 3-D tensors, one by one where the other has them so."""
+    if not isinstance(side, CheckpointSide) or side.artifact.found.format != "dense":
+        return side
+    checkpoint = apart_as(side.artifact.checkpoint, other.items)
+    return replace(side, artifact=replace(side.artifact, checkpoint=checkpoint))
 
 
 def open_side(path: Path) -> Side:

@@ -17,6 +17,7 @@ from qtool.calibrating.calibration import calibration_tokens, load_text
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
+from qtool.fused_experts import apart
 from qtool.gguf.imatrix import read_importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
@@ -181,7 +182,7 @@ def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
 
 def _check_space(stats: Path, source: Path, needs: frozenset[str]) -> None:
     out = stats.parents[2]
-    wanted, free = statistics_bytes(Checkpoint.open(source), needs), free_bytes(stats)
+    wanted, free = statistics_bytes(apart(Checkpoint.open(source)), needs), free_bytes(stats)
     if free < wanted:
         raise UnsupportedError(
             f"{out}: the statistics that these recipes share need {wanted:,} bytes, and its disk "

@@ -8,6 +8,7 @@ from typing import Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.fused_experts import apart
 from qtool.gguf.open import is_gguf
 from qtool.recipe.recipe import Calibration, Recipe, parse
 from qtool.runs.embedded import Embedded
@@ -130,7 +131,7 @@ def measure(
 
     needs = VECTORS | recipe_needs(recipe)
     settings = _settings(record, calibration)
-    calibrate(Checkpoint.open(folder), out, settings, needs, threads, Progress(quiet=True))
+    calibrate(apart(Checkpoint.open(folder)), out, settings, needs, threads, Progress(quiet=True))
 
 
 def importance(

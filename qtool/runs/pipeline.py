@@ -20,6 +20,7 @@ from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.plan.engines import ROUNDED_SCALES
+from qtool.plan.experts import as_quantized
 from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -44,7 +45,7 @@ def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
     check_free(out, is_folder=True)
-    checkpoint = Checkpoint.open(request.source)
+    checkpoint = as_quantized(request.recipe, Checkpoint.open(request.source))
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
 

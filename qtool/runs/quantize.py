@@ -96,13 +96,14 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.checkpoint import Checkpoint
     from qtool.gguf.checkpoint_headers import checkpoint_headers
     from qtool.gguf.convert import checkpoint_folder
+    from qtool.plan.experts import as_quantized
     from qtool.plan.plan import make_plan
 
     with checkpoint_headers(source, requantize=asked.requantize) as (folder, _):
         # What cannot be made is told before the checkpoint is.
         make_plan(
-            recipe, Checkpoint.open(folder), max_shard_bytes, threads=asked.threads,
-            max_ram=asked.max_ram,
+            recipe, as_quantized(recipe, Checkpoint.open(folder)), max_shard_bytes,
+            threads=asked.threads, max_ram=asked.max_ram,
         )  # fmt: skip
     with checkpoint_folder(
         source, target, progress, requantize=asked.requantize, fresh=asked.fresh

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from qtool.artifact import Artifact, Entry
+from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError
+from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
@@ -140,6 +142,8 @@ def _verdict(
             from qtool.verification.rotated import as_rotated
 
             opened = stack.enter_context(open_weights(against))
+            if isinstance(opened, Checkpoint):
+                opened = apart_as(opened, artifact.checkpoint.tensors)
             source, said = as_rotated(artifact, opened)
             findings += said
         subject = subject_of(path, artifact, source)

@@ -1,0 +1,206 @@
+"""Experts that a checkpoint keeps in 3-D tensors, quantized as those kept one by one.
+
+The oracle is the same model with its experts apart: what comes of both must be the same bytes.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import gguf_models
+import header_files
+import numpy as np
+import pytest
+import quantizing
+import torch
+from safetensors.torch import load_file, save_file
+
+from qtool.artifact import Artifact
+from qtool.calibrating.skeleton import Skeleton
+from qtool.checkpoint import Checkpoint
+from qtool.diff.diff import diff
+from qtool.errors import SourceError
+from qtool.fused_experts import apart, apart_as
+from qtool.plan.experts import as_quantized
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
+from qtool.verification.run import verify_artifact
+
+GROUPS = "weights.group_size=32"
+LAYER = "model.layers.0.mlp.experts"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One model with its experts apart, as Qwen3-MoE has them, and fused."""
+    root = tmp_path_factory.mktemp("experts")
+    one = quantizing.add_tokenizer(gguf_models.build("qwen3-moe", root / "apart"))
+    return one, gguf_models.fuse_experts(one, root / "fused")
+
+
+def headers(folder: Path, **shapes: tuple[int, ...]) -> Checkpoint:
+    """A block with experts of the given shapes, in tensors by the last part of their names."""
+    block = {"model.layers.0.self_attn.q_proj.weight": (64, 64)}
+    experts = {f"{LAYER}.{name}": shape for name, shape in shapes.items()}
+    header_files.write(folder, {**block, **experts}, {})
+    return Checkpoint.open(folder)
+
+
+def test_each_matrix_is_a_stretch_of_the_file(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    gate_up = torch.randn(3, 10, 4, generator=draw).bfloat16()
+    down = torch.randn(3, 4, 5, generator=draw).bfloat16()
+    state = {f"{LAYER}.gate_up_proj": gate_up, f"{LAYER}.down_proj": down}
+    save_file(state, tmp_path / "model.safetensors")
+    found = apart(Checkpoint.open(tmp_path))
+    expected = {
+        f"{LAYER}.{expert}.{part}.weight": matrix
+        for expert in range(3)
+        for part, matrix in (
+            ("gate_proj", gate_up[expert, :5]),
+            ("up_proj", gate_up[expert, 5:]),
+            ("down_proj", down[expert]),
+        )
+    }
+    assert set(found.tensors) == set(expected)
+    for name, matrix in expected.items():
+        assert found.tensors[name].shape == tuple(matrix.shape)
+        assert np.array_equal(found.float32(name), matrix.float().numpy())
+    assert sum(info.nbytes for info in found.tensors.values()) == 2 * (
+        gate_up.numel() + down.numel()
+    )
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        # [experts, in, out], as Llama 4 has them; also where one of the two could be either.
+        {"gate_up_proj": (4, 64, 256), "down_proj": (4, 128, 64)},
+        {"gate_up_proj": (4, 128, 128), "down_proj": (4, 64, 128)},
+        # Gate and up interleaved, as in gpt-oss.
+        {"gate_up_proj": (4, 128, 64), "down_proj": (4, 64, 64), "gate_up_proj_bias": (4, 128)},
+        {"gate_up_proj": (4, 128, 64)},
+        {"gate_up_proj": (4, 128, 64), "down_proj": (3, 64, 64)},
+        {"gate_up_proj": (4, 128, 64), "down_proj": (64, 64)},
+    ],
+)
+def test_what_is_kept_in_another_way_stays(shapes: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = headers(tmp_path, **shapes)
+    assert apart(checkpoint) is checkpoint
+
+
+def test_layers_are_taken_apart_by_name(pair: tuple[Path, Path]) -> None:
+    one, fused = map(Checkpoint.open, pair)
+    assert apart(fused).tensors.keys() == one.tensors.keys()
+    first = apart_as(fused, [f"{LAYER}.7.up_proj.qweight", "model.layers.1.mlp.gate.weight"])
+    assert f"{LAYER}.0.gate_proj.weight" in first.tensors
+    assert "model.layers.1.mlp.experts.gate_up_proj" in first.tensors
+    assert apart_as(fused, fused.tensors) is fused
+    assert apart(fused).digest() == fused.digest()
+
+
+@pytest.mark.parametrize("recipe", ["w4g64-rtn", "w4g64-gptq", "w4g64-awq"])
+def test_artifacts_are_the_same(recipe: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    quantizing.text_file(tmp_path / "text.txt")
+    text = f"calibration.source={tmp_path / 'text.txt'}"
+    sets = (GROUPS, text, "calibration.samples=4", "calibration.length=64")
+    states = []
+    for source in pair:
+        run = quantizing.quantize(source, recipe, tmp_path / source.name, *sets)
+        assert sum(".experts." in name for name in run.quants) == 2 * 8 * 3
+        states.append(load_file(run.out / "model.safetensors"))
+        verdict = verify_artifact(run.out, against=source)
+        assert verdict.ok and len(verdict.layers) == len(run.quants)
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_layers_that_stay_dense_stay_fused(pair: tuple[Path, Path]) -> None:
+    fused = Checkpoint.open(pair[1])
+    sets = (GROUPS, "overrides=[{match: '*.layers.1.mlp.experts.*', dense: true}]")
+    found = as_quantized(load("w4g64-rtn", sets), fused)
+    assert f"{LAYER}.0.gate_proj.weight" in found.tensors
+    assert "model.layers.1.mlp.experts.down_proj" in found.tensors
+    assert as_quantized(load("kv-fp8"), fused) is fused
+    plan = make_plan(load("w4g64-rtn", sets), found)
+    assert sum(".experts." in tensor.name for tensor in plan.quantized) == 8 * 3
+
+
+def test_the_source_is_compared_expert_by_expert(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    out = quantizing.quantize(pair[1], "w4g64-rtn", tmp_path / "out", GROUPS).out
+    changed = Path(shutil.copytree(pair[1], tmp_path / "changed"))
+    state = load_file(changed / "model.safetensors")
+    state[f"{LAYER}.down_proj"][3] = state[f"{LAYER}.down_proj"][4].clone()
+    save_file(state, changed / "model.safetensors", {"format": "pt"})
+    told = {f.name for f in verify_artifact(out, against=changed).findings if f.severity == "error"}
+    assert told == {f"{LAYER}.3.down_proj.weight"}
+    found = diff(pair[0], changed, Progress(quiet=True))
+    assert [tensor.name for tensor in found.tensors] == [f"{LAYER}.3.down_proj.weight"]
+
+
+def gemma4(folder: Path) -> Path:
+    """Its class has fused experts only, as its checkpoints have."""
+    from transformers import AutoModelForCausalLM, Gemma4TextConfig
+
+    config = Gemma4TextConfig(
+        vocab_size=arch_models.VOCABULARY, hidden_size=64, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, num_experts=4,
+        top_k_experts=2, moe_intermediate_size=32, enable_moe_block=True,
+        hidden_size_per_layer_input=0, global_head_dim=16,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return quantizing.add_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gemma4(tmp_path_factory.mktemp("gemma4") / "model")
+
+
+def test_a_class_that_knows_fused_experts_only_runs_them_apart(gemma: Path) -> None:
+    fused = Checkpoint.open(gemma)
+    view = apart(fused)
+    assert len(view.tensors) == len(fused.tensors) + 2 * (3 * 4 - 2)
+    one, other = Skeleton.open(fused).block(1), Skeleton.open(view).block(1)
+    for (name, a), (_, b) in zip(
+        one.module.named_parameters(), other.module.named_parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    weight = other.weights["model.layers.1.experts.2.up_proj.weight"]
+    assert torch.equal(weight, one.weights["model.layers.1.experts.gate_up_proj"][2, 32:])
+    weight.zero_()  # a view: what is written there is what the block computes with
+    assert not other.module.get_parameter("experts.gate_up_proj")[2, 32:].any()
+
+
+def test_a_class_that_knows_fused_experts_only_is_calibrated(gemma: Path, tmp_path: Path) -> None:
+    quantizing.text_file(tmp_path / "text.txt")
+    text = f"calibration.source={tmp_path / 'text.txt'}"
+    sets = (GROUPS, text, "calibration.samples=4", "calibration.length=64")
+    run = quantizing.quantize(gemma, "w4g64-gptq", tmp_path / "out", *sets)
+    assert sum(".experts." in name for name in run.quants) == 2 * 4 * 3
+    (report,) = [note for note in run.summary.notes if note.startswith("tokens per expert")]
+    assert "over 8 experts" in report
+    # What the blocks went on with is what the artifact holds.
+    name = "model.layers.1.experts.3.gate_proj.weight"
+    assert np.array_equal(run.weights[name], run.quants[name].dequantize())
+    entries = Artifact.open(run.out).entries
+    assert entries[name].scheme is not None and entries[name].shape == (32, 64)
+    assert verify_artifact(run.out, against=gemma).ok
+
+
+def test_experts_that_are_missing_or_of_another_size(gemma: Path) -> None:
+    view = apart(Checkpoint.open(gemma))
+    lost = {n: i for n, i in view.tensors.items() if n != "model.layers.1.experts.2.up_proj.weight"}
+    with pytest.raises(SourceError, match=r"7 of the 8 matrices that 'model.layers.1.experts.gate"):
+        Skeleton.open(replace(view, tensors=lost))
+    name = "model.layers.0.experts.0.down_proj.weight"
+    wrong = {n: view.tensors["model.layers.0.mlp.up_proj.weight"] if n == name else i
+             for n, i in view.tensors.items()}  # fmt: skip
+    with pytest.raises(SourceError, match=f"'{name}': shape"):
+        Skeleton.open(replace(view, tensors=wrong))
