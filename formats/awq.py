@@ -45,6 +45,7 @@ from qtool.formats.facts import (
     whole,
     whole_experts,
 )
+from qtool.formats.gptq_dynamic import overridden
 from qtool.formats.safetensors_file import TensorSpec
 from qtool.layer_names import experts_of, fused_names
 from qtool.scheme import GroupQuant, Scheme
@@ -240,8 +241,7 @@ def _zero_from_scaled(module: str, scaled: NDArray[Any], scale: NDArray[Any]) ->
 
 def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:
     """The scheme and shape [out, in] of a stored matrix; FormatError where shapes disagree."""
-    if found.scheme is None:
-        raise FormatError(f"{module}: the config does not say how it is stored")
+    scheme = overridden(module, found)
     layout = LAYOUTS[found.layout]
     strips = layout.axis == "strips"
     weight = find_words(look, f"{module}.qweight", 2 if strips else 4)
@@ -254,12 +254,12 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
         shape = (second_axis * 8, first_axis)
     elif strips:
         shape = (first_axis * _ROWS, second_axis)
-    reason = "it is empty" if 0 in shape else supports(found.scheme, shape, Options(found.layout))
+    reason = "it is empty" if 0 in shape else supports(scheme, shape, Options(found.layout))
     if reason:
         raise FormatError(f"{module}: {reason}")
-    for spec in specs(module, found.scheme, shape, Options(found.layout)):
+    for spec in specs(module, scheme, shape, Options(found.layout)):
         check_shape(spec.name, find(look, spec.name).shape, spec.shape)
-    return found.scheme, shape
+    return scheme, shape
 
 
 def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:

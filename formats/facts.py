@@ -83,7 +83,11 @@ class Group:
 
 @dataclass(frozen=True)
 class ArtifactScheme:
-    """What a config says about a quantized checkpoint. `scheme` is None where not decoded here."""
+    """What a config says about a quantized checkpoint. `scheme` is None where not decoded here.
+
+    `format` and `layout` say how matrices are stored; `quant_method` names the config, whose rules
+    are not always those of the format.
+    """
 
     format: str
     quant_method: str
@@ -92,6 +96,13 @@ class ArtifactScheme:
     dense: tuple[str, ...] = ()  # as written: names or patterns
     overrides: tuple[tuple[str, Mapping[str, object]], ...] = field(default=())
     groups: tuple[Group, ...] = ()  # of compressed-tensors; `scheme` is that of the first
+
+    @property
+    def label(self) -> str:
+        """Format and layout, for people."""
+        text = f"{self.format} {self.layout}".strip()
+        own = self.quant_method == "auto-round" != self.format
+        return f"{self.quant_method}, stored as {text}" if own else text
 
 
 def head_quantized(facts: Facts) -> bool:

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from qtool.formats import awq, bitsandbytes, compressed_tensors, dense, fp8, gptq, modelopt, qserve
+from qtool.formats import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    dense,
+    fp8,
+    gptq,
+    modelopt,
+    qserve,
+)
 from qtool.formats.facts import ArtifactScheme
 
 _MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, dense)
@@ -16,8 +26,6 @@ _NAMED = {
     "hqq": "hqq",
     "quanto": "quanto",
     "torchao": "torchao",
-    "auto-round": "auto-round",
-    "auto_round": "auto-round",
     "eetq": "eetq",
     "aqlm": "aqlm",
     "quark": "quark",
@@ -27,7 +35,7 @@ _NAMED = {
 
 def detect(config: Mapping[str, Any]) -> ArtifactScheme:
     """What a quantization_config says; {} is dense, an unknown method is passed on by name."""
-    for module in FORMATS.values():
+    for module in (*FORMATS.values(), auto_round):
         found: ArtifactScheme | None = module.detect(config)
         if found is not None:
             return found

@@ -70,7 +70,7 @@ class Inspection:
     def summary(self) -> list[tuple[str, str]]:
         """The head of the report: labels and values."""
         found = self.artifact.found
-        lines = [("format", f"{found.format} {found.layout}".strip())]
+        lines = [("format", found.label)]
         if found.scheme is not None:
             schemes = sorted({str(e.scheme) for e in self.entries if e.scheme is not None})
             lines.append(("scheme", ", ".join(schemes) or str(found.scheme)))

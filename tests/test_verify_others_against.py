@@ -124,10 +124,11 @@ def test_pruned_matrices_are_told_of_and_not_called_another_models(
 def test_what_is_not_read_is_no_other_model(
     store: other.Store, packing: str, tmp_path: Path
 ) -> None:
-    """AutoRound's own config, around codes that lie as GPTQ's or AWQ's."""
+    """AutoRound's config for rounded inputs, around codes that lie as GPTQ's or AWQ's."""
     config = {
         "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": packing == "gptq",
         "packing_format": f"auto_round:auto_{packing}", "block_name_to_quantize": "model.layers",
+        "act_bits": 8,
     }  # fmt: skip
     source = other.folder(tmp_path / "source", other.model(other.dense), {})
     path = other.folder(tmp_path / "out", other.model(store), config)

@@ -137,6 +137,8 @@ def _gptq(
         return None  # words that end behind the last row
     stored, name = artifact.stored_tensor, f"{entry.module}.g_idx"
     zero = bits.unpack(stored(f"{entry.module}.qzeros"), scheme.bits, shape[0])
+    if gptq.borrowed(artifact.found, scheme, zero):
+        return None  # zeros that carry from one to the next, which the CPU reads
     version = gptq.version_of(artifact.found, scheme, zero)
     index = stored(name) if name in entry.stored else None
     order = gptq.order_of(entry.module, index, scheme, shape)

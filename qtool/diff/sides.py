@@ -108,8 +108,7 @@ class CheckpointSide:
 
     @property
     def format(self) -> str:
-        found = self.artifact.found
-        return f"{found.format} {found.layout}".strip()
+        return self.artifact.found.label
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:

@@ -101,7 +101,7 @@ def open_artifact(typed: str, path: Path) -> Opened:
     record = artifact.provenance or {}
     source_record = record.get("source")
     return Opened(
-        f"{artifact.found.format} {artifact.found.layout}".strip(),
+        artifact.found.label,
         seen.size_bytes,
         stored,
         sample.of_artifact(artifact, _kinds(stored)),

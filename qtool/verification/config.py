@@ -9,6 +9,7 @@ from typing import Any
 
 from qtool.artifact import Entry, quantization_config
 from qtool.errors import QtoolError
+from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, negative, overridden
@@ -25,7 +26,7 @@ from qtool.verification.subject import Subject
 _MUCH_DENSE = 0.2  # of the linear layers' weights
 _LISTS = (
     "modules_to_not_convert", "dynamic", "ignore", "ignored_layers", "exclude_modules",
-    "llm_int8_skip_modules",
+    "llm_int8_skip_modules", "extra_config", "block_name_to_quantize", "to_quant_block_names",
 )  # fmt: skip
 # In these the config says whether the head is quantized; of others no engine asks for its codes.
 _WITH_HEADS = ("awq", "gptq", "compressed-tensors")
@@ -36,6 +37,8 @@ def says_dense(subject: Subject, module: str) -> bool | None:
     where that depends on an expression that is not matched here."""
     found = subject.artifact.found
     config = quantization_config(subject.artifact.checkpoint)
+    if found.quant_method == auto_round.NAME:
+        return auto_round.left_dense(config, module)
     if found.format == "gptq":
         if is_head(module):
             return config.get("lm_head") is not True
@@ -160,7 +163,7 @@ def check_scheme(subject: Subject) -> Iterator[Finding]:
     for entry in subject.entries.values():
         if not isinstance(entry.scheme, Scheme):
             continue
-        said = overridden(entry.module, found) if found.format == "gptq" else found.scheme
+        said = overridden(entry.module, found)
         if not entry_for([key for key, _ in found.overrides], entry.module)[1]:
             continue
         columns = entry.shape[-1]

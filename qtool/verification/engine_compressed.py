@@ -12,6 +12,7 @@ Sources: vLLM 0.32 (compressed_tensors, kernels/linear/mixed_precision), SGLang
 
 from collections.abc import Iterator, Mapping
 
+from qtool.formats import auto_round
 from qtool.verification import engine_schemes
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_targets import group_of, weight_arguments
@@ -23,6 +24,8 @@ _OLD_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
 def packing(view: EngineView, layer: Layer) -> str:
     """The format of a layer's own in compressed-tensors, else that of the artifact."""
+    if view.format == auto_round.NAME:
+        return "awq" if view.layout == "gemm" else "gptq"
     if view.format != "compressed-tensors":
         return view.format
     group = group_of(view.quantization, layer.module) or {}

@@ -8,6 +8,7 @@
     fp8             blocks of 128x128, as in compressed-tensors
     compressed-     engine_compressed, engine_schemes
     tensors
+    auto-round      engine_auto_round
 
 Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16,
 kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
@@ -15,6 +16,8 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
 
 from collections.abc import Iterator
 
+from qtool.formats import auto_round
+from qtool.verification import engine_auto_round
 from qtool.verification.engine_compressed import compressed_findings, packing
 from qtool.verification.engine_schemes import other_block
 from qtool.verification.engine_split import GROUP_SIZES, block_size, ranks_of
@@ -35,6 +38,8 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
         yield from compressed_findings(view, engine, who)
     elif view.format == "fp8":
         yield from _fp8(view, who)
+    elif view.format == auto_round.NAME:
+        yield from engine_auto_round.kernel_findings(view, engine, who)
     yield from _tiles(view, engine, who, tp)
     yield from _experts(view, engine, who, tp)
 

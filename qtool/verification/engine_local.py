@@ -14,7 +14,9 @@ ext.py, config.py), llama.cpp by the gguf package's MODEL_ARCH_NAMES.
 
 from collections.abc import Iterator, Mapping
 
+from qtool.formats import auto_round
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
+from qtool.verification import engine_auto_round
 from qtool.verification.engine_kernels import BFLOAT_ONLY
 from qtool.verification.engine_view import EngineView, alike, some
 from qtool.verification.finding import Finding
@@ -55,6 +57,8 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
             f"transformers has kernels for the AWQ layout {view.layout} on NVIDIA GPUs alone; "
             "gemm loads everywhere",
         )  # fmt: skip
+    if view.format == auto_round.NAME:
+        yield from engine_auto_round.transformers_findings(view)
     if view.format in ("awq", "gptq"):
         largest = 128 if view.format == "awq" else 1024
         yield from alike(

@@ -7,6 +7,7 @@
                                                  match; vLLM else looks at the headers, SGLang not
     compressed-tensors  ignore, and targets      names, or regular expressions after "re:"
     FP8                 modules_to_not_convert   whole names
+    AutoRound           extra_config             engine_auto_round
 
 A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLang ask by the name
 of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
@@ -18,11 +19,13 @@ Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.patterns import any_of
 from qtool.layer_names import FUSED, experts_of
+from qtool.verification import engine_auto_round
 from qtool.verification.engine_targets import group_of
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
@@ -34,6 +37,9 @@ _UNKNOWN = "?"
 def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     """Layers that the engine takes for quantized and are not, or the other way round."""
     if not view.quantized:
+        return
+    if view.format == auto_round.NAME:
+        yield from engine_auto_round.skip_findings(view, engine, who)
         return
 
     def wrongly_named(layer: Layer) -> str | None:

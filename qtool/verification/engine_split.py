@@ -111,7 +111,11 @@ def _group(layer: Layer, tp: int, heads: int) -> str | None:
 def _words(view: EngineView, layer: Layer, tp: int) -> str | None:
     """Codes or zeros are packed along the output in AWQ and GPTQ: a rank gets whole words."""
     stored = layer.stored
-    if view.format not in ("awq", "gptq") or stored is None or stored.bits not in (2, 4, 8):
+    if (
+        view.format not in ("awq", "gptq", "auto-round")
+        or stored is None
+        or stored.bits not in (2, 4, 8)
+    ):
         return None
     in_word = 32 // stored.bits
     ranks = 1 if layer.input_split else ranks_of(view, layer, tp)

@@ -14,6 +14,7 @@ from typing import Any
 
 from qtool.artifact import Artifact, Entry, quantization_config
 from qtool.errors import QtoolError, SourceError
+from qtool.formats import auto_round
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
 from qtool.plan.planned import Planned
@@ -105,7 +106,7 @@ class Layer:
 class EngineView:
     """What the rules look at."""
 
-    format: str  # awq, gptq, compressed-tensors, fp8, dense, ...
+    format: str  # awq, gptq, compressed-tensors, fp8, auto-round, dense, ...
     layout: str
     config: Mapping[str, Any]  # config.json
     quantization: Mapping[str, Any]  # its quantization_config
@@ -146,8 +147,9 @@ def view_of(artifact: Artifact) -> EngineView:
                 stored = _stored(artifact.found.format, quantization, entry.module, entry.scheme)
             layers.append(Layer(entry.module, entry.shape[0], entry.shape[1], stored, what))
     dtypes = Counter(e.dtype for e in entries.values() if e.scheme is None)
+    own = artifact.found.quant_method == auto_round.NAME  # engines load it by rules of its own
     return EngineView(
-        artifact.found.format,
+        auto_round.NAME if own else artifact.found.format,
         artifact.found.layout,
         artifact.checkpoint.config,
         quantization,

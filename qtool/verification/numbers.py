@@ -242,10 +242,12 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
         if not found:
             continue
         if artifact.found.format == "gptq" and truth != label:
-            names = {"v1": "gptq", "v2": "gptq_v2"}
+            key, names = "checkpoint_format", {"v1": "gptq", "v2": "gptq_v2"}
+            if artifact.found.quant_method == "auto-round":
+                key, names = "packing_format", {"v1": "auto_round:auto_gptq", "v2": "auto_round"}
             fix = (
                 f"the label says {names.get(label, label)}, the zeros are {names[truth]}'s: set "
-                f"checkpoint_format to {names[truth]}"
+                f"{key} to {names[truth]}"
             )
         else:
             fix = "they were written by another convention: make the artifact again"
