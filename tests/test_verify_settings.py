@@ -11,6 +11,10 @@ from qtool import tiny
 from qtool.verification.run import verify_artifact
 
 TINY = Path(tiny.__file__).parent
+LLAMA, MISTRAL, QWEN2 = (
+    {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
+    for name in ("Llama", "Mistral", "Qwen2")
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,14 @@ TINY = Path(tiny.__file__).parent
           {"rope_theta": 1e6, "rope_type": "default"}}, []),
         ({"torch_dtype": "bfloat16"}, {"torch_dtype": None, "dtype": "float16"}, []),
         ({"eos_token_id": 1}, {"eos_token_id": [1, 2]}, ["warning"]),
+        # As in what is made of a GGUF file, which has no key for it.
+        ({"hidden_act": "silu"}, {"hidden_act": None}, []),
+        ({"hidden_act": "gelu"}, {"hidden_act": None}, ["error"]),
+        ({**MISTRAL, "sliding_window": False}, {**LLAMA, "sliding_window": None}, []),
+        ({**MISTRAL, "sliding_window": 64}, {**LLAMA, "sliding_window": None}, ["error"]),
+        (QWEN2, LLAMA, ["error"]),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4},
+         {"no_rope_layer_interval": None}, []),
     ],
 )  # fmt: skip
 def test_what_is_told(
@@ -36,6 +48,8 @@ def test_what_is_told(
             shutil.copy(TINY / name, folder / name)
         config = json.loads((TINY / "config.json").read_text())
         config = {key: value for key, value in (config | changed).items() if value is not None}
+        if config.get("sliding_window") is False:
+            config["sliding_window"] = None  # said to be none, which is not unsaid
         (folder / "config.json").write_text(json.dumps(config))
     verdict = verify_artifact(folders[1], against=folders[0])
     assert [f.severity for f in verdict.findings if f.check == "settings"] == found

@@ -122,7 +122,7 @@ TABLE: dict[str, Architecture] = {
         {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
          "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
          "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-         "use_sliding_window": False},
+         "use_sliding_window": False, "decoder_sparse_step": 1},
         needs_head=True,
         refuse=(limits.experts_everywhere, limits.plain_heads, limits.chosen_add_up(False)),
     ),
@@ -130,7 +130,7 @@ TABLE: dict[str, Architecture] = {
         "qwen3moe", (*_QWEN, *_QWEN_EXPERTS, *block(*QK_NORMS, "mlp.gate")), keys.MOE,
         {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-         "rope_theta": 1e4, "use_sliding_window": False},
+         "rope_theta": 1e4, "use_sliding_window": False, "decoder_sparse_step": 1},
         refuse=(limits.experts_everywhere, limits.chosen_add_up(True)),
     ),
     "GemmaForCausalLM": Architecture(
@@ -165,7 +165,7 @@ TABLE: dict[str, Architecture] = {
         "smollm3", (*_LLAMA, *block(*MLP)), keys.LLAMA,
         {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 2e6, "tie_word_embeddings": True, "use_sliding_window": False,
-         "vocab_size": 128256},
+         "vocab_size": 128256, "no_rope_layer_interval": 4},
         refuse=(limits.rope_but_each_fourth,),
     ),
     "Olmo2ForCausalLM": Architecture(

@@ -26,6 +26,8 @@ from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
 _TIED = "tie_word_embeddings"
 _SHOWN = 60  # characters of a value
 _CLASSES = ("architectures", "model_type")
+# But for a window, which is a setting of its own, these compute the same; GGUF calls both llama.
+_SAME_CLASS = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
 # What running a model does not depend on, and spellings of what has one form in `_whole`.
 _IDLE = (
     "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
@@ -59,8 +61,10 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     different = [k for k in keys if not _unsaid(here.get(k)) and not _alike(here[k], there[k])]
     if _TIED in different and here[_TIED] is False and heads_of(subject):
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
-    if "text_config" in source.config and "text_config" not in subject.config:
-        different = [key for key in different if key not in _CLASSES]  # its language model alone
+    # A language model alone, or one class under two names.
+    inside = "text_config" in source.config and "text_config" not in subject.config
+    if inside or {_class_of(config) for config in (here, there)} == _SAME_CLASS:
+        different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
     yield from unlike(
         different,
@@ -71,11 +75,22 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     )
 
 
+def _class_of(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
 def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
     """With the defaults of its class, where that is known, and rope settings in one form."""
-    named = config.get("architectures")
-    row = TABLE.get(str(named[0])) if isinstance(named, list) and named else None
-    return complete(config, row.defaults if row is not None else {})
+    row = TABLE.get(_class_of(config))
+    if row is None:
+        return complete(config, {})
+    # GGUF has no key for it, so that what is made of such a file leaves it to the class.
+    usual = {"hidden_act": row.activations[0]}
+    if row.name.startswith("gemma"):
+        usual = dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh")
+    whole = complete(config, row.defaults)
+    return whole | {key: said for key, said in usual.items() if whole.get(key) is None}
 
 
 def _idle(key: str) -> bool:
