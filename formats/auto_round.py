@@ -101,11 +101,13 @@ def _is_dense(entry: Mapping[str, Any]) -> bool:
 
 def table(config: Mapping[str, Any], *, entire: bool = False) -> dict[str, Mapping[str, Any]]:
     """extra_config as a table of expressions, matched from the start of a name, of which the first
-    counts. entire: an expression means names that it matches from end to end, as SGLang has it."""
+    counts; a name may lack its beginning. entire: names and expressions are matched from end to
+    end, as SGLang has it."""
     said = config.get("extra_config")
     entries = said.items() if isinstance(said, Mapping) else ()
     known = [(str(key), entry) for key, entry in entries if isinstance(entry, Mapping)]
-    found = {f"{re.escape(key)}$": entry for key, entry in known if not _SPECIAL.search(key)}
+    start = "" if entire else r"(?:.*\.)?"
+    found = {f"{start}{re.escape(key)}$": entry for key, entry in known if not _SPECIAL.search(key)}
     expressions = [(key, entry) for key, entry in known if _SPECIAL.search(key)]
     for key, entry in expressions:
         found[f"(?:{key})$" if entire else f".*(?:{key})"] = entry

@@ -197,6 +197,16 @@ def test_layers_that_differ(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_names_without_their_beginning() -> None:
+    said = config(extra_config={"mlp.up_proj": {"bits": 16}, "lm_head": {"bits": 4}})
+    for module, short, entire in (
+        ("model.layers.0.mlp.up_proj", True, False), ("model.layers.0.smlp.up_proj", False, False),
+        ("model.lm_head", False, True), ("lm_head", False, False),
+    ):  # fmt: skip
+        assert left_dense(said, module) is short
+        assert left_dense(said, module, entire=True) is entire
+
+
 def test_blocks_that_are_quantized() -> None:
     for said in ("model.a.0, model.b", ["model.a.0", "model.b"], [["model.a.0"], ["model.b.1"]]):
         old = {**config(block_name_to_quantize=None), "to_quant_block_names": said}
@@ -267,6 +277,35 @@ def test_healthy_ones_pass(packing: str, bits: int, symmetric: bool, tmp_path: P
     found = dict(Artifact.open(path).dequantized())
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_few_weights_clipped_hard_are_no_folds(damaged: bool, tmp_path: Path) -> None:
+    """As its search leaves a matrix of 8 bits whose columns do not count alike."""
+    last = "model.layers.1.mlp.down_proj"
+
+    def store(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        weight = weight.copy()
+        weight[:, ::64] *= 8  # the columns that are clipped
+        kept = weight.copy()
+        kept[::2, ::64] /= 1.7
+        quant = rounded(kept, 8, True)
+        wide = np.repeat(quant.scale.astype(np.float32), 128, 1)
+        quant.codes[:] = np.clip(np.rint(weight / wide) + 128, 0, 255)
+        if damaged and module == last:
+            quant.scale[:] /= 2
+        return stored(V1, module, quant)
+
+    def source(module: str, weight: NDArray[np.float32]) -> other.Tensors:
+        weight = weight.copy()
+        weight[:, ::64] *= 8
+        return {f"{module}.weight": ("F32", weight)}
+
+    path = other.folder(tmp_path / "out", other.model(store), config(bits=8))
+    of = other.folder(tmp_path / "source", other.model(source), {})
+    verdict = verify_artifact(path, against=of, threads=1)
+    assert {f.name for f in verdict.findings} == ({f"{last}.weight"} if damaged else set())
+    assert max(layer.relative_error for layer in verdict.layers) > 0.05
 
 
 @pytest.mark.parametrize(("says", "holds"), [(V1, V2), (V2, V1)])

@@ -16,7 +16,7 @@ Sources: vLLM 0.32 (quantization/inc), SGLang (quantization/auto_round), transfo
 
 from collections.abc import Iterator
 
-from qtool.formats.auto_round import NAME, left_dense, packing_of
+from qtool.formats.auto_round import NAME, left_dense
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
@@ -27,7 +27,8 @@ _BACKENDS = ("auto", "gptq", "gptq:marlin", "awq", "awq:marlin", "marlin")
 
 def config_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     """What of the config an engine does not know."""
-    method, packing = view.quantization.get("quant_method"), packing_of(view.quantization)
+    method = view.quantization.get("quant_method")
+    packing = str(view.quantization.get("packing_format") or _PACKINGS[0])
     backend = view.quantization.get("backend", "auto")
     why = ""
     if method != NAME:

