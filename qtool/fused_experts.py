@@ -5,22 +5,31 @@
     ...experts.down_proj [experts, hidden, inner]
         -> ...experts.3.down_proj.weight [hidden, inner]
 
-Each matrix is a stretch of the file, rows of [out, in] as linear layers have them, so that the view
-is a checkpoint with other headers and nothing is copied. The names are those under which other
-checkpoints keep experts apart, and engines ask for quantized ones (Qwen3-MoE, and llm-compressor's
-artifacts of Qwen3.5-MoE). Layers with biases interleave gate and up (gpt-oss), and some checkpoints
-keep the transpose [experts, in, out] (Llama 4, Qwen3-VL-MoE): these stay as they are.
+Laid out like this (Qwen3.5-MoE, Gemma 4) each matrix is a stretch of the file, and nothing but
+headers differs from a checkpoint with experts apart. Others keep the transpose, [experts, in, out]
+(Qwen3-VL-MoE, Llama 4): there the columns of a matrix are read, a band of stored rows at a time.
+
+The names are those under which Qwen3-MoE's checkpoints keep experts, and engines ask for quantized
+ones (artifacts of llm-compressor). Layers with biases interleave gate and up (gpt-oss): these, and
+any other shapes, stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qtool.checkpoint import Checkpoint
+from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 from qtool.layer_names import experts_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
+_BAND_BYTES = 1 << 22  # of a transposed matrix, read at once
 
 
 @dataclass(frozen=True)
@@ -28,18 +37,27 @@ class Fused:
     """The fused experts of one layer, by their tensors."""
 
     layer: str  # "model.layers.0.mlp.experts"
-    gate_up: TensorInfo  # [experts, 2 * inner, hidden]
-    down: TensorInfo  # [experts, hidden, inner]
+    gate_up: TensorInfo
+    down: TensorInfo
+    transposed: bool  # [experts, in, out]
 
 
-def linear_layout(gate_up: tuple[int, ...], down: tuple[int, ...]) -> bool:
-    """Whether two shapes are [experts, 2 * inner, hidden] and [experts, hidden, inner]."""
-    return (
-        len(gate_up) == len(down) == 3
-        and gate_up[0] == down[0] > 0
-        and gate_up[1] == 2 * down[2] > 0
-        and gate_up[2] == down[1] > 0
-    )
+@dataclass(frozen=True)
+class Columns:
+    """A matrix [out, in] as columns of a stored one [in, all outputs]."""
+
+    stored: TensorInfo
+    first: int
+
+
+def layout_of(gate_up: tuple[int, ...], down: tuple[int, ...]) -> str | None:
+    """`linear` for [experts, 2 * inner, hidden] and [experts, hidden, inner], `transposed` for
+    [experts, hidden, 2 * inner] and [experts, inner, hidden], None for anything else."""
+    if not len(gate_up) == len(down) == 3 or gate_up[0] != down[0] or 0 in gate_up:
+        return None
+    if gate_up[1:] == (2 * down[2], down[1]):
+        return "linear"
+    return "transposed" if gate_up[1:] == (down[2], 2 * down[1]) else None
 
 
 def fused_layers(tensors: Mapping[str, TensorInfo]) -> Iterator[Fused]:
@@ -52,15 +70,56 @@ def fused_layers(tensors: Mapping[str, TensorInfo]) -> Iterator[Fused]:
         down = tensors.get(f"{layer}.{DOWN}{name[len(stem) :]}")
         if down is None or f"{stem}_bias" in tensors:
             continue
-        floats = gate_up.dtype in FLOAT_DTYPES and down.dtype in FLOAT_DTYPES
-        if floats and linear_layout(gate_up.shape, down.shape):
-            yield Fused(layer, gate_up, down)
+        layout = layout_of(gate_up.shape, down.shape)
+        if layout is not None and {gate_up.dtype, down.dtype} <= set(FLOAT_DTYPES):
+            yield Fused(layer, gate_up, down, layout == "transposed")
+
+
+@dataclass(frozen=True)
+class Apart(Checkpoint):
+    """See Checkpoint. Some matrices are columns of what lies in the files."""
+
+    columns: Mapping[str, Columns] = field(default_factory=dict, repr=False)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, uint8 [nbytes]."""
+        if name not in self.columns:
+            return super().raw(name)
+        return self.part(name, 0, self.tensors[name].shape[0])
+
+    def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor, from `first` to `last` of its leading axis."""
+        source = self.columns.get(name)
+        if source is None:
+            return super().part(name, first, last)
+        stored, (_, rows) = source.stored, self.tensors[name].shape
+        width = stored.nbytes // prod(stored.shape)
+        found = np.empty((last - first, rows, width), np.uint8)
+        step = max(1, _BAND_BYTES * rows // stored.nbytes)
+        begin, end = source.first + first, source.first + last
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            row = stored.nbytes // rows
+            span = replace(stored, start=stored.start + start * row, end=stored.start + stop * row)
+            band = st.read_range(self.file_of(name), span).reshape(stop - start, -1, width)
+            found[:, start:stop] = band[:, begin:end].swapaxes(0, 1)
+        return found.reshape(-1)
+
+    def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of a tensor from `start` to `stop`."""
+        if name not in self.columns:
+            return super().stretch(name, start, stop)
+        info = self.tensors[name]
+        row = info.nbytes // info.shape[0]
+        first = start // row
+        rows = self.part(name, first, max(first, -(-stop // row)))
+        return rows[start - first * row : stop - first * row]
 
 
 def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: True) -> Checkpoint:
     """The checkpoint with a matrix an expert, in layers that are wanted, by `...experts`."""
     split = {
-        info.name: fused.layer
+        info.name: fused
         for fused in fused_layers(checkpoint.tensors)
         if wanted(fused.layer)
         for info in (fused.gate_up, fused.down)
@@ -68,13 +127,19 @@ def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: 
     if not split:
         return checkpoint
     tensors: dict[str, TensorInfo] = {}
-    files = {}
+    files: dict[str, Path] = {}
+    columns: dict[str, Columns] = {}
     for name, info in checkpoint.tensors.items():
-        pieces = _pieces(split[name], info) if name in split else [info]
-        for piece in pieces:
+        pieces = _pieces(split[name], info) if name in split else [(info, None)]
+        for piece, source in pieces:
             tensors[piece.name] = piece
             files[piece.name] = checkpoint.file_of(name)
-    return replace(checkpoint, tensors=tensors, _file_of=files)
+            if source is not None:
+                columns[piece.name] = source
+    return Apart(
+        checkpoint.path, checkpoint.config, tensors, checkpoint.metadata, checkpoint.files, files,
+        checkpoint.readable, columns,
+    )  # fmt: skip
 
 
 def apart_as(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
@@ -83,17 +148,24 @@ def apart_as(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     return apart(checkpoint, layers.__contains__)
 
 
-def _pieces(layer: str, info: TensorInfo) -> list[TensorInfo]:
-    """The matrices in a fused tensor, in the order of its bytes."""
+def _pieces(fused: Fused, info: TensorInfo) -> list[tuple[TensorInfo, Columns | None]]:
+    """The matrices in a fused tensor, in the order of its bytes, or of its columns."""
     experts, rows, columns = info.shape
     kind = info.name.removesuffix(".weight").rpartition(".")[2]
     parts = PARTS[kind]
+    if fused.transposed:
+        rows, columns = columns, rows
     rows //= len(parts)
-    size = info.nbytes // (experts * len(parts))
-    names = [f"{layer}.{expert}.{part}.weight" for expert in range(experts) for part in parts]
-    return [
-        TensorInfo(
-            name, info.dtype, (rows, columns), info.start + n * size, info.start + (n + 1) * size
-        )
-        for n, name in enumerate(names)
-    ]
+    each = info.nbytes // experts
+    size = each // len(parts)
+    found: list[tuple[TensorInfo, Columns | None]] = []
+    for expert in range(experts):
+        begin = info.start + expert * each
+        whole = TensorInfo(info.name, info.dtype, info.shape[1:], begin, begin + each)
+        for number, part in enumerate(parts):
+            first = begin + number * size
+            name = f"{fused.layer}.{expert}.{part}.weight"
+            piece = TensorInfo(name, info.dtype, (rows, columns), first, first + size)
+            source = Columns(whole, number * rows) if fused.transposed else None
+            found.append((piece, source))
+    return found

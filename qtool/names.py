@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.fused_experts import DOWN, GATE_UP, PARTS, linear_layout
+from qtool.fused_experts import DOWN, GATE_UP, PARTS, layout_of
 from qtool.layer_names import experts_of
 
 if TYPE_CHECKING:
@@ -34,16 +34,19 @@ class HasShape(Protocol):
 
 @dataclass(frozen=True)
 class Binding:
-    """One checkpoint tensor is `parameter[index]`; an empty index is the whole parameter."""
+    """One checkpoint tensor is `parameter[index]`; an empty index is the whole parameter, for a
+    transposed one seen with its last two dimensions swapped."""
 
     checkpoint_name: str
     parameter_name: str
     index: Index
     shape: tuple[int, ...]  # of the checkpoint tensor
+    transposed: bool = False
 
     def view(self, parameter: "torch.Tensor") -> "torch.Tensor":
         """The checkpoint tensor's part of the parameter, sharing its memory."""
-        return parameter[self.index] if self.index else parameter
+        part = parameter[self.index] if self.index else parameter
+        return part.mT if self.transposed else part
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
+        Transpose,
         WeightConverter,
         WeightRenaming,
         dot_natural_key,
@@ -109,6 +113,9 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
         _check_shape(model, target, tuple(state[target].shape), shape, f"tensor {name!r}")
         of_parameter[target] = (Binding(name, target, (), shape),)
     for target, (converter, sources) in gathered.items():
+        if turned := _turned(target, converter, sources, tensors, tuple(state[target].shape)):
+            of_parameter[target] = (turned,)
+            continue
         tile = _convert(model, target, converter, sources, tensors)
         first = tile.pieces[0][0]
         _check_shape(
@@ -121,7 +128,9 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
 
     def fused(name: str) -> str | None:
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        return target if target in state and pattern is None else None
+        turns = [] if pattern is None else by_pattern[pattern].operations
+        as_is = all(isinstance(operation, Transpose) for operation in turns)
+        return target if target in state and as_is else None
 
     of_parameter |= _experts(unknown, fused, state, tensors)
     of_tensor = {piece.checkpoint_name: piece for group in of_parameter.values() for piece in group}
@@ -136,9 +145,10 @@ def _experts(
 ) -> dict[str, tuple[Binding, ...]]:
     """The matrices of single experts as parts of the parameters that hold all of them, by these.
 
-    target_of: the parameter that a checkpoint's fused tensor is, as it is.
+    target_of: the parameter that a checkpoint's fused tensor is, or the transpose of which.
     """
     stacks: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+    layouts: dict[str, str | None] = {}
     pieces: dict[str, list[Binding]] = {}
     for name in names:
         if (found := experts_of(name)) is None:
@@ -147,9 +157,15 @@ def _experts(
         if layer not in stacks:
             targets = {kind: target_of(f"{layer}.{kind}") for kind in (GATE_UP, DOWN)}
             shapes = {k: (t, tuple(state[t].shape)) for k, t in targets.items() if t is not None}
-            known = len(shapes) == 2 and linear_layout(shapes[GATE_UP][1], shapes[DOWN][1])
-            stacks[layer] = shapes if known else {}
+            found_layout = None
+            if len(shapes) == 2:
+                found_layout = layout_of(shapes[GATE_UP][1], shapes[DOWN][1])
+            layouts[layer] = found_layout
+            stacks[layer] = shapes if found_layout else {}
+        turned = layouts[layer] == "transposed"
         for kind, (target, (experts, rows, columns)) in stacks[layer].items():
+            if turned:
+                rows, columns = columns, rows
             rows //= len(PARTS[kind])
             for number, part in enumerate(PARTS[kind]):
                 if name != f"{layer}.{expert}.{part}.weight" or expert >= experts:
@@ -161,9 +177,10 @@ def _experts(
                         f"{target!r} holds experts of {[rows, columns]}; config and weights are "
                         "of different models"
                     )
-                first = number * rows
-                index = (expert, slice(first, first + rows), slice(0, columns))
-                pieces.setdefault(target, []).append(Binding(name, target, index, shape))
+                outputs, inputs = slice(number * rows, (number + 1) * rows), slice(0, columns)
+                index = (expert, inputs, outputs) if turned else (expert, outputs, inputs)
+                binding = Binding(name, target, index, shape, turned)
+                pieces.setdefault(target, []).append(binding)
     for layer, shapes in stacks.items():
         for kind, (target, (experts, _, _)) in shapes.items():
             there, wanted = len(pieces.get(target, ())), experts * len(PARTS[kind])
@@ -173,6 +190,30 @@ def _experts(
                     "the checkpoint, which is incomplete; fetch it again"
                 )
     return {target: tuple(bound) for target, bound in pieces.items()}
+
+
+def _turned(
+    target: str,
+    converter: Any,
+    sources: Mapping[str, list[str]],
+    tensors: Mapping[str, HasShape],
+    expected: tuple[int, ...],
+) -> Binding | None:
+    """One tensor of which the parameter is the transpose, in its last two dimensions."""
+    from transformers.core_model_loading import Transpose
+
+    names = [name for group in sources.values() for name in group]
+    if len(names) != 1 or [type(one) for one in converter.operations] != [Transpose]:
+        return None
+    (name,), (operation,) = names, converter.operations
+    shape, rank = tuple(tensors[name].shape), len(expected)
+    if {operation.dim0 % rank, operation.dim1 % rank} != {rank - 2, rank - 1}:
+        return None
+    if operation.check_dims and shape == expected:  # transformers takes it as it is
+        return Binding(name, target, (), shape)
+    if shape != (*expected[:-2], expected[-1], expected[-2]):
+        return None
+    return Binding(name, target, (), shape, transposed=True)
 
 
 def _check_shape(

@@ -17,6 +17,7 @@ import quantizing
 import torch
 from safetensors.torch import load_file, save_file
 
+from qtool import fused_experts
 from qtool.artifact import Artifact
 from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
@@ -49,11 +50,17 @@ def headers(folder: Path, **shapes: tuple[int, ...]) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
-def test_each_matrix_is_a_stretch_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_each_matrix_is_read_from_where_it_lies(
+    transposed: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_experts, "_BAND_BYTES", 100)  # of a few stored rows
     draw = torch.Generator().manual_seed(0)
-    gate_up = torch.randn(3, 10, 4, generator=draw).bfloat16()
-    down = torch.randn(3, 4, 5, generator=draw).bfloat16()
-    state = {f"{LAYER}.gate_up_proj": gate_up, f"{LAYER}.down_proj": down}
+    gate_up = torch.randn(3, 10, 4, generator=draw).to(dtype)
+    down = torch.randn(3, 4, 5, generator=draw).to(dtype)
+    both = {f"{LAYER}.gate_up_proj": gate_up, f"{LAYER}.down_proj": down}
+    state = {n: (t.mT if transposed else t).contiguous() for n, t in both.items()}
     save_file(state, tmp_path / "model.safetensors")
     found = apart(Checkpoint.open(tmp_path))
     expected = {
@@ -69,22 +76,26 @@ def test_each_matrix_is_a_stretch_of_the_file(tmp_path: Path) -> None:
     for name, matrix in expected.items():
         assert found.tensors[name].shape == tuple(matrix.shape)
         assert np.array_equal(found.float32(name), matrix.float().numpy())
-    assert sum(info.nbytes for info in found.tensors.values()) == 2 * (
-        gate_up.numel() + down.numel()
-    )
+        stored = matrix.contiguous().view(torch.uint8).numpy().reshape(-1)
+        assert np.array_equal(found.raw(name), stored)
+        row = stored.size // len(matrix)
+        assert np.array_equal(found.part(name, 1, 3), stored[row : 3 * row])
+        for start, stop in ((0, 0), (0, 1), (row - 1, row + 3), (5, stored.size)):
+            assert np.array_equal(found.stretch(name, start, stop), stored[start:stop])
+    nbytes = gate_up.nbytes + down.nbytes
+    assert sum(info.nbytes for info in found.tensors.values()) == nbytes
 
 
 @pytest.mark.parametrize(
     "shapes",
     [
-        # [experts, in, out], as Llama 4 has them; also where one of the two could be either.
-        {"gate_up_proj": (4, 64, 256), "down_proj": (4, 128, 64)},
-        {"gate_up_proj": (4, 128, 128), "down_proj": (4, 64, 128)},
         # Gate and up interleaved, as in gpt-oss.
         {"gate_up_proj": (4, 128, 64), "down_proj": (4, 64, 64), "gate_up_proj_bias": (4, 128)},
         {"gate_up_proj": (4, 128, 64)},
         {"gate_up_proj": (4, 128, 64), "down_proj": (3, 64, 64)},
         {"gate_up_proj": (4, 128, 64), "down_proj": (64, 64)},
+        {"gate_up_proj": (4, 128, 64), "down_proj": (4, 64, 48)},
+        {"gate_up_proj": (4, 128, 64), "down_proj": (4, 128, 64)},
     ],
 )
 def test_what_is_kept_in_another_way_stays(shapes: dict[str, Any], tmp_path: Path) -> None:
@@ -204,3 +215,74 @@ def test_experts_that_are_missing_or_of_another_size(gemma: Path) -> None:
              for n, i in view.tensors.items()}  # fmt: skip
     with pytest.raises(SourceError, match=f"'{name}': shape"):
         Skeleton.open(replace(view, tensors=wrong))
+
+
+def transposed(name: str, folder: Path) -> tuple[Path, Any]:
+    """A checkpoint with experts as [experts, in, out], as it is published; and the model."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    text = dict(
+        vocab_size=arch_models.VOCABULARY, hidden_size=64, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    if name == "llama4":
+        from transformers import Llama4TextConfig
+
+        config: Any = Llama4TextConfig(
+            **text, intermediate_size=48, intermediate_size_mlp=96, num_local_experts=4,
+            num_experts_per_tok=1, interleave_moe_layer_step=1,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    else:
+        from transformers import Qwen3VLMoeConfig
+
+        rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+        more = dict(
+            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, rope_parameters=rope
+        )
+        seeing = dict(
+            depth=1, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64,
+            num_position_embeddings=16, deepstack_visual_indexes=[0],
+        )  # fmt: skip
+        config = Qwen3VLMoeConfig(text_config={**text, **more}, vision_config=seeing)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 3:
+                parameter.normal_(0, 0.1)
+    model.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    for key, tensor in state.items():
+        if key.endswith("experts.gate_up_proj") and tensor.shape[1:] == (96, 64):
+            down = key.replace("gate_up", "down")
+            state |= {key: tensor.mT.contiguous(), down: state[down].mT.contiguous()}
+    save_file(state, path, {"format": "pt"})
+    return quantizing.add_tokenizer(folder), model
+
+
+@pytest.mark.parametrize("name", ["llama4", "qwen3_vl_moe"])
+def test_transposed_experts(name: str, tmp_path: Path) -> None:
+    """Read as transformers reads them, fused and apart; and quantized, calibrated or not."""
+    folder, model = transposed(name, tmp_path / name)
+    (kept,) = {i.shape for n, i in Checkpoint.open(folder).tensors.items() if "gate_up" in n}
+    assert kept == (4, 64, 96)
+    for checkpoint in (Checkpoint.open(folder), apart(Checkpoint.open(folder))):
+        skeleton = Skeleton.open(checkpoint)
+        block = skeleton.block(1).module
+        for key, parameter in block.named_parameters():
+            expected = model.get_parameter(f"{skeleton.prefix}1.{key}")
+            assert torch.equal(parameter, expected), key
+    quantizing.text_file(tmp_path / "text.txt")
+    text = f"calibration.source={tmp_path / 'text.txt'}"
+    sets = ("weights.group_size=16", text, "calibration.samples=4", "calibration.length=64")
+    for recipe in ("w4g64-rtn", "w4g64-gptq"):
+        run = quantizing.quantize(folder, recipe, tmp_path / recipe, *sets)
+        assert sum(".experts." in key for key in run.quants) == 2 * 4 * 3
+        assert verify_artifact(run.out, against=folder).ok
+        for key, quant in run.quants.items():
+            if ".experts." in key and recipe == "w4g64-rtn":
+                source = apart(Checkpoint.open(folder)).float32(key)
+                far = np.linalg.norm(quant.dequantize() - source) / np.linalg.norm(source)
+                assert far < 0.15, key

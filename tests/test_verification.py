@@ -197,8 +197,9 @@ def fused_model(folder: Path) -> Path:
         "model.embed_tokens.weight": (96, 64),
         f"{block}.self_attn.q_proj.weight": (64, 64),
         f"{block}.mlp.gate.weight": (4, 64),
-        f"{block}.mlp.experts.gate_up_proj": (4, 64, 256),  # [experts, in, out]
-        f"{block}.mlp.experts.down_proj": (4, 128, 64),
+        f"{block}.mlp.experts.gate_up_proj": (4, 128, 64),
+        f"{block}.mlp.experts.gate_up_proj_bias": (4, 128),  # so that the two are interleaved
+        f"{block}.mlp.experts.down_proj": (4, 64, 64),
     }
     folder.mkdir()
     tensors = {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}

@@ -51,7 +51,13 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
 
 def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, initialization
+    from transformers import (
+        CONFIG_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        initialization,
+    )
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -72,16 +78,19 @@ def meta_model(checkpoint: Weights) -> Any:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
             config.tie_word_embeddings = False
-        if type(config) not in AutoModelForCausalLM._model_mapping:
+        # Of models that also see, the decoder is run, on text alone.
+        families = (AutoModelForCausalLM, AutoModelForImageTextToText)
+        family = next((one for one in families if type(config) in one._model_mapping), None)
+        if family is None:
             raise unknown
-        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+        model_class = family._model_mapping[type(config)]
         attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
         with (
             torch.device("meta"),
             initialization.no_init_weights(),
             initialization.meta_device_safe_creation_ops(),
         ):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model = family.from_config(  # type: ignore[no-untyped-call]
                 config,
                 dtype=torch.float32,
                 attn_implementation=attention,

@@ -91,7 +91,7 @@ def quantize_site(
     kind = job.readers[0].name.removeprefix(block.prefix)
     scale = stored_scale(recipe, seen, job.readers[0].name)
     if job.site is None:
-        notes.append(f"{kind} is never read in the forward pass; rounded to nearest")
+        notes.append(f"no linear layer was seen to read {kind}; rounded to nearest")
     elif seen is not None and is_rare(job.site, seen):
         if job.site.expert is None:  # of the others experts_note says so
             notes.append(

@@ -196,7 +196,7 @@ def _readers(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[R
     for binding in pieces.get(matrix.parameter, ()):
         index = binding.index
         if matrix.expert is not None:
-            if not index or index[0] != matrix.expert:
+            if not index or index[0] != matrix.expert or binding.transposed:
                 continue
             index = index[1:]
         rows = index[0] if index else slice(0, binding.shape[0])
@@ -212,7 +212,7 @@ def _stack(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[Rea
     return tuple(
         Reader(binding.checkpoint_name, (0, binding.shape[1]))
         for binding in pieces.get(matrix.parameter, ())
-        if not binding.index and len(binding.shape) == 3
+        if not binding.index and len(binding.shape) == 3 and not binding.transposed
     )
 
 
