@@ -11,7 +11,7 @@ numbers, so that each checkpoint tensor comes out as an index into a parameter:
 This is the one file that knows transformers' conversion classes (checked with transformers 5.23).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,8 +124,8 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
         of_parameter[target] = tuple(
             Binding(name, target, index, tuple(tensors[name].shape)) for name, index in tile.pieces
         )
-    # Classes that know fused experts only, given the same apart: see qtool.fused_experts.
 
+    # Classes that know fused experts only, given the same apart: see qtool.fused_experts.
     def fused(name: str) -> str | None:
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
         turns = [] if pattern is None else by_pattern[pattern].operations
@@ -147,49 +147,53 @@ def _experts(
 
     target_of: the parameter that a checkpoint's fused tensor is, or the transpose of which.
     """
-    stacks: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
-    layouts: dict[str, str | None] = {}
-    pieces: dict[str, list[Binding]] = {}
-    for name in names:
-        if (found := experts_of(name)) is None:
+    of_parameter: dict[str, tuple[Binding, ...]] = {}
+    for layer in dict.fromkeys(found[0] for name in names if (found := experts_of(name))):
+        targets = {kind: target_of(f"{layer}.{kind}") for kind in (GATE_UP, DOWN)}
+        shapes = {t: tuple(state[t].shape) for t in targets.values() if t is not None}
+        layout = layout_of(*shapes.values()) if len(shapes) == 2 else None
+        if layout is None:
             continue
-        layer, expert = found
-        if layer not in stacks:
-            targets = {kind: target_of(f"{layer}.{kind}") for kind in (GATE_UP, DOWN)}
-            shapes = {k: (t, tuple(state[t].shape)) for k, t in targets.items() if t is not None}
-            found_layout = None
-            if len(shapes) == 2:
-                found_layout = layout_of(shapes[GATE_UP][1], shapes[DOWN][1])
-            layouts[layer] = found_layout
-            stacks[layer] = shapes if found_layout else {}
-        turned = layouts[layer] == "transposed"
-        for kind, (target, (experts, rows, columns)) in stacks[layer].items():
-            if turned:
-                rows, columns = columns, rows
-            rows //= len(PARTS[kind])
-            for number, part in enumerate(PARTS[kind]):
-                if name != f"{layer}.{expert}.{part}.weight" or expert >= experts:
-                    continue
-                shape = tuple(tensors[name].shape)
-                if shape != (rows, columns):
-                    raise SourceError(
-                        f"tensor {name!r}: shape {list(shape)}, but with this config.json "
-                        f"{target!r} holds experts of {[rows, columns]}; config and weights are "
-                        "of different models"
-                    )
-                outputs, inputs = slice(number * rows, (number + 1) * rows), slice(0, columns)
-                index = (expert, inputs, outputs) if turned else (expert, outputs, inputs)
-                binding = Binding(name, target, index, shape, turned)
-                pieces.setdefault(target, []).append(binding)
-    for layer, shapes in stacks.items():
-        for kind, (target, (experts, _, _)) in shapes.items():
-            there, wanted = len(pieces.get(target, ())), experts * len(PARTS[kind])
-            if there != wanted:
-                raise SourceError(
-                    f"{layer}: {there} of the {wanted} matrices that {target!r} is made of are in "
-                    "the checkpoint, which is incomplete; fetch it again"
-                )
-    return {target: tuple(bound) for target, bound in pieces.items()}
+        for kind, target in zip(targets, shapes, strict=True):
+            turned = layout == "transposed"
+            of_parameter[target] = tuple(
+                _expert(f"{layer}.{expert}.{part}.weight", target, index, turned, tensors)
+                for expert, part, index in _slices(shapes[target], PARTS[kind], turned)
+            )
+    return of_parameter
+
+
+def _slices(
+    shape: tuple[int, ...], parts: Sequence[str], turned: bool
+) -> Iterator[tuple[int, str, Index]]:
+    """Every expert's parts in a parameter [experts, out, in], or turned [experts, in, out]."""
+    experts, rows, columns = shape
+    rows, columns = (columns, rows) if turned else (rows, columns)
+    rows //= len(parts)
+    for expert in range(experts):
+        for number, part in enumerate(parts):
+            outputs, inputs = slice(number * rows, (number + 1) * rows), slice(0, columns)
+            yield expert, part, (expert, inputs, outputs) if turned else (expert, outputs, inputs)
+
+
+def _expert(
+    name: str, target: str, index: Index, turned: bool, tensors: Mapping[str, HasShape]
+) -> Binding:
+    """One matrix of an expert. SourceError where it is missing or of another size."""
+    if name not in tensors:
+        raise SourceError(
+            f"the checkpoint has no tensor {name!r}, which is a part of {target!r}; it is "
+            "incomplete: fetch it again"
+        )
+    sizes = [one.stop - one.start for one in index if isinstance(one, slice)]
+    expected = (sizes[1], sizes[0]) if turned else (sizes[0], sizes[1])
+    shape = tuple(tensors[name].shape)
+    if shape != expected:
+        raise SourceError(
+            f"tensor {name!r}: shape {list(shape)}, but with this config.json {target!r} has "
+            f"experts of {list(expected)}; config and weights are of different models"
+        )
+    return Binding(name, target, index, shape, turned)
 
 
 def _turned(

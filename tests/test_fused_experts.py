@@ -207,8 +207,9 @@ def test_a_class_that_knows_fused_experts_only_is_calibrated(gemma: Path, tmp_pa
 
 def test_experts_that_are_missing_or_of_another_size(gemma: Path) -> None:
     view = apart(Checkpoint.open(gemma))
-    lost = {n: i for n, i in view.tensors.items() if n != "model.layers.1.experts.2.up_proj.weight"}
-    with pytest.raises(SourceError, match=r"7 of the 8 matrices that 'model.layers.1.experts.gate"):
+    name = "model.layers.1.experts.2.up_proj.weight"
+    lost = {n: info for n, info in view.tensors.items() if n != name}
+    with pytest.raises(SourceError, match=f"no tensor '{name}', which is a part of"):
         Skeleton.open(replace(view, tensors=lost))
     name = "model.layers.0.experts.0.down_proj.weight"
     wrong = {n: view.tensors["model.layers.0.mlp.up_proj.weight"] if n == name else i
