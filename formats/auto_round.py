@@ -99,13 +99,17 @@ def _is_dense(entry: Mapping[str, Any]) -> bool:
     return type(bits) is int and bits > _DENSE
 
 
-def table(config: Mapping[str, Any], *, entire: bool = False) -> dict[str, Mapping[str, Any]]:
+def table(config: Mapping[str, Any], *, entire: bool = False) -> dict[str, dict[str, Any]]:
     """extra_config as a table of expressions, matched from the start of a name, of which the first
     counts; a name may lack its beginning. entire: names and expressions are matched from end to
     end, as SGLang has it."""
     said = config.get("extra_config")
     entries = said.items() if isinstance(said, Mapping) else ()
-    known = [(str(key), entry) for key, entry in entries if isinstance(entry, Mapping)]
+    known = [
+        (str(key), {name: value for name, value in entry.items() if value is not None})
+        for key, entry in entries
+        if isinstance(entry, Mapping)
+    ]
     start = "" if entire else r"(?:.*\.)?"
     found = {f"{start}{re.escape(key)}$": entry for key, entry in known if not _SPECIAL.search(key)}
     expressions = [(key, entry) for key, entry in known if _SPECIAL.search(key)]
@@ -134,4 +138,5 @@ def _blocks(said: object) -> Iterator[str]:
         yield from (name for part in said.split(",") if (name := part.strip()))
     elif isinstance(said, list):
         for part in said:
-            yield from _blocks(part)
+            names = part if isinstance(part, list) else [part]
+            yield from (name for name in names if isinstance(name, str) and name)

@@ -8,20 +8,27 @@ from typing import Any
 import numpy as np
 import other_tools as other
 import pytest
+import torch
 from converting import converted, first_block
+from cuda_device import device, emulator
 from numpy.typing import NDArray
 from packed_files import write
 from verifying import serious
 
 from qtool.artifact import Artifact
+from qtool.calibrating.device import Device
 from qtool.checkpoint import Checkpoint
+from qtool.cuda.reading import OnDevice
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.auto_round import left_dense
 from qtool.formats.known import detect
 from qtool.inspect import inspect
+from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.engine_rules import engine_findings
 from qtool.verification.run import verify_artifact
+
+__all__ = ["device", "emulator"]
 
 ROWS, COLUMNS = 64, 256
 V1, V2, AWQ = "auto_round:auto_gptq", "auto_round", "auto_round:auto_awq"
@@ -168,7 +175,7 @@ EXTRA = {
     "model.layers.0.mlp.up_proj": {"bits": 16},
     r".*up_proj.*": {"bits": 8, "group_size": 64},
     r"layers\.1\.self_attn\.(q|k|v)_proj$": {"bits": 2, "sym": False},
-    "lm_head": {"bits": 8, "act_bits": 16, "rotation_config": None},
+    "lm_head": {"bits": 8, "group_size": None, "act_bits": 16, "rotation_config": None},
     r"layers\.1\.mlp\.down_proj": {"bits": 16},
 }
 
@@ -430,6 +437,23 @@ def test_conversion_changes_no_number(
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+def test_a_gpu_reads_the_same_weights(device: Device, tmp_path: Path) -> None:
+    """Zeros that borrow are left to the CPU."""
+    module = "model.layers.0.mlp.up_proj"
+    for least in (0, 1):
+        quant = random_quant(4, 128, False, least)
+        quant.zero[::3] = least
+        path = write(tmp_path / str(least), stored(V1, module, quant), config(sym=False))
+        with open_weights(path) as weights:
+            np.testing.assert_array_equal(weights.float32(f"{module}.weight"), values(quant))
+            found = OnDevice(weights, device).packed(f"{module}.weight")
+            assert (found is None) == (least == 0)
+            if found is not None:
+                out = torch.empty(found.shape, device=device.place)
+                device.launch(found.dense(out))
+                np.testing.assert_array_equal(out.cpu().numpy(), values(quant))
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
