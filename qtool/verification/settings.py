@@ -86,11 +86,13 @@ def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
     if row is None:
         return complete(config, {})
     # GGUF has no key for it, so that what is made of such a file leaves it to the class.
-    usual = {"hidden_act": row.activations[0]}
-    if row.name.startswith("gemma"):
-        usual = dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh")
     whole = complete(config, row.defaults)
-    return whole | {key: said for key, said in usual.items() if whole.get(key) is None}
+    if not row.name.startswith("gemma"):
+        return {"hidden_act": row.activations[0], **whole}
+    for key in ("hidden_act", "hidden_activation"):  # Gemma's class takes null for it, too
+        if whole.get(key) is None:
+            whole[key] = "gelu_pytorch_tanh"
+    return whole
 
 
 def _idle(key: str) -> bool:
