@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
-from qtool.gguf.arch_modules import EMBEDDINGS, HEADS, Module
-from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import Architecture, architecture_of
+from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
+from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows, same_bytes
@@ -279,7 +279,7 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
     raise FormatError(
         f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "
         f"has no place for the tensor {name!r}; config.json belongs to another checkpoint, or "
-        "the table in qtool/gguf/architectures.py lacks a line"
+        "the table in qtool/gguf/architectures/ lacks a line"
     )
 
 

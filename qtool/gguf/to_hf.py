@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import TensorSpec
-from qtool.gguf.arch_modules import Module
-from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.modules import Module
+from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape

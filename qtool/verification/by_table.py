@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.errors import QtoolError
-from qtool.gguf.arch_modules import HEADS, Module
-from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.modules import HEADS, Module
+from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head

@@ -11,8 +11,8 @@ from typing import Any
 from qtool.errors import QtoolError
 from qtool.formats.gguf_file import INTEGERS
 from qtool.formats.gguf_values import Kind, Value
-from qtool.gguf.arch_shapes import expected_shape
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource

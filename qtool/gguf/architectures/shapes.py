@@ -10,7 +10,7 @@ so that both directions of conversion can tell before any work.
 
 from collections.abc import Callable, Mapping
 
-from qtool.gguf.arch_modules import Module
+from qtool.gguf.architectures.modules import Module
 from qtool.gguf.hf_config import Config, count, head_width
 
 

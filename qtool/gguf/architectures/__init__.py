@@ -1,0 +1,38 @@
+"""Which checkpoints can be written as GGUF: one row per architecture of transformers.
+
+A row says what llama.cpp calls the architecture, which modules a checkpoint has and how their rows
+lie (`modules`, `shapes`), which metadata keys come from which settings (`keys`), what the settings
+are where config.json is silent, and what llama.cpp cannot do (`limits`). GGUF names of tensors come
+from the gguf package's TensorNameMap. Nothing here reads a tensor; conversion in both directions
+reads this table. Source: llama.cpp (conversion/, src/models/) and the configuration
+classes of transformers.
+"""
+
+from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.dense import DENSE
+from qtool.gguf.architectures.gemma import GEMMA
+from qtool.gguf.architectures.row import Architecture
+from qtool.gguf.architectures.sparse import SPARSE
+from qtool.gguf.hf_config import Config
+
+__all__ = ["TABLE", "Architecture", "architecture_of"]
+
+TABLE: dict[str, Architecture] = {**DENSE, **GEMMA, **SPARSE}
+
+
+def architecture_of(config: Config, where: str) -> Architecture:
+    """The row for a checkpoint; UnsupportedError names the table for one that is not in it."""
+    named = config.get("architectures")
+    found = str(named[0]) if isinstance(named, list) and named else None
+    if found in TABLE:
+        return TABLE[found]
+    if found is None:
+        raise UnsupportedError(
+            f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
+            f"should be a list with one of {', '.join(TABLE)}"
+        )
+    raise UnsupportedError(
+        f"{where}: config.json names the architecture {found}, which is not in the table of what "
+        f"can be written as GGUF ({', '.join(TABLE)}); a new one is a few lines of "
+        "qtool/gguf/architectures/"
+    )

@@ -1,0 +1,105 @@
+"""Decoders with one MLP in each block."""
+
+from qtool.gguf.architectures import keys, limits
+from qtool.gguf.architectures.modules import (
+    BLOCK,
+    MLP,
+    OUTER,
+    QK_NORMS,
+    TWO_NORMS,
+    Module,
+    attention,
+    block,
+    head_norms,
+    neox,
+    wide_norms,
+)
+from qtool.gguf.architectures.row import GELU, LLAMA_ROPE, OWN_HEADS, Architecture
+from qtool.gguf.hf_config import WIDTH_BY_HEADS
+from qtool.gguf.row_maps import QKV_BY_KIND
+
+LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
+QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))
+
+# fmt: off
+DENSE: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(
+        "llama", (*LLAMA, *block(*MLP)), keys.LLAMA,
+        {**OWN_HEADS, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 2048,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "vocab_size": 32000},
+        rope=LLAMA_ROPE,
+    ),
+    "MistralForCausalLM": Architecture(
+        "llama", (*LLAMA, *block(*MLP)), keys.LLAMA,
+        {"num_key_value_heads": 8, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096, "vocab_size": 32000},
+        rope=LLAMA_ROPE,
+    ),
+    "Qwen2ForCausalLM": Architecture(  # 2.5 as well
+        "qwen2", (*QWEN, *block(*MLP)), keys.USUAL,
+        {"num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+         "rope_theta": 1e4, "use_sliding_window": False},
+        refuse=(limits.plain_heads,),
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        "qwen3", (*QWEN, *block(*QK_NORMS, *MLP)), keys.USUAL,
+        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "use_sliding_window": False},
+    ),
+    "Phi3ForCausalLM": Architecture(
+        "phi3",
+        (*OUTER, *block("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj",
+                        "mlp.down_proj", *TWO_NORMS)),
+        keys.PHI3,
+        {**OWN_HEADS, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "rope_partial_rotary_factor": 1.0,
+         "sliding_window": None},
+        rope=("default", "longrope", "su", "yarn"),
+        refuse=(limits.plain_heads,), warn=(limits.no_window,),
+    ),
+    "SmolLM3ForCausalLM": Architecture(
+        "smollm3", (*LLAMA, *block(*MLP)), keys.LLAMA,
+        {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+         "rope_theta": 2e6, "tie_word_embeddings": True, "use_sliding_window": False,
+         "vocab_size": 128256, "no_rope_layer_interval": 4},
+        refuse=(limits.rope_but_each_fourth,),
+    ),
+    "Olmo2ForCausalLM": Architecture(
+        "olmo2",
+        (*OUTER, *attention(), *wide_norms(),
+         *block("post_attention_layernorm", "post_feedforward_layernorm", *MLP)),
+        keys.USUAL,
+        {**OWN_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4},
+        needs_head=True,
+        refuse=(limits.plain_heads,), warn=(limits.no_dynamic_rope,),
+    ),
+    "GraniteForCausalLM": Architecture(
+        "granite", (*LLAMA, *block(*MLP)), keys.GRANITE,
+        {**OWN_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+         "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+         "logits_scaling": 1.0, "vocab_size": 32000},
+        rope=LLAMA_ROPE,
+    ),
+    "StableLmForCausalLM": Architecture(
+        "stablelm",
+        (*OUTER, *attention(), *head_norms(), *block("input_layernorm", *MLP),
+         Module(BLOCK + "post_attention_layernorm", needed=False)),
+        keys.PARALLEL,
+        {"num_key_value_heads": 32, "max_position_embeddings": 4096, "layer_norm_eps": 1e-5,
+         "rope_theta": 1e4, "rope_partial_rotary_factor": 0.25, "use_parallel_residual": False},
+        rope=("default",), needs_head=True,
+        refuse=(limits.plain_heads,), warn=(),
+    ),
+    "GPTNeoXForCausalLM": Architecture(
+        "gptneox",
+        (Module("gpt_neox.embed_in"), Module("gpt_neox.final_layer_norm"),
+         Module("embed_out", needed=False),
+         *neox(*TWO_NORMS, "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+         Module("gpt_neox.layers.{b}.attention.query_key_value", QKV_BY_KIND)),
+        keys.PARALLEL,
+        {"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
+         "rope_partial_rotary_factor": 0.25, "use_parallel_residual": True},
+        activations=GELU, rope=("default",), needs_head=True, warn=(),
+    ),
+}
+# fmt: on

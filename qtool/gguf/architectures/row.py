@@ -1,0 +1,37 @@
+"""What one row of the table of architectures says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qtool.gguf.architectures import limits
+from qtool.gguf.architectures.keys import Key
+from qtool.gguf.architectures.limits import Limit
+from qtool.gguf.architectures.modules import HEADS, Module
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str  # general.architecture
+    modules: tuple[Module, ...]
+    keys: tuple[Key, ...]
+    # Of the class in transformers; a string names what stands in for null.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    activations: tuple[str, ...] = ("silu",)  # that llama.cpp computes
+    rope: tuple[str, ...] = ("default", "linear", "yarn", "dynamic")  # scaling it can be told of
+    needs_head: bool = False  # llama.cpp never takes the embedding
+    refuse: tuple[Limit, ...] = ()
+    warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
+
+    @property
+    def drops_head(self) -> bool:
+        """Whether llama.cpp always takes the embedding for the head."""
+        return all(module.name not in HEADS for module in self.modules)
+
+
+# Defaults and settings that many rows share.
+OWN_HEADS = {"num_key_value_heads": "num_attention_heads"}
+LLAMA_ROPE = ("default", "linear", "yarn", "dynamic", "llama3")
+GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast")
