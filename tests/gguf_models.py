@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_models_sparse
 import numpy as np
 
 VOCABULARY = 96
@@ -100,12 +101,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-rotary": ("GPTNeoX", {"use_parallel_residual": False, "layer_norm_eps": 1e-6,
                                     "rotary_pct": 0.5, "rotary_emb_base": 2e3,
                                     "hidden_act": "gelu_new"}),
+    **gguf_models_sparse.SPARSE,
 }  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
     "stablelm": {"stablelm.rope.freq_base"},
     "gpt-neox-rotary": {"gptneox.rope.freq_base"},
+    **gguf_models_sparse.SAID_BEYOND,
 }
 
 
@@ -127,7 +130,9 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.3, 0.3))
             else:
                 parameter.mul_(4.0)
+        gguf_models_sparse.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
+    gguf_models_sparse.finish(name, folder)
     return folder
 
 

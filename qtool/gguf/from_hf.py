@@ -122,18 +122,18 @@ class _Found:
         def place(name: str, part: int = 0) -> str:
             return name.replace("{b}", str(block)).replace("{i}", str(part))
 
-        rows = module.rows
-        names = [n for n in (module.name, *module.also) if place(n) + suffix in self.names][:1]
-        parts = [place(name) + suffix for name in names]
+        rows, end = module.rows, dict(module.ends)[suffix]
+        names = [n for n in (module.name, *module.also) if place(n) + end in self.names][:1]
+        parts = [place(name) + end for name in names]
         stacked = not parts and module.each is not None
         if not parts and module.each is not None:
             name, counted = module.each
-            if place(name) + suffix in self.names:
-                parts = [place(name, i) + suffix for i in range(self._count(counted))]
+            if place(name) + end in self.names:
+                parts = [place(name, i) + end for i in range(self._count(counted))]
         if not parts and module.fused is not None and suffix == ".weight":
             stacked = False
             name, rows = module.fused
-            parts = [n for n in (place(name), place(name) + suffix) if n in self.names][:1]
+            parts = [n for n in (place(name), place(name) + end) if n in self.names][:1]
         if not parts:
             return None
         if missing := [part for part in parts if part not in self.names]:
@@ -153,6 +153,12 @@ class _Found:
         return SourceTensor(
             gguf_name + suffix, reader.shape, reader.type, reader.read, origin, order=reader.order
         )
+
+    def left_out(self, block: int) -> bool:
+        """Whether this is a block that predicts further tokens, of which there is no tensor."""
+        if block < self.config["num_hidden_layers"]:
+            return False
+        return not any(name.startswith(f"model.layers.{block}.") for name in self.names)
 
     @cached_property
     def own_head(self) -> bool:
@@ -197,7 +203,7 @@ class _Found:
         return number
 
 
-def gguf_names(architecture: Architecture, blocks: int) -> dict[tuple[str, int], str]:
+def gguf_names(architecture: Architecture, config: Mapping[str, Any]) -> dict[tuple[str, int], str]:
     """(name of a module in the table, block) -> its GGUF name, both without suffix."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import TensorNameMap
@@ -207,11 +213,13 @@ def gguf_names(architecture: Architecture, blocks: int) -> dict[tuple[str, int],
         raise UnsupportedError(
             f"the gguf package that is installed does not know {architecture.name!r}; update it"
         )
+    blocks = architecture.blocks(config)
     mapping = TensorNameMap(number, blocks)
     return {
         (module.name, block): mapping[module.name.replace("{b}", str(block))]
         for module in architecture.modules
         for block in range(blocks if "{b}" in module.name else 1)
+        if module.in_block(config, block)
     }
 
 
@@ -221,21 +229,23 @@ def _tensors(architecture: Architecture, found: _Found) -> list[SourceTensor]:
     modules = {module.name: module for module in architecture.modules}
     tied = bool(config.get("tie_word_embeddings")) and not found.own_head
     tensors: list[SourceTensor] = []
-    for (name, block), gguf_name in gguf_names(architecture, config["num_hidden_layers"]).items():
+    for (name, block), gguf_name in gguf_names(architecture, config).items():
         module = modules[name]
         if tied and name in HEADS:
             if architecture.needs_head:
                 tensors.append(_head(tensors, gguf_name))
             continue
-        weight = found.tensor(module, block, gguf_name, ".weight")
-        bias = found.tensor(module, block, gguf_name, ".bias")
-        if weight is None and (bias is not None or module.needed or name in HEADS):
+        if module.asked and not config.get(module.asked):
+            continue
+        parts = [found.tensor(module, block, gguf_name, end) for end, _ in module.ends]
+        needed = (module.needed or name in HEADS) and not found.left_out(block)
+        if parts[0] is None and (any(parts) or needed):
             lacking = (module.each or (name,))[0].replace("{b}", str(block)).replace("{i}", "0")
             raise FormatError(
-                f"{path}: lacks {lacking}.weight, which llama.cpp's {architecture.name} needs; "
-                "fetch it again, or check config.json"
+                f"{path}: lacks {lacking}{module.ends[0][1]}, which llama.cpp's "
+                f"{architecture.name} needs; fetch it again, or check config.json"
             )
-        tensors += [tensor for tensor in (weight, bias) if tensor is not None]
+        tensors += [tensor for tensor in parts if tensor is not None]
     position = {name: at for at, name in enumerate(found.checkpoint.tensors)}
     tensors.sort(key=lambda tensor: position[tensor.origin[0]])
     return [*_computed(config), *tensors]

@@ -105,6 +105,8 @@ NAMES = {
     "63b97e4253352e6f": "tekken",
     "1994ffd01900cfb3": "trillion",
     "7fc505bd3104ca10": "viking",
+    "f4f37b6c8eb9ea29": "minimax-m2",
+    "6c81ce329e080288": "exaone-moe",
 }
 # No other regular expression is run: one that a file brings may take for ever.
 _PATTERNS = {told for row in TABLE for kind, told in row.steps if kind == "Split"}

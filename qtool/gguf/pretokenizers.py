@@ -45,6 +45,10 @@ QWEN35 = (
 O200K = _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}")
 TEKKEN = _cased("", r"\p{N}")
 _COMPLETE = (CL100K, QWEN2, QWEN35, O200K, TEKKEN)  # match a text from its start to its end
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -106,11 +110,12 @@ TABLE = (
     PreTokenizer(
         ("tekken",), (*_split(TEKKEN), BYTE_LEVEL), ignore_merges=True, adds_bos=("tekken",)
     ),
-    PreTokenizer(("gpt-4o", "llama4", "kanana2"), (*_split(O200K), BYTE_LEVEL)),
+    PreTokenizer(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (*_split(O200K), BYTE_LEVEL)),
     PreTokenizer(
         ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
         (*_split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3), BYTE_LEVEL),
     ),
+    PreTokenizer(("exaone-moe",), (*_split(_EXAONE_MOE), BYTE_LEVEL)),
     PreTokenizer(
         ("deepseek-coder",),
         (*_split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"), DIGITS, BYTE_LEVEL),

@@ -113,7 +113,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)
     completed = complete(config, row.defaults)
-    check_biases(row, completed["num_hidden_layers"], tensors.keys(), source)
+    check_biases(row, completed, tensors.keys(), source)
     found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
     used = {tensor.source.name for tensor in found}
     dropped = [(name, "rope settings of config.json say the same") for name in vectors]
@@ -144,13 +144,17 @@ def _tensors(
     keep: bool,
 ) -> Iterator[HfTensor]:
     modules = {module.name: module for module in row.modules}
-    for (name, block), gguf_name in gguf_names(row, config["num_hidden_layers"]).items():
+    for (name, block), gguf_name in gguf_names(row, config).items():
         module = modules[name]
-        for suffix in (".weight", ".bias"):
+        left_out = block >= config["num_hidden_layers"] and not any(
+            other.startswith(f"blk.{block}.") for other in tensors
+        )
+        for suffix, end in module.ends:
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
-                if suffix == ".weight" and module.needed and not head:
+                first = suffix == module.ends[0][0]
+                if first and module.required(config) and not head and not left_out:
                     raise FormatError(
                         f"{source.path}: lacks {gguf_name}{suffix}, which {row.name} needs"
                     )
@@ -159,7 +163,7 @@ def _tensors(
             tensor = _shaped(source, tensor, expected_shape(module, config, suffix))
             _check_rows(source, tensor, module, groups)
             stored = _dtype_of(tensor, module, groups, dtype, keep, suffix == ".bias")
-            yield HfTensor(tensor, module, groups, _specs(tensor, module, block, suffix, stored))
+            yield HfTensor(tensor, module, groups, _specs(tensor, module, block, end, stored))
 
 
 def _shaped(
@@ -191,11 +195,11 @@ def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups
 
 
 def _specs(
-    tensor: SourceTensor, module: Module, block: int, suffix: str, dtype: str
+    tensor: SourceTensor, module: Module, block: int, end: str, dtype: str
 ) -> tuple[TensorSpec, ...]:
     if module.each is None:
-        return (TensorSpec(module.name.replace("{b}", str(block)) + suffix, dtype, tensor.shape),)
-    pattern = module.each[0].replace("{b}", str(block)) + suffix
+        return (TensorSpec(module.name.replace("{b}", str(block)) + end, dtype, tensor.shape),)
+    pattern = module.each[0].replace("{b}", str(block)) + end
     return tuple(
         TensorSpec(pattern.replace("{i}", str(i)), dtype, tensor.shape[1:])
         for i in range(tensor.shape[0])

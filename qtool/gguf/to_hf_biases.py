@@ -9,6 +9,7 @@ from collections.abc import Collection
 from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.hf_config import Config
 from qtool.gguf.source import GgufSource
 
 # What config.json calls the presence of biases, by the tensors of block 0 that then have one.
@@ -17,6 +18,7 @@ _BIASES = {
               ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
     "qwen2": (("", ("attn_q", "attn_k", "attn_v")),),
     "qwen2moe": (("qkv_bias", ("attn_q", "attn_k", "attn_v")),),
+    "glm4moe": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "stablelm": (("use_qkv_bias", ("attn_q", "attn_k", "attn_v")),),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
@@ -44,13 +46,13 @@ def bias_settings(row: Architecture, names: Collection[str], source: GgufSource)
 
 
 def check_biases(
-    row: Architecture, blocks: int, names: Collection[str], source: GgufSource
+    row: Architecture, config: Config, names: Collection[str], source: GgufSource
 ) -> None:
     """FormatError where a bias is missing, or is one that the model has no place for."""
     layer_norms = any(key.name == "attention.layer_norm_epsilon" for key in row.keys)
     modules = {module.name: module for module in row.modules}
     some = {kind for _, kinds in _kinds(row) for kind in kinds}
-    for (name, _), gguf_name in gguf_names(row, blocks).items():
+    for (name, _), gguf_name in gguf_names(row, config).items():
         if f"{gguf_name}.weight" not in names:
             continue
         kind = gguf_name.rpartition(".")[2]

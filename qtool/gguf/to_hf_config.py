@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete
 from qtool.gguf.rope_tensors import llama3_divisors
 from qtool.gguf.source import GgufSource
@@ -25,7 +26,8 @@ from qtool.gguf.to_hf_keys import WHOLE, checked_keys
 _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
-    "GPTNeoXForCausalLM": "gpt_neox",
+    "GPTNeoXForCausalLM": "gpt_neox", "Glm4MoeForCausalLM": "glm4_moe",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
@@ -84,10 +86,13 @@ def hf_config(
     for name, value in given.items():
         if name in _SETTINGS:
             _SETTINGS[name](config, plain(value))
+    if row.predicts:
+        config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     _put_layer_types(row, config, given)
     _put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
+    _put_asked(row, config, rows.keys())
     config |= token_ids(source, config["vocab_size"])
     _prove(row, config, source)
     return config
@@ -165,7 +170,8 @@ def _put_rope(
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotated = given.get("rope.dimension_count")
     share = "rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"
-    if rotated is not None and any(key.setting == "head_dim" for key in row.keys):
+    whole = any(k.name == "rope.dimension_count" and k.setting == "head_dim" for k in row.keys)
+    if rotated is not None and whole:
         if rotated.value != width:
             config["head_dim"] = width = rotated.value
     elif rotated is not None:
@@ -253,6 +259,14 @@ def _llama3(
         f"{source.path}: rope_freqs.weight holds no divisors that the llama3 rope settings of "
         "config.json give, so that a checkpoint cannot be told of them"
     )
+
+
+def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
+    """Settings that say whether a model has some modules."""
+    asked = {module.name: module.asked for module in row.modules if module.asked}
+    for (name, block), gguf_name in gguf_names(row, config).items() if asked else ():
+        if name in asked and block == 0:
+            config[asked[name]] = f"{gguf_name}.weight" in names
 
 
 def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:

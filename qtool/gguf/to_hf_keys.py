@@ -30,7 +30,10 @@ _NO_NUMBERS = {
     "attention.sliding_window_pattern": WHOLE,  # or an array
 }
 # Whole numbers beside those of which the table says so.
-_COUNTED = ("rope.dimension_count", "rope.scaling.original_context_length")
+_COUNTED = (
+    "block_count", "expert_gating_func", "rope.dimension_count",
+    "rope.scaling.original_context_length",
+)  # fmt: skip
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
@@ -56,7 +59,8 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 and name not in _COUNTED
                 and known[name].setting not in ("sliding_window", "head_dim")
             )
-            _check(source, prefix + name, value, _NO_NUMBERS.get(name, _REAL if real else WHOLE))
+            kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
+            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds))
     for name in _NEEDED:
         if name not in given:
             raise FormatError(

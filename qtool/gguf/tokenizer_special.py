@@ -37,10 +37,12 @@ def special_metadata(
     tokenizer_config: Mapping[str, Any],
     config: Mapping[str, Any],
     limit: int,
+    usual: Mapping[str, str],
 ) -> dict[str, Value]:
     """Keys for special tokens, in the converter's order; ids from `limit` on are left out.
 
-    data: tokenizer.json, or {} where the folder has none. config: the model's config.json.
+    data: tokenizer.json, or {} where the folder has none. config: the model's config.json. usual:
+    tokens of the architecture by their kinds, which count where nothing is said of a kind.
     """
     # A name may also be an object with the text in `content`; the converter compares such an object
     # with a text and then takes a bos that is added for one that is not.
@@ -73,6 +75,10 @@ def special_metadata(
         if number is None and isinstance(inner, Mapping):
             number = inner.get(f"{kind}_token_id")
         _set_id(ids, kind, number, limit)
+    for kind, text in usual.items():
+        for token in data.get("added_tokens") or ():
+            if isinstance(token, dict) and token.get("content") == text:
+                _set_id(ids, kind, token.get("id"), limit)
     keys = {ID_KEYS[kind]: u32(number) for kind, number in ids.items() if kind in ID_KEYS}
     keys |= {ADD_KEYS[kind]: boolean(value) for kind, value in adds.items() if kind in ADD_KEYS}
     if tokenizer_config:

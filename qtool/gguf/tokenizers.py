@@ -8,7 +8,7 @@ conversion/*.py (set_vocab).
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,15 @@ class Policy:
     no_space: bool = False  # add_space_prefix is false
     phi3: bool = False
     turn_end: int | None = None  # the id of <end_of_turn>, which no file names
+    named: Mapping[str, str] = field(default_factory=dict)  # tokens that no file names as such
 
 
 _LLAMA = Policy(prefix=True)
 _JSON = Policy(model=False)
+_GLM = Policy(
+    model=False,
+    named={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
+)
 POLICIES = {
     "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
     "smollm3": _LLAMA, "arcee": _LLAMA,
@@ -48,6 +53,7 @@ POLICIES = {
     "gemma3": Policy(no_space=True),
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "olmo2": _JSON, "stablelm": _JSON, "gptneox": _JSON,
+    "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
 }  # fmt: skip
 _TURN_END = PREFIX + "eot_token_id"
 _CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
@@ -75,7 +81,7 @@ def tokenizer_metadata(
     body = _body(folder, policy, tokenizer_config, vocab_size, pre)
     keys |= {key: value for key, value in body.items() if key not in keys}
     data = read_object(folder / TOKENIZER)
-    keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size)
+    keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size, policy.named)
     if policy.no_space and keys[MODEL_KEY].value == "llama":
         keys.pop(PREFIX + "add_space_prefix", None)
         if policy.turn_end is not None:

@@ -49,12 +49,14 @@ def check_by_table(
     blocks_said = min(config["num_hidden_layers"], len(names) + 1)
     for module in architecture.modules:
         for block in range(blocks_said if "{b}" in module.name else 1):
-            for suffix in (".weight", ".bias"):
-                found = _found(module, block, suffix, names, config)
+            if not module.in_block(config, block):
+                continue
+            for suffix, end in module.ends:
+                found = _found(module, block, end, names, config)
                 used.update(found)
-                needed = suffix == ".weight" and module.needed and module.name not in HEADS
-                if not found and needed:
-                    lost.append(module.name.replace("{b}", str(block)) + suffix)
+                first = suffix == module.ends[0][0]
+                if not found and first and module.required(config) and module.name not in HEADS:
+                    lost.append(module.name.replace("{b}", str(block)) + end)
                 if len(found) == 1 and module.each is None:
                     yield from _shape(subject, names[found[0]], module, config, suffix)
     if lost:
@@ -82,12 +84,12 @@ def check_by_table(
 
 
 def _found(
-    module: Module, block: int, suffix: str, names: Mapping[str, str], config: Mapping[str, Any]
+    module: Module, block: int, end: str, names: Mapping[str, str], config: Mapping[str, Any]
 ) -> list[str]:
     """The names under which a module's weight or bias is there."""
 
     def place(name: str, part: int = 0) -> str:
-        return name.replace("{b}", str(block)).replace("{i}", str(part)) + suffix
+        return name.replace("{b}", str(block)).replace("{i}", str(part)) + end
 
     for name in (module.name, *module.also):
         if place(name) in names:
@@ -103,7 +105,7 @@ def _found(
             return found
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
-        return [n for n in (fused, fused + suffix) if n in names][:1]
+        return [n for n in (fused, fused + end) if n in names][:1]
     return []
 
 

@@ -138,10 +138,14 @@ def _integer(source: GgufSource, name: str) -> int | None:
 def sizes(source: GgufSource) -> dict[str, Any]:
     """The settings that shapes follow from, under their names in config.json."""
     found: dict[str, Any] = {}
-    for setting, key in _SIZES.items():
+    row = row_of(source)
+    own = {} if row is None else {k.setting: k.name for k in row.keys if k.make is None}
+    for setting, key in {**_SIZES, **own}.items():
         value = _integer(source, key)
         if value is not None:
             found[setting] = value
+    if row is not None and row.predicts:
+        found["num_hidden_layers"] -= found.get(row.predicts, 0)
     if f"{source.architecture}.attention.head_count_kv" not in source.metadata:
         found["num_key_value_heads"] = found.get("num_attention_heads")
     rows = {tensor.name: tensor.rows for tensor in source.tensors}
@@ -164,14 +168,19 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
             yield _missing([*lost, *empty], source.architecture)
         return
     settings = sizes(source)
-    names = gguf_names(row, blocks)
+    try:
+        names = gguf_names(row, settings)
+    except QtoolError:
+        return  # said by `keys`
     modules = {module.name: module for module in row.modules}
-    for (name, _), gguf_name in names.items():
-        module = modules[name]
+    for (name, block), gguf_name in names.items():
+        module, first = modules[name], modules[name].ends[0][0]
         head = name in ("lm_head", "embed_out")
-        needed = (module.needed and not head) or (head and row.needs_head)
-        if needed and gguf_name + ".weight" not in tensors and gguf_name != "token_embd":
-            lost.append(gguf_name + ".weight")
+        needed = (module.required(settings) and not head) or (head and row.needs_head)
+        # llama.cpp goes without blocks that predict further tokens.
+        needed = needed and (block < settings["num_hidden_layers"] or block in there)
+        if needed and gguf_name + first not in tensors and gguf_name != "token_embd":
+            lost.append(gguf_name + first)
         for suffix in (".weight", ".bias"):
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:

@@ -287,3 +287,26 @@ def test_smollm2(models: Path, tmp_path: Path) -> None:
     ids = loaded(folder).encode(PAGE, add_special_tokens=False)
     assert loaded(again).encode(PAGE) == ids
     assert llama_ids(stored("llama-bpe"), keys, PAGE, tmp_path) == ids
+
+
+def test_tokens_that_only_the_converter_names(rebuilt: Any, tmp_path: Path) -> None:
+    """GLM's, which its files do not call beginning, unknown, or end of a turn."""
+    folder = tmp_path / "files"
+    shutil.copytree(rebuilt("llama-bpe"), folder)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    size = len(stored("llama-bpe")["tokenizer.ggml.tokens"].value)
+    plain_token = {**data["added_tokens"][0], "special": True}
+    for text in ("<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>"):
+        data["added_tokens"].append({**plain_token, "id": size, "content": text})
+        size += 1
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    config = {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": size,
+        "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    [wanted] = _converted([(folder, tmp_path / "wanted.json")])
+    assert _listed(tokenizer_metadata(folder, "glm4moe", size, config)) == wanted
+    assert [entry[3] for entry in wanted if "eom_token_id" in entry[0]] == [size - 1]

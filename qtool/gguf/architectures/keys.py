@@ -30,12 +30,15 @@ class Key:
     setting: str
     make: Make | None = None
     real: bool = False  # float32, otherwise uint32
+    flag: bool = False  # true or false
 
     def value(self, config: Config) -> Value | None:
         if self.make is not None:
             return self.make(config)
         if config.get(self.setting) is None:
             return None
+        if self.flag:
+            return boolean(bool(config[self.setting]))
         if self.real:
             return f32(number(config, self.setting))
         return u32(0 if config[self.setting] == 0 else count(config, self.setting))

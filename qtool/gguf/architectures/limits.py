@@ -78,3 +78,21 @@ def no_dynamic_rope(config: Config) -> str | None:
     if config["rope_parameters"]["full_attention"]["rope_type"] != "dynamic":
         return None
     return "llama.cpp does no dynamic rope scaling: texts beyond the trained length suffer"
+
+
+def as_many_key_heads(config: Config) -> str | None:
+    given = count(config, "num_key_value_heads")
+    if given == count(config, "num_attention_heads"):
+        return None
+    return f"there are {given} heads of keys, and it takes as many as heads"
+
+
+def no_clip(config: Config) -> str | None:
+    given = config.get("clip_qkv")
+    return None if given is None else f"clip_qkv is {given}, and it clips nothing"
+
+
+def no_output_bias(config: Config) -> str | None:
+    if not config.get("attention_bias"):
+        return None
+    return "attention_bias is true, and it has no bias behind the attention"

@@ -1,8 +1,13 @@
 """Modules of a checkpoint as the table of architectures lists them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from qtool.gguf.hf_config import Config, count
 from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap
+
+Where = Callable[[Config, int], bool]  # whether a block is one of some
+ENDS = ((".weight", ".weight"), (".bias", ".bias"))
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,18 @@ class Module:
     # The same in one tensor, as transformers 5 has it in memory, and where the rows lie in it.
     fused: tuple[str, RowMap | None] | None = None
     shape: tuple[str, ...] = ()  # names of sizes in arch_shapes, where the name does not tell
+    blocks: Where | None = None  # those that have it, where not all do
+    asked: str = ""  # the setting that says whether a model has it
+    # How its tensors end here and in a checkpoint; the first is needed where the module is.
+    ends: tuple[tuple[str, str], ...] = ENDS
+
+    def in_block(self, config: Config, block: int) -> bool:
+        """Whether this block may have it."""
+        return self.blocks is None or self.blocks(config, block)
+
+    def required(self, config: Config) -> bool:
+        """Whether a model with these settings has it."""
+        return self.needed and (not self.asked or bool(config.get(self.asked)))
 
 
 BLOCK = "model.layers.{b}."
@@ -48,21 +65,52 @@ def attention(*, pairs: bool = False) -> tuple[Module, ...]:
     )
 
 
-def experts(prefix: str, gate: str, up: str, down: str) -> tuple[Module, ...]:
-    """One tensor per expert and matrix, or all in two; either way llama.cpp has three."""
+def experts(
+    prefix: str, gate: str, up: str, down: str, counted: str = "num_experts"
+) -> tuple[Module, ...]:
+    """One tensor per expert and matrix, or all in two; either way llama.cpp has three.
+
+    counted: the setting that says how many there are.
+    """
     fused = {
-        gate: (BLOCK + "mlp.experts.gate_up_proj", FIRST_HALF),
-        up: (BLOCK + "mlp.experts.gate_up_proj", SECOND_HALF),
+        gate: (BLOCK + "mlp.experts.gate_up_proj", replace(FIRST_HALF, groups=counted)),
+        up: (BLOCK + "mlp.experts.gate_up_proj", replace(SECOND_HALF, groups=counted)),
         down: (BLOCK + "mlp.experts.down_proj", None),
     }
     return tuple(
         Module(
             f"{BLOCK}{prefix}.{name}",
-            each=(f"{BLOCK}{prefix}.{{i}}.{name}", "num_experts"),
+            each=(f"{BLOCK}{prefix}.{{i}}.{name}", counted),
             fused=fused[name],
         )
         for name in (gate, up, down)
     )
+
+
+def in_blocks(where: Where, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """The modules in some blocks only."""
+    return tuple(replace(module, blocks=where) for module in modules)
+
+
+def before(setting: str) -> Where:
+    """The leading blocks, as many as a setting says; none where it is silent."""
+    return lambda config, b: b < (count(config, setting) if config.get(setting) else 0)
+
+
+def since(setting: str) -> Where:
+    """The others."""
+    leading = before(setting)
+    return lambda config, b: not leading(config, b)
+
+
+def predicting(config: Config, b: int) -> bool:
+    """The blocks behind the others, which predict further tokens."""
+    return b >= count(config, "num_hidden_layers")
+
+
+def choice_bias(name: str) -> Module:
+    """What is added to the scores of experts where they are chosen, and not where they weigh."""
+    return Module(BLOCK + name, ends=((".bias", "_bias"),))
 
 
 def head_norms() -> tuple[Module, ...]:

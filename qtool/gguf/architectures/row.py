@@ -8,6 +8,7 @@ from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.limits import Limit
 from qtool.gguf.architectures.modules import HEADS, Module
+from qtool.gguf.hf_config import Config, count
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Architecture:
     needs_head: bool = False  # llama.cpp never takes the embedding
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
+    predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
+
+    def blocks(self, config: Config) -> int:
+        """How many a file has, those that predict further tokens included."""
+        ahead = self.predicts and config.get(self.predicts)
+        return count(config, "num_hidden_layers") + (count(config, self.predicts) if ahead else 0)
 
     @property
     def drops_head(self) -> bool:

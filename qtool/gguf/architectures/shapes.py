@@ -22,6 +22,20 @@ def _keys(config: Config) -> int:
     return count(config, "num_key_value_heads") * head_width(config)
 
 
+def _experts(config: Config) -> int:
+    """By the name that the class has for it."""
+    return count(config, "n_routed_experts" if config.get("n_routed_experts") else "num_experts")
+
+
+def _inner_of_experts(config: Config) -> int:
+    own = config.get("moe_intermediate_size") is not None
+    return count(config, "moe_intermediate_size" if own else "intermediate_size")
+
+
+def _shared(config: Config) -> int:
+    return count(config, "n_shared_experts") * count(config, "moe_intermediate_size")
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -30,10 +44,12 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "vocabulary": _setting("vocab_size"),
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
-    "inner of experts": _setting("moe_intermediate_size"),
+    "inner of experts": _inner_of_experts,
     "inner of the shared expert": _setting("shared_expert_intermediate_size"),
+    "inner of shared experts": _shared,
+    "two widths": lambda config: 2 * count(config, "hidden_size"),
     "gate and up": lambda config: 2 * count(config, "intermediate_size"),
-    "experts": _setting("num_experts"),
+    "experts": _experts,
     "one": lambda _: 1,
     "head": head_width,
     "number of heads": _setting("num_attention_heads"),
@@ -74,6 +90,12 @@ _ENDS: Mapping[str, tuple[str, ...]] = {
     "shared_expert.gate_proj": ("inner of the shared expert", "width"),
     "shared_expert.up_proj": ("inner of the shared expert", "width"),
     "shared_expert.down_proj": ("width", "inner of the shared expert"),
+    "e_score_correction": ("experts", "one"),
+    "shared_experts.gate_proj": ("inner of shared experts", "width"),
+    "shared_experts.up_proj": ("inner of shared experts", "width"),
+    "shared_experts.down_proj": ("width", "inner of shared experts"),
+    "eh_proj": ("width", "two widths"),
+    "shared_head.head": ("vocabulary", "width"),
     "experts.gate_proj": ("experts", "inner of experts", "width"),
     "experts.up_proj": ("experts", "inner of experts", "width"),
     "experts.down_proj": ("experts", "width", "inner of experts"),

@@ -1,6 +1,6 @@
 """Decoders whose blocks choose among experts."""
 
-from qtool.gguf.architectures import keys, limits
+from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
@@ -8,13 +8,32 @@ from qtool.gguf.architectures.modules import (
     MLP,
     QK_NORMS,
     Module,
+    before,
     block,
+    choice_bias,
     experts,
+    in_blocks,
+    predicting,
+    since,
+    wide_norms,
 )
-from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
+from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 
 QWEN_EXPERTS = experts("mlp.experts", "gate_proj", "up_proj", "down_proj")
 SHARED_EXPERT = tuple(name.replace("mlp.", "mlp.shared_expert.") for name in MLP)
+# Experts after some blocks without, and one that each token visits.
+_LEADING = "first_k_dense_replace"
+LATER_EXPERTS = (
+    *in_blocks(before(_LEADING), block(*MLP)),
+    *in_blocks(
+        since(_LEADING),
+        (
+            *experts("mlp.experts", "gate_proj", "up_proj", "down_proj", "n_routed_experts"),
+            *block("mlp.gate", *(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)),
+        ),
+    ),
+)
+CHOICE_BIAS = in_blocks(since(_LEADING), (choice_bias("mlp.gate.e_score_correction"),))
 
 # fmt: off
 SPARSE: dict[str, Architecture] = {
@@ -44,6 +63,50 @@ SPARSE: dict[str, Architecture] = {
          "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 1e4, "use_sliding_window": False, "decoder_sparse_step": 1},
         refuse=(limits.experts_everywhere, limits.chosen_add_up(True)),
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4moe",
+        (*QWEN, *LATER_EXPERTS, *CHOICE_BIAS,
+         *(Module(BLOCK + name, asked="use_qk_norm") for name in QK_NORMS),
+         *in_blocks(predicting, (
+             *block("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+             *(Module(BLOCK + name, needed=False) for name in ("embed_tokens", "shared_head.head")),
+         ))),
+        sparse_keys.GLM4_MOE,
+        {"num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 1408, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
+         "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+         "rope_partial_rotary_factor": 0.5},
+        predicts="num_nextn_predict_layers",
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        "minimax-m2",
+        (*QWEN, *wide_norms(), Module(BLOCK + "block_sparse_moe.gate"),
+         choice_bias("block_sparse_moe.e_score_correction"),
+         *experts("block_sparse_moe.experts", "w1", "w3", "w2")),
+        sparse_keys.MINIMAX_M2,
+        {"num_key_value_heads": 8, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8,
+         "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5e6},
+        needs_head=True,
+    ),
+    "Dots1ForCausalLM": Architecture(
+        "dots1",
+        (*QWEN, *LATER_EXPERTS, *CHOICE_BIAS, *block(*QK_NORMS)),
+        sparse_keys.DOTS1,
+        {**OWN_HEADS, "moe_intermediate_size": 1408, "first_k_dense_replace": 0,
+         "norm_topk_prob": False, "routed_scaling_factor": 1.0, "max_position_embeddings": 2048,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096},
+        needs_head=True,
+        refuse=(limits.as_many_key_heads, limits.no_output_bias),
+    ),
+    "OlmoeForCausalLM": Architecture(
+        "olmoe", (*QWEN, *wide_norms(), *QWEN_EXPERTS, *block("mlp.gate")), keys.USUAL,
+        {**OWN_HEADS, "num_experts": 64, "num_experts_per_tok": 8,
+         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e4},
+        needs_head=True,
+        refuse=(limits.plain_heads, limits.as_many_key_heads, limits.chosen_add_up(False),
+                limits.no_clip, limits.no_output_bias),
     ),
 }
 # fmt: on

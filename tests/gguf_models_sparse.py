@@ -1,0 +1,86 @@
+"""Small checkpoints of decoders with experts: rows of gguf_models.MODELS, and what only they need.
+
+Sizes and settings are unusual, so that one that is ignored shows.
+"""
+
+from pathlib import Path
+from typing import Any
+
+_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+           "num_hidden_layers": 3}  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
+    "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
+}  # fmt: skip
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4-moe": (
+        "Glm4Moe",
+        {**_ROUTED, "head_dim": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+         "first_k_dense_replace": 2, "attention_bias": True, "num_nextn_predict_layers": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
+                             "partial_rotary_factor": 0.25}},
+    ),
+    "glm4-moe-plain": (
+        "Glm4Moe",
+        {**_ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
+         "head_dim": 16, "num_nextn_predict_layers": 1},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}},
+    ),
+    "dots1": (
+        "Dots1",
+        {**_ROUTED, "n_shared_experts": 2, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+         "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    ),
+    "dots1-plain": (
+        "Dots1",
+        {**_ROUTED, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 32,
+         "norm_topk_prob": False},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    "olmoe-tied": (
+        "Olmoe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
+         "tie_word_embeddings": True, "rope_parameters": _YARN},
+    ),
+}  # fmt: skip
+SAID_BEYOND = {
+    # llama.cpp stops without it. Released checkpoints say scoring_func, transformers does not.
+    "minimax-m2": {"minimax-m2.expert_gating_func"},
+    "dots1": {"dots1.expert_gating_func"},
+    "dots1-plain": {"dots1.expert_gating_func"},
+}
+# It writes no head, and llama.cpp does not load such a file.
+FAILS_THERE = ("olmoe-tied",)
+_AHEAD = {"glm4-moe"}  # with the block that predicts a further token
+
+
+def fill(model: Any) -> None:
+    """Values for what is no parameter: what is added to scores where experts are chosen."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.3, 0.3)
+
+
+def finish(name: str, folder: Path) -> None:
+    """Write what save_pretrained does not: the block that predicts a further token."""
+    if name not in _AHEAD:
+        return
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    embedding = state["model.embed_tokens.weight"]
+    blocks = 1 + max(int(key.split(".")[2]) for key in state if ".layers." in key)
+    last, ahead = f"model.layers.{blocks - 1}.", f"model.layers.{blocks}."
+    state |= {ahead + k.removeprefix(last): -v for k, v in state.items() if k.startswith(last)}
+    width = embedding.shape[1]
+    state[ahead + "embed_tokens.weight"] = embedding.clone()
+    state[ahead + "shared_head.head.weight"] = -embedding
+    state[ahead + "eh_proj.weight"] = torch.randn(width, 2 * width).to(embedding.dtype)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        state[f"{ahead}{norm}.weight"] = torch.rand(width).to(embedding.dtype)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
