@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_models_hybrid
 import gguf_models_sparse
 import numpy as np
 
@@ -103,6 +104,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                     "hidden_act": "gelu_new"}),
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
+MODELS |= gguf_models_hybrid.MODELS
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -133,6 +135,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_sparse.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
+    if name in gguf_models_hybrid.PREDICTING:
+        gguf_models_hybrid.add_prediction(folder, seed)
     return folder
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf_models
+import gguf_models_hybrid
 import numpy as np
 import pytest
 import quantizing
@@ -29,6 +30,7 @@ _OTHER_GELU = ("gpt-neox-rotary",)
 _EACH = [
     name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in gguf_models.MODELS
+    if name not in gguf_models_hybrid.NO_WAY_BACK
 ]
 
 
@@ -105,6 +107,13 @@ def quantized(source: GgufSource, name: str, kind: str) -> GgufSource:
         return replace(tensor, type=block, read=lambda first, last: blocks[first:last])
 
     return replace(source, tensors=tuple(change(t) for t in source.tensors))
+
+
+@pytest.mark.parametrize("name", gguf_models_hybrid.NO_WAY_BACK)
+def test_families_without_a_way_back(name: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match=gguf_models_hybrid.NO_WAY_BACK[name]):
+        hf_model(source)
 
 
 def test_quantized_tensors_are_dequantized_and_counted(tmp_path: Path) -> None:

@@ -68,8 +68,13 @@ def _tensor(tensor: HfTensor, number: int) -> Tensor:
 
 def _read(tensor: HfTensor, number: int) -> BlockMatrix:
     rows = prod(tensor.specs[number].shape[:-1])
-    if tensor.module.add:
+    if tensor.module.add or tensor.module.values is not None:
         raise UnsupportedError(f"{tensor.source.name}: blocks to which a number is added")
+    if tensor.module.columns is not None:
+        raise UnsupportedError(
+            f"{tensor.source.name}: blocks whose columns the checkpoint has in another order, so "
+            "that they cannot be stored as they are; dequantize them with --to hf"
+        )
     first = number * rows if len(tensor.specs) > 1 else 0
     raw = np.ascontiguousarray(tensor.source.read(first, first + rows))
     if tensor.module.rows is not None:

@@ -102,6 +102,9 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
         why = f"belongs to {source.name} together with tensors that are not quantized"
         return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
     order = None
+    if reader.columns is not None:
+        why = f"has columns that {source.name} has in another order"
+        return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
     if reader.rows is not None:
         if len(parts) > 1:
             why = f"is one of several tensors whose rows {source.name} mixes"

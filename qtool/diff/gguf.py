@@ -128,7 +128,7 @@ class RenamedSide:
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
         tensor, place = self._places[name]
-        if tensor.module.rows is None:
+        if not tensor.module.rearranged:
             return tensor.values(place, first, last)
         if name not in self._read:  # heads are put back as a whole
             self._read.clear()

@@ -223,7 +223,7 @@ def _rounded(model: HfModel, written: Checkpoint) -> Iterator[Rounded]:
     """The tensors whose numbers their dtype does not hold, and how far off they are."""
     for tensor in model.tensors:
         for number, spec in enumerate(tensor.specs):
-            if tensor.copied(spec.dtype):
+            if tensor.copied(spec.dtype) or tensor.comes_back(spec.dtype):
                 continue
             sums = Squares()
             for first, values in _values(tensor, number):
@@ -243,7 +243,7 @@ def _rounded(model: HfModel, written: Checkpoint) -> Iterator[Rounded]:
 
 def _values(tensor: HfTensor, number: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """One tensor's rows as the file has them, in pieces, each with the number of its first."""
-    if tensor.module.rows is not None:
+    if tensor.module.rearranged:
         yield 0, put_back(tensor.source, tensor.module, tensor.groups)
         return
     rows, width = prod(tensor.specs[number].shape[:-1]), tensor.source.in_features

@@ -18,9 +18,10 @@ from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
+from qtool.gguf.architectures.prediction import MTP, name_in_table, predicting_blocks
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.general import general_metadata
-from qtool.gguf.hf_config import complete, count, head_width, number
+from qtool.gguf.hf_config import Config, complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
@@ -30,10 +31,13 @@ from qtool.gguf_types import F32
 from qtool.plan.beside import refuse_adapter, said
 from qtool.transforms.rotated import Rotated
 
-_ALWAYS_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
+# What convert_hf_to_gguf.py widens beside vectors.
+ALWAYS_FLOAT32 = (
+    "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
+)  # fmt: skip
 # Where the language model lies in a checkpoint that sees images too.
 _INSIDE = ("language_model.", "")
-_VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.")
+_VISION = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.")
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -43,8 +47,10 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
     config = complete(checkpoint.config, architecture.defaults)
+    if architecture.predicts == MTP:
+        config[MTP] = predicting_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
-    found = _Found(checkpoint, config)
+    found = _Found(checkpoint, config, mtp=architecture.predicts == MTP)
     tensors = _tensors(architecture, found)
     dropped = found.dropped + [
         (found.names[name], _reason(name, architecture, found))
@@ -98,6 +104,7 @@ class _Found:
 
     checkpoint: Checkpoint
     config: Mapping[str, Any]
+    mtp: bool = False  # it has a place for blocks that checkpoints call so
     names: dict[str, str] = field(default_factory=dict)  # such a name -> the name here
     used: set[str] = field(default_factory=set)
     dropped: list[tuple[str, str]] = field(default_factory=list)
@@ -105,6 +112,8 @@ class _Found:
     def __post_init__(self) -> None:
         for name in self.checkpoint.tensors:
             plain = name.replace(*_INSIDE)
+            if self.mtp:
+                plain = name_in_table(plain, self.config)
             if plain.removeprefix("model.").startswith(_VISION):
                 reason = "sees images: llama.cpp keeps that part in a file of its own"
                 self.dropped.append((name, reason))
@@ -143,16 +152,20 @@ class _Found:
         reader = hf_rows(
             [(partial(self.checkpoint.stretch, info.name), info) for info in infos],
             stacked=stacked,
-            float32=suffix != ".weight" or (gguf_name + suffix).endswith(_ALWAYS_FLOAT32),
+            float32=suffix != ".weight" or (gguf_name + suffix).endswith(ALWAYS_FLOAT32),
             rows=rows,
             groups=1 if rows is None else count(self.config, rows.groups),
             add=module.add if suffix == ".weight" else 0,
+            values=module.values,
+            columns=module.columns,
+            squeezed=module.squeezed,
         )
         origin = tuple(info.name for info in infos)
         self._check(module, suffix, origin, reader.shape)
         return SourceTensor(
-            gguf_name + suffix, reader.shape, reader.type, reader.read, origin, order=reader.order
-        )
+            gguf_name + suffix, reader.shape, reader.type, reader.read, origin,
+            order=reader.order, columns=reader.columns,
+        )  # fmt: skip
 
     def left_out(self, block: int) -> bool:
         """Whether this is a block that predicts further tokens, of which there is no tensor."""
@@ -203,8 +216,11 @@ class _Found:
         return number
 
 
-def gguf_names(architecture: Architecture, config: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """(name of a module in the table, block) -> its GGUF name, both without suffix."""
+def gguf_names(architecture: Architecture, config: Config) -> dict[tuple[str, int], str]:
+    """(name of a module in the table, block) -> its GGUF name, both without suffix.
+
+    Of the blocks that have the module by the settings, which are complete.
+    """
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import TensorNameMap
 
@@ -215,8 +231,14 @@ def gguf_names(architecture: Architecture, config: Mapping[str, Any]) -> dict[tu
         )
     blocks = architecture.blocks(config)
     mapping = TensorNameMap(number, blocks)
+
+    def named(module: Module, block: int) -> str:
+        if module.called:
+            return f"blk.{block}.{module.called}" if "{b}" in module.name else module.called
+        return mapping[module.name.replace("{b}", str(block))]
+
     return {
-        (module.name, block): mapping[module.name.replace("{b}", str(block))]
+        (module.name, block): named(module, block)
         for module in architecture.modules
         for block in range(blocks if "{b}" in module.name else 1)
         if module.in_block(config, block)
@@ -226,7 +248,7 @@ def gguf_names(architecture: Architecture, config: Mapping[str, Any]) -> dict[tu
 def _tensors(architecture: Architecture, found: _Found) -> list[SourceTensor]:
     """All tensors in the order of the checkpoint, those computed from config.json first."""
     config, path = found.config, found.checkpoint.path
-    modules = {module.name: module for module in architecture.modules}
+    modules = {module.name: module.fitted(config) for module in architecture.modules}
     tied = bool(config.get("tie_word_embeddings")) and not found.own_head
     tensors: list[SourceTensor] = []
     for (name, block), gguf_name in gguf_names(architecture, config).items():

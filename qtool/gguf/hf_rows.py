@@ -15,6 +15,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.value_maps import ValueMap
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
 _PIECE = 1 << 24  # bytes compared at a time
@@ -33,6 +34,8 @@ class HfRows:
     groups: int = 1
     add: int = 0
     wide: bool = False  # `add` to float32, whatever the dtype
+    values: ValueMap | None = None
+    columns: Rows | None = None  # which of the checkpoint's each is
 
     @property
     def _info(self) -> TensorInfo:
@@ -58,7 +61,10 @@ class HfRows:
             raw = self._raw(0, self._total) if last > first else np.empty((0, 1), np.uint8)
         else:
             raw = self._raw(first, last)
-        if TYPES[self._info.dtype] != self.type or self.add:
+        if self.columns is not None:
+            items = raw.reshape(len(raw), self._width, -1)
+            raw = np.ascontiguousarray(items[:, self.columns]).reshape(len(raw), -1)
+        if TYPES[self._info.dtype] != self.type or self.add or self.values is not None:
             raw = self._as_float32(raw)
         return raw.reshape(last - first, self.type.row_bytes(self.shape[-1]))
 
@@ -70,7 +76,16 @@ class HfRows:
             values = (flat.view(np.float16) + np.float16(self.add)).astype(np.float32)
         else:
             values = st.to_float32(flat, self._info.dtype, shape) + np.float32(self.add)
+        if self.values is not None:
+            values = self._stored(values)
         return values.view(np.uint8)
+
+    def _stored(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        assert self.values is not None
+        found = self.values.forward(values)
+        if self._info.dtype == "F16":  # convert_hf_to_gguf.py stays in the checkpoint's precision
+            found = found.astype(np.float16).astype(np.float32)
+        return found
 
     def _raw(self, first: int, last: int) -> NDArray[np.uint8]:
         wanted = np.arange(first, last, dtype=np.int64)
@@ -122,6 +137,9 @@ def hf_rows(
     rows: RowMap | None,
     groups: int,
     add: int,
+    values: ValueMap | None = None,
+    columns: Rows | None = None,
+    squeezed: bool = False,
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
     first = parts[0][1]
@@ -137,11 +155,19 @@ def hf_rows(
             )
         if not info.shape or 0 in info.shape:
             raise FormatError(f"{info.name} has the shape {list(info.shape)} and holds no rows")
-    shape = (len(parts), *first.shape) if stacked else first.shape
+    own = first.shape
+    if squeezed and len(own) == 3 and own[1] == 1:
+        own = (own[0], own[2])
+    shape = (len(parts), *own) if stacked else own
+    if columns is not None and shape[-1] != len(columns):
+        raise FormatError(
+            f"{first.name} has the shape {list(shape)}, and by the settings of config.json its "
+            f"rows should hold {len(columns)} numbers; one of the two is of another model"
+        )
     if rows is not None:
         shape = _rearranged(first, shape, rows, groups)
     type_ = F32 if float32 or len(shape) == 1 else TYPES[first.dtype]
-    return HfRows(tuple(parts), shape, type_, rows, groups, add)
+    return HfRows(tuple(parts), shape, type_, rows, groups, add, values=values, columns=columns)
 
 
 def _rearranged(
@@ -149,6 +175,13 @@ def _rearranged(
 ) -> tuple[int, ...]:
     """The shape in the GGUF file; FormatError unless the rows fall into whole groups."""
     total = shape[0] if len(shape) == 1 else prod(shape[:-1])
+    if rows.taken is not None:
+        if len(shape) > 2 or total != rows.taken[0]:
+            raise FormatError(
+                f"{info.name} has the shape {list(shape)}, and by the settings of config.json it "
+                f"should have {rows.taken[0]} rows; one of the two is of another model"
+            )
+        return (rows.taken[1], *shape[1:])
     unit = groups * rows.unit * rows.share
     if total % unit or (rows.share > 1 and (len(shape) != 3 or shape[0] != groups)):
         raise FormatError(

@@ -21,6 +21,7 @@ from qtool.calibrating.calibration import Calibration
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
+from qtool.gguf.kinds import kept_reason
 from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.runs.provenance import with_gpu
@@ -132,14 +133,19 @@ class Gathered:
         sums: dict[str, Floats] = {}
         counts: dict[str, Counts] = {}
         unmeasured: list[str] = []
+        said = source.metadata.get("general.architecture")
+        architecture = "" if said is None else str(said.value)
         for tensor in source.tensors:
             if not tensor.name.startswith("blk.") or not tensor.name.endswith(".weight"):
                 continue
             rows = matrices_reading(tensor, self._seen, lambda squares: squares.square.size)
             if rows:
-                sums[tensor.name] = np.stack([row.square for row in rows])
+                squares = np.stack([row.square for row in rows])
+                sums[tensor.name] = (
+                    squares if tensor.columns is None else squares[:, tensor.columns]
+                )
                 counts[tensor.name] = np.array([row.count for row in rows], dtype=np.int64)
-            elif len(tensor.shape) > 1:  # norms are no matrices
+            elif kept_reason(tensor, architecture) is None:  # norms are no matrices
                 unmeasured.append(tensor.name)
         if not sums:
             raise SourceError(

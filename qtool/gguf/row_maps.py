@@ -24,7 +24,8 @@ class RowMap:
     """One rearrangement of rows; `groups` is the key of config.json that counts the groups.
 
     unit: the rows of a group are a multiple of this. share: how many GGUF tensors share the rows of
-    the checkpoint's tensor.
+    the checkpoint's tensor. taken: how many rows the checkpoint's tensor has, and how many of them
+    the GGUF tensor has, where the settings tell.
     """
 
     forward: Map
@@ -32,6 +33,7 @@ class RowMap:
     groups: str
     unit: int = 1
     share: int = 1
+    taken: tuple[int, int] | None = None
 
     def order(self, groups: int, total: int) -> Callable[[Rows], Rows]:
         """Row numbers of a GGUF tensor -> those of the checkpoint's."""

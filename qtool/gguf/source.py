@@ -34,7 +34,7 @@ class SourceTensor:
     axes are counted through; it may be called from several threads at once.
     fill: the same into an array of the caller, where the source can do that.
     order: row numbers here -> those in the tensors of `origin`, laid one after another; None where
-    they are the same.
+    they are the same. columns: which column of those each one is, None where it is the same.
     """
 
     name: str  # blk.0.attn_q.weight
@@ -44,6 +44,7 @@ class SourceTensor:
     origin: tuple[str, ...] = ()  # the checkpoint tensors that it is made of
     fill: FillRows | None = None
     order: OrderOfRows | None = None
+    columns: NDArray[np.int64] | None = None
 
     @property
     def in_features(self) -> int:

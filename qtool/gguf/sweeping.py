@@ -127,6 +127,8 @@ class Sweeping:
         start = 0
         for tensor in self.tensors.get(index, ()):
             sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
+            if tensor.source.columns is not None:
+                sites = []  # Gram matrices are in the checkpoint's order of columns
             matrices, nbytes = _sizes(tensor)
             for matrix, site in enumerate(sites):
                 parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
@@ -201,7 +203,10 @@ class Sweeping:
                 "tokens reached them; they are encoded with the importance that was measured"
             )
         if left:
-            said.append(f"{left} tensors were not swept, as nothing was seen to read them")
+            said.append(
+                f"{left} tensors were not swept, as nothing was seen to read them, or they have "
+                "their columns in another order than the checkpoint"
+            )
         return said
 
     def _file(self, index: int) -> Path:

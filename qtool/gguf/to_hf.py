@@ -8,8 +8,9 @@ What llama.cpp keeps in float32 goes back to the model's dtype where that loses 
 way to GGUF again gives the same bytes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,8 +21,9 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import Module
+from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.from_hf import ALWAYS_FLOAT32, gguf_names
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
@@ -53,18 +55,25 @@ class HfTensor:
 
     def copied(self, dtype: str) -> bool:
         """Whether the file's own bytes are what is stored as this dtype."""
-        return _PLAIN.get(self.source.type) == dtype and not self.module.add
+        changed = self.module.add or self.module.values is not None
+        return _PLAIN.get(self.source.type) == dtype and not changed
+
+    def comes_back(self, dtype: str) -> bool:
+        """Whether numbers that llama.cpp stores another way give the file's own once more."""
+        if self.module.values is None:
+            return False
+        there = floats_of(self.source, 0, self.source.rows)
+        return np.array_equal(_again(_taken_back(there, self.module), dtype, self.module), there)
 
     def values(self, number: int, first: int, last: int) -> NDArray[np.float32]:
         """float32 [last - first, in_features]: rows of one of the tensors."""
         start = number * prod(self.specs[0].shape[:-1]) if len(self.specs) > 1 else 0
-        values = floats_of(self.source, start + first, start + last)
-        return values - np.float32(self.module.add) if self.module.add else values
+        return _taken_back(floats_of(self.source, start + first, start + last), self.module)
 
     def bytes_of(self, number: int) -> NDArray[np.uint8]:
         """The bytes of one of the tensors."""
         spec = self.specs[number]
-        if self.module.rows is not None:
+        if self.module.rearranged:
             return _stored(put_back(self.source, self.module, self.groups), spec.dtype, spec.name)
         # Vectors of several experts are rows of one tensor.
         rows = prod(spec.shape[:-1])
@@ -143,7 +152,7 @@ def _tensors(
     dtype: str,
     keep: bool,
 ) -> Iterator[HfTensor]:
-    modules = {module.name: module for module in row.modules}
+    modules = {module.name: module.fitted(config) for module in row.modules}
     for (name, block), gguf_name in gguf_names(row, config).items():
         module = modules[name]
         left_out = block >= config["num_hidden_layers"] and not any(
@@ -162,8 +171,9 @@ def _tensors(
             groups = 1 if module.rows is None else count(config, module.rows.groups)
             tensor = _shaped(source, tensor, expected_shape(module, config, suffix))
             _check_rows(source, tensor, module, groups)
-            stored = _dtype_of(tensor, module, groups, dtype, keep, suffix == ".bias")
-            yield HfTensor(tensor, module, groups, _specs(tensor, module, block, end, stored))
+            stored = _dtype_of(tensor, module, dtype, keep, suffix == ".bias")
+            named = partial(_named, row, config, block, end)
+            yield HfTensor(tensor, module, groups, _specs(tensor, module, named, stored))
 
 
 def _shaped(
@@ -188,49 +198,73 @@ def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups
             f"{source.path}: {tensor.name} has {rows} rows, which are not {groups} groups "
             f"({module.rows.groups}) of a multiple of {module.rows.unit}"
         )
+    if module.values is not None:
+        found = module.values.inverse(floats_of(tensor, 0, tensor.rows))
+        if not np.isfinite(found).all():
+            raise FormatError(
+                f"{source.path}: {tensor.name} holds numbers that are not below zero, as all are "
+                "that the checkpoint has the logarithms of"
+            )
     if module.each is not None and len(tensor.shape) < 2:
         raise FormatError(
             f"{source.path}: {tensor.name} has the shape {list(tensor.shape)}, expected a stack"
         )
 
 
+def _named(row: Architecture, config: Mapping[str, Any], block: int, suffix: str, name: str) -> str:
+    """What the checkpoint calls it."""
+    whole = name.replace("{b}", str(block)) + suffix
+    return name_in_checkpoint(whole, config) if row.predicts == MTP else whole
+
+
 def _specs(
-    tensor: SourceTensor, module: Module, block: int, end: str, dtype: str
+    tensor: SourceTensor, module: Module, named: Callable[[str], str], dtype: str
 ) -> tuple[TensorSpec, ...]:
     if module.each is None:
-        return (TensorSpec(module.name.replace("{b}", str(block)) + end, dtype, tensor.shape),)
-    pattern = module.each[0].replace("{b}", str(block)) + end
+        name, shape = named(module.name), tensor.shape
+        if module.squeezed:
+            shape = (*shape[:-1], 1, shape[-1])
+        return (TensorSpec(name, dtype, shape),)
+    pattern = named(module.each[0])
     return tuple(
         TensorSpec(pattern.replace("{i}", str(i)), dtype, tensor.shape[1:])
         for i in range(tensor.shape[0])
     )
 
 
-def _dtype_of(
-    tensor: SourceTensor, module: Module, groups: int, dtype: str, keep: bool, bias: bool
-) -> str:
+def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias: bool) -> str:
     """The dtype of a matrix as asked; what llama.cpp widens gets it where that loses nothing."""
     widened = tensor.type == F32 and (
-        len(tensor.shape) == 1 or bias or module.add or tensor.name.endswith(("norm.weight",))
-        or "ffn_gate_inp" in tensor.name
-    )  # fmt: skip
+        len(tensor.shape) == 1 or bias or module.add or tensor.name.endswith(ALWAYS_FLOAT32)
+    )
     if not widened:
         return _PLAIN.get(tensor.type, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
-    values = put_back(tensor, module, 1) if module.rows is None else there
-    if dtype != "F32" and np.array_equal(_again(values, dtype, module.add), there):
+    values = _taken_back(there, module)
+    if dtype != "F32" and np.array_equal(_again(values, dtype, module), there):
         return dtype
     return "F32"
 
 
-def _again(values: NDArray[np.float32], dtype: str, add: int) -> NDArray[np.float32]:
+def _again(values: NDArray[np.float32], dtype: str, module: Module) -> NDArray[np.float32]:
     """What the file would have of `values` stored as dtype. llama.cpp's converter adds to float16
     in float16, which gives numbers that the sum in float32 gives, too."""
+    held = values
     if dtype == "F16":
-        held: NDArray[np.float32] = floats.from_float16(floats.to_float16(values))
-    else:
+        held = floats.from_float16(floats.to_float16(values))
+    elif dtype == "BF16":
         held = floats.from_bfloat16(floats.to_bfloat16(values))
-    return held + np.float32(add)
+    if module.values is None:
+        return held + np.float32(module.add)
+    made = module.values.forward(held)
+    return floats.from_float16(floats.to_float16(made)) if dtype == "F16" else made
+
+
+def _taken_back(values: NDArray[np.float32], module: Module) -> NDArray[np.float32]:
+    """The checkpoint's numbers of those that llama.cpp stores."""
+    if module.values is not None:
+        return module.values.inverse(values)
+    return values - np.float32(module.add) if module.add else values
 
 
 def floats_of(tensor: SourceTensor, first: int, last: int) -> NDArray[np.float32]:
@@ -245,9 +279,11 @@ def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.fl
         rows = values.reshape(-1) if len(tensor.shape) == 1 else values
         order = np.arange(len(rows), dtype=np.int64)
         values = rows[module.rows.inverse(order, groups, len(rows))]
-    if module.add:
-        values = values - np.float32(module.add)
-    return values.reshape(tensor.shape)
+    if module.columns is not None:
+        found = np.empty_like(values)
+        found[:, module.columns] = values
+        values = found
+    return _taken_back(values, module).reshape(tensor.shape)
 
 
 def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:

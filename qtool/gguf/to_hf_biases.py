@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.modules import ENDS
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import Config
 from qtool.gguf.source import GgufSource
@@ -53,7 +54,7 @@ def check_biases(
     modules = {module.name: module for module in row.modules}
     some = {kind for _, kinds in _kinds(row) for kind in kinds}
     for (name, _), gguf_name in gguf_names(row, config).items():
-        if f"{gguf_name}.weight" not in names:
+        if modules[name].ends != ENDS or f"{gguf_name}.weight" not in names:
             continue
         kind = gguf_name.rpartition(".")[2]
         expected = kind in some and f"blk.0.{kind}.bias" in names

@@ -27,7 +27,8 @@ _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
     "GPTNeoXForCausalLM": "gpt_neox", "Glm4MoeForCausalLM": "glm4_moe",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
@@ -43,6 +44,12 @@ def class_of(source: GgufSource) -> str:
     experts = source.metadata.get(f"{name}.expert_count")
     if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
+    if name == "qwen3next":
+        raise UnsupportedError(
+            f"{source.path}: of the architecture qwen3next a checkpoint keeps queries, keys, "
+            "values and gates of linear attention mixed in one matrix, which cannot be put "
+            "together again yet; use the checkpoint that the file was made of"
+        )
     for found, row in TABLE.items():
         if row.name == name:
             return found
@@ -88,7 +95,7 @@ def hf_config(
             _SETTINGS[name](config, plain(value))
     if row.predicts:
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
-    _put_layer_types(row, config, given)
+    put_layer_types(row, config, given)
     _put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
@@ -132,6 +139,10 @@ def _to(setting: str, change: Callable[[Any], Any] = lambda value: value) -> Cal
     return put
 
 
+def _put_inner_size(config: dict[str, Any], value: Any) -> None:
+    config["linear_value_head_dim"] = value // max(1, config.get("linear_num_value_heads", 1))
+
+
 # Keys of the table that are made of a setting in their own way, and how to get that back.
 _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "use_parallel_residual": _to("use_parallel_residual"),
@@ -142,11 +153,18 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "logit_scale": _to("logits_scaling", float),
     "attention.sliding_window": _to("sliding_window", lambda value: value or None),
     "rope.freq_base_swa": _to("rope_local_base_freq", float),
+    "block_count": _to("num_hidden_layers"),
+    "nextn_predict_layers": _to("mtp_num_hidden_layers"),
+    "ssm.inner_size": _put_inner_size,
 }
 
 
-def _put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
+def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    """What each block has in place of attention over all of the text, where blocks differ."""
     if not any(key.setting == "layer_types" for key in row.keys):
+        return
+    if "ssm.state_size" in {key.name for key in row.keys}:
+        _put_linear_attention(config, given)
         return
     period = {"gemma2": 2, "gemma3": 6}[row.name]
     pattern = given.get("attention.sliding_window_pattern")
@@ -156,6 +174,16 @@ def _put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[s
         every = max(1, pattern.value) if pattern is not None else period
         windows = [(i + 1) % every != 0 for i in range(config["num_hidden_layers"])]
     config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
+
+
+def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    every = given.get("full_attention_interval")
+    config["full_attention_interval"] = 4 if every is None else every.value
+    linear = given.get("attention.recurrent_layers")
+    if linear is not None:
+        own = linear.value[: config["num_hidden_layers"]]
+        kinds = ["linear_attention" if one else "full_attention" for one in own]
+        config["layer_types"] = kinds
 
 
 def _put_rope(
@@ -212,6 +240,10 @@ def _put_rope(
                 scaling[name] = (
                     value if name == "original_max_position_embeddings" else float(value)
                 )
+    sections = given.get("rope.dimension_sections")
+    if sections is not None:
+        own = {"mrope_section": [int(one) for one in sections.value[:3]], "mrope_interleaved": True}
+        scaling = {"rope_type": "default", **scaling, **own}
     if row.name == "phi3":
         original = given.get("rope.scaling.original_context_length")
         if original is not None:
@@ -273,7 +305,7 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
     """Settings that llama.cpp takes for granted, or sees in the tensors."""
     if row.name == "stablelm":
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
-    if row.name == "qwen3moe":
+    if row.name in ("qwen3moe", "qwen3next"):
         config["norm_topk_prob"] = True
     if row.name in ("gemma2", "gemma3"):
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]

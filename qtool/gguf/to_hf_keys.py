@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
 
 WHOLE = frozenset(
@@ -28,11 +29,15 @@ _NO_NUMBERS = {
     "use_parallel_residual": frozenset({Kind.BOOL}),
     "rope.scaling.type": frozenset({Kind.STRING}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
+    "attention.recurrent_layers": frozenset(),  # an array
+    "rope.dimension_sections": frozenset(),
 }
+# Those that may be lists, one for each block or axis.
+_LISTS = ("sliding_window_pattern", "recurrent_layers", "dimension_sections")
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
-    "block_count", "expert_gating_func", "rope.dimension_count",
-    "rope.scaling.original_context_length",
+    "block_count", "expert_gating_func", "rope.dimension_count", "nextn_predict_layers",
+    "rope.scaling.original_context_length", "ssm.inner_size", "full_attention_interval",
 )  # fmt: skip
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
@@ -62,11 +67,11 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
             kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
             _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds))
     for name in _NEEDED:
-        if name not in given:
+        if name not in given and not (name == "feed_forward_length" and not has_mlp(row.modules)):
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if given[name].value <= 0:
+        if name in given and given[name].value <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
     _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
     for name, value in given.items():
@@ -79,7 +84,7 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
 
 
 def _check(source: GgufSource, name: str, value: Value, kinds: frozenset[Kind]) -> None:
-    pattern = name.endswith("sliding_window_pattern") and value.kind == Kind.ARRAY
+    pattern = name.endswith(_LISTS) and value.kind == Kind.ARRAY
     if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "

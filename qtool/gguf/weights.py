@@ -45,6 +45,8 @@ class GgufWeights:
         shape, module = self.tensors[name].shape, tensor.module
         if len(shape) != 2 or tensor.source.type.weights == 1 or module.add:
             return None
+        if module.columns is not None or module.values is not None:
+            return None
         start = number * shape[0] if len(tensor.specs) > 1 else 0
         rows = tensor.source.read(start, start + shape[0])
         if module.rows is not None:
@@ -60,7 +62,7 @@ class GgufWeights:
         """The float32 bytes of a tensor, from `first` to `last` of its leading axis."""
         tensor, number = self._places[name]
         shape = self.tensors[name].shape
-        if tensor.module.rows is None and len(shape) == 2:
+        if not tensor.module.rearranged and len(shape) == 2:
             values = tensor.values(number, first, last)
         else:
             values = self.float32(name)[first:last]
@@ -73,8 +75,10 @@ class GgufWeights:
     def float32(self, name: str) -> NDArray[np.float32]:
         """A tensor of its own shape."""
         tensor, number = self._places[name]
-        if tensor.module.rows is not None:
-            return put_back(tensor.source, tensor.module, tensor.groups)
+        if tensor.module.rearranged:
+            return put_back(tensor.source, tensor.module, tensor.groups).reshape(
+                self.tensors[name].shape
+            )
         shape = self.tensors[name].shape
         return tensor.values(number, 0, prod(shape[:-1])).reshape(shape)
 
@@ -119,4 +123,5 @@ def with_origins(source: GgufSource, model: HfModel) -> GgufSource:
 def _with_origin(tensor: SourceTensor, found: HfTensor) -> SourceTensor:
     rows = found.module.rows
     order = None if rows is None else rows.order(found.groups, tensor.rows)
-    return replace(tensor, origin=tuple(spec.name for spec in found.specs), order=order)
+    names = tuple(spec.name for spec in found.specs)
+    return replace(tensor, origin=names, order=order, columns=found.module.columns)

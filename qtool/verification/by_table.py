@@ -6,7 +6,7 @@ from typing import Any
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
-from qtool.gguf.architectures.shapes import expected_shape
+from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
@@ -116,7 +116,7 @@ def _shape(
     if entry is None or isinstance(entry.scheme, str):
         return  # how a matrix that is not read is shaped is not known
     try:
-        expected = expected_shape(module, config, suffix)
+        expected = checkpoint_shape(module, config, suffix)
     except QtoolError as error:
         yield Finding("error", CHECK, name, str(error))
         return

@@ -16,7 +16,7 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_config import class_of
+from qtool.gguf.to_hf_config import class_of, put_layer_types
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -35,6 +35,12 @@ _SIZES = {
     "num_experts": "expert_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_value_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "mtp_num_hidden_layers": "nextn_predict_layers",
 }
 _TOKENS = "tokenizer.ggml.tokens"
 _OTHERS = {
@@ -153,6 +159,16 @@ def sizes(source: GgufSource) -> dict[str, Any]:
     return found
 
 
+def _given(source: GgufSource) -> dict[str, Value]:
+    """The keys of the architecture by their names without its own."""
+    prefix = f"{source.architecture}."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in source.metadata.items()
+        if name.startswith(prefix)
+    }
+
+
 def check_tensors(source: GgufSource) -> Iterator[Finding]:
     """tensors: every block is there, and of a known architecture every tensor with its shape."""
     tensors = {tensor.name: tensor for tensor in source.tensors}
@@ -169,6 +185,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         return
     settings = sizes(source)
     try:
+        put_layer_types(row, settings, _given(source))
         names = gguf_names(row, settings)
     except QtoolError:
         return  # said by `keys`
@@ -181,7 +198,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         needed = needed and (block < settings["num_hidden_layers"] or block in there)
         if needed and gguf_name + first not in tensors and gguf_name != "token_embd":
             lost.append(gguf_name + first)
-        for suffix in (".weight", ".bias"):
+        for suffix, _ in module.ends:
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 continue
@@ -198,6 +215,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     if lost:
         yield _missing(lost, row.name)
     known = {name + suffix for name in names.values() for suffix in (".weight", ".bias", ".scale")}
+    known |= {name + suffix for (n, _), name in names.items() for suffix, _ in modules[n].ends}
     extra = [name for name in tensors if name not in known and name not in _COMPUTED]
     beyond = [name for name in extra if layer_of(name) >= blocks]
     extra = [name for name in extra if name not in beyond]

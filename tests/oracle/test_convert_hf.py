@@ -28,7 +28,7 @@ pytestmark = pytest.mark.oracle
 _FAILS_THERE = ("stablelm-12b", "olmo2-tied", *gguf_models_sparse.FAILS_THERE)
 _NAMES = [name for name in gguf_models.MODELS if name not in _FAILS_THERE]
 # Where dtypes make a difference: norms plus one, routers, biases.
-_DTYPES = ("gemma2", "mixtral", "qwen2-moe", "llama-biases-tied")
+_DTYPES = ("gemma2", "mixtral", "qwen2-moe", "qwen3.5", "llama-biases-tied")
 _SOURCES = [(name, "float32") for name in _NAMES] + [
     (name, dtype) for name in _DTYPES for dtype in ("float16", "bfloat16")
 ]

@@ -11,13 +11,14 @@ classes of transformers.
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
+from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
-TABLE: dict[str, Architecture] = {**DENSE, **GEMMA, **SPARSE}
+TABLE: dict[str, Architecture] = {**DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION}
 
 
 def architecture_of(config: Config, where: str) -> Architecture:

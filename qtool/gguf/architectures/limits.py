@@ -3,7 +3,7 @@ the same. Source: llama.cpp, src/models/."""
 
 from collections.abc import Callable
 
-from qtool.gguf.hf_config import Config, count, head_width, plain_head_width
+from qtool.gguf.hf_config import Config, count, head_width, number, plain_head_width
 
 Limit = Callable[[Config], str | None]
 
@@ -96,3 +96,27 @@ def no_output_bias(config: Config) -> str | None:
     if not config.get("attention_bias"):
         return None
     return "attention_bias is true, and it has no bias behind the attention"
+
+
+def no_biases(config: Config) -> str | None:
+    return "attention_bias is true, and it adds none" if config.get("attention_bias") else None
+
+
+def one_state(config: Config) -> str | None:
+    """Delta nets: of each head's keys by its values, and whole numbers of values to a key."""
+    keys, values = (count(config, f"linear_{which}_head_dim") for which in ("key", "value"))
+    if keys != values:
+        return f"linear_key_head_dim is {keys} and linear_value_head_dim {values}, and it has one"
+    heads, more = (count(config, f"linear_num_{which}_heads") for which in ("key", "value"))
+    if more % heads:
+        return f"linear_num_value_heads is {more}, no multiple of linear_num_key_heads ({heads})"
+    return None
+
+
+def one_epsilon(config: Config) -> str | None:
+    if number(config, "rms_norm_eps") == 1e-6:
+        return None
+    return (
+        f"rms_norm_eps is {config['rms_norm_eps']}, which llama.cpp adds to the norms of linear "
+        "attention's queries and keys too, where the model adds 1e-6: results differ a little"
+    )

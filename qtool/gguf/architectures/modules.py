@@ -1,10 +1,11 @@
 """Modules of a checkpoint as the table of architectures lists them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap
+from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap, Rows
+from qtool.gguf.value_maps import ValueMap
 
 Where = Callable[[Config, int], bool]  # whether a block is one of some
 ENDS = ((".weight", ".weight"), (".bias", ".bias"))
@@ -16,7 +17,10 @@ class Module:
 
     name: str  # as checkpoints and TensorNameMap call it
     rows: RowMap | None = None
+    # Which column of the checkpoint's tensor each of the file's is.
+    columns: Rows | None = field(default=None, compare=False)
     add: int = 0  # to every weight: Gemma's norms multiply by 1 + weight
+    values: ValueMap | None = None  # what llama.cpp stores in place of each number
     needed: bool = True
     also: tuple[str, ...] = ()  # other names that checkpoints have for it
     # The parts that are stacked, {i} is their number, and the setting that counts them.
@@ -28,6 +32,19 @@ class Module:
     asked: str = ""  # the setting that says whether a model has it
     # How its tensors end here and in a checkpoint; the first is needed where the module is.
     ends: tuple[tuple[str, str], ...] = ENDS
+    called: str = ""  # here, after the block's number, where TensorNameMap does not tell
+    squeezed: bool = False  # the checkpoint has an axis of one in the middle
+    # The module with what follows from settings, as `rows` and `columns` may.
+    fit: Callable[["Module", Config], "Module"] | None = None
+
+    @property
+    def rearranged(self) -> bool:
+        """Whether the file's rows are not rows of the checkpoint's, one after another."""
+        return self.rows is not None or self.columns is not None
+
+    def fitted(self, config: Config) -> "Module":
+        """With what follows from the settings, which are complete."""
+        return self if self.fit is None else self.fit(self, config)
 
     def in_block(self, config: Config, block: int) -> bool:
         """Whether this block may have it."""

@@ -8,7 +8,7 @@ for a model of width h, inner width f, H heads and K key heads of d elements eac
 so that both directions of conversion can tell before any work.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.hf_config import Config, count, head_width
@@ -36,6 +36,14 @@ def _shared(config: Config) -> int:
     return count(config, "n_shared_experts") * count(config, "moe_intermediate_size")
 
 
+def _linear_keys(config: Config) -> int:
+    return count(config, "linear_num_key_heads") * count(config, "linear_key_head_dim")
+
+
+def _linear_values(config: Config) -> int:
+    return count(config, "linear_num_value_heads") * count(config, "linear_value_head_dim")
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -58,6 +66,13 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "key heads": _keys,
     "queries, keys, values": lambda config: _heads(config) + 2 * _keys(config),
     "three of each head": lambda config: 3 * _heads(config),
+    "two of each head": lambda config: 2 * _heads(config),
+    "value heads": _setting("linear_num_value_heads"),
+    "two of each value head": lambda config: 2 * count(config, "linear_num_value_heads"),
+    "value head": _setting("linear_value_head_dim"),
+    "values": _linear_values,
+    "keys and values": lambda config: 2 * _linear_keys(config) + _linear_values(config),
+    "kernel": _setting("linear_conv_kernel_dim"),
 }
 
 # By how a module's name ends; the longest end that fits counts.
@@ -117,9 +132,28 @@ def expected_shape(
     if not sizes or ("vocabulary" in sizes and config.get("vocab_size") is None):
         return None
     # The bias of a matrix has one number for each row; that of a norm, one for each weight.
-    if suffix == ".bias" and not module.name.endswith("norm"):
+    if suffix == ".bias" and len(sizes) > 1 and not module.name.endswith("norm"):
         sizes = sizes[:-1]
     return tuple(SIZES[size](config) for size in sizes)
+
+
+def has_mlp(modules: Iterable[Module]) -> bool:
+    """Whether the width of an MLP decides about shapes; where all is experts, it is not said."""
+    sizes = [module.shape or _by_name(module.name) for module in modules]
+    return any("inner" in one or "gate and up" in one for one in sizes)
+
+
+def checkpoint_shape(
+    module: Module, config: Config, suffix: str = ".weight"
+) -> tuple[int, ...] | None:
+    """The shape of the checkpoint's tensor, where it is one; None where no setting tells."""
+    shape = expected_shape(module, config, suffix)
+    if shape is None:
+        return None
+    rows = module.fitted(config).rows
+    if rows is not None and rows.taken is not None:
+        shape = (rows.taken[0], *shape[1:])
+    return (*shape[:-1], 1, shape[-1]) if module.squeezed else shape
 
 
 def _by_name(name: str) -> tuple[str, ...]:

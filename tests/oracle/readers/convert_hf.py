@@ -10,6 +10,15 @@ import types
 from pathlib import Path
 
 
+def names_in(folder: Path) -> list[str]:
+    """The tensors of a checkpoint in one file."""
+    file = folder / "model.safetensors"
+    if not file.exists():
+        return []
+    with file.open("rb") as raw:
+        return [*json.loads(raw.read(int.from_bytes(raw.read(8), "little")))]
+
+
 def main() -> None:
     request = json.loads(sys.argv[1])
     sys.path[:0] = [request["source"], str(Path(request["source"]) / "gguf-py")]
@@ -30,6 +39,9 @@ def main() -> None:
             model.set_vocab = lambda self: None
         if settings["model_type"] == "gpt_neox":  # transformers 5 has moved it, the converter asks
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
+        if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
+            # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
+            model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))
         ftype = gguf.LlamaFileType[kinds[kind]]
         with torch.inference_mode():
             model(Path(folder), ftype, Path(output), hparams=settings).write()
