@@ -24,7 +24,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.formats.facts import ArtifactScheme, first, group_size_of, whole
+from qtool.formats import gptq_zeros
+from qtool.formats.facts import ArtifactScheme, Writer, first, group_size_of, whole
 from qtool.formats.gptq_dynamic import entry_for
 from qtool.layer_names import is_head
 from qtool.scheme import Scheme
@@ -57,6 +58,7 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
         stored[1],
         tuple(key for key, entry in extra.items() if _is_dense(entry)),
         tuple((key, entry) for key, entry in extra.items() if not _is_dense(entry)),
+        writer=Writer(gptq_zeros.AUTO_ROUND),
     )
 
 

@@ -82,6 +82,17 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Writer:
+    """A tool that the config names as the one that wrote the file."""
+
+    name: str
+    version: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}".strip()
+
+
+@dataclass(frozen=True)
 class ArtifactScheme:
     """What a config says about a quantized checkpoint. `scheme` is None where not decoded here.
 
@@ -96,6 +107,7 @@ class ArtifactScheme:
     dense: tuple[str, ...] = ()  # as written: names or patterns
     overrides: tuple[tuple[str, Mapping[str, object]], ...] = field(default=())
     groups: tuple[Group, ...] = ()  # of compressed-tensors; `scheme` is that of the first
+    writer: Writer | None = None  # where it is known, and GPTQ's zeros depend on it
 
     @property
     def label(self) -> str:

@@ -9,8 +9,8 @@
 v1 (`checkpoint_format: gptq`) stores (zero - 1) mod 2^b, v2 (`gptq_v2`) stores zero. The
 difference is taken field by field: an addition to the packed word would carry into the next
 field wherever zero is 0. Files exist that say v1 and hold v2; symmetric ones give themselves away,
-because every field is then 2^(b-1) and no symmetric v1 file has that. AutoRound (up to 0.15) takes
-the ones from a whole word, which borrows from the field above a zero of 0, and gets them back so.
+because every field is then 2^(b-1) and no symmetric v1 file has that. Others have their ones taken
+from whole words: gptq_zeros.py.
 
 Sources: the packing of AutoGPTQ and GPTQModel; the config keys of GPTQModel and vLLM.
 """
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats import bits
+from qtool.formats import bits, gptq_zeros
 from qtool.formats.facts import (
     ArtifactScheme,
     Facts,
@@ -176,34 +176,13 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     scheme, (rows, columns) = scheme_in(module, tensors.get, found)
     width = scheme.bits
     codes = bits.unpack(bits.transpose(tensors[f"{module}.qweight"]), width, columns)
-    words = tensors[f"{module}.qzeros"]
-    zero = bits.unpack(words, width, rows)
-    if borrowed(found, scheme, zero):
-        ones = np.uint32(sum(1 << at for at in range(0, bits.WORD, width)))
-        zero = bits.unpack((words.view("<u4") + ones).view("<i4"), width, rows)
-    elif version_of(found, scheme, zero) == 1:
-        zero = (zero + np.uint8(1)) & np.uint8((1 << width) - 1)
+    zero = gptq_zeros.meant(found, scheme, tensors[f"{module}.qzeros"], rows)
     if found.overrides:  # `dynamic` may change sym for this module: the zeros tell
         middle = np.uint8(1 << (width - 1))
         scheme = Scheme(width, scheme.group_size, bool((zero == middle).all()))
     scale = bits.transpose(tensors[f"{module}.scales"])
     index = order_of(module, tensors.get(f"{module}.g_idx"), scheme, (rows, columns))
     return GroupQuant(scheme, codes, scale, bits.transpose(zero), index)
-
-
-def version_of(found: ArtifactScheme, scheme: Scheme, zero: NDArray[np.uint8]) -> int:
-    """1 where the stored zeros are one less than those meant, else 2. Files that say v1 and whose
-    zeros are in the middle of a symmetric grid already are mislabelled."""
-    middle = np.uint8(1 << (scheme.bits - 1))
-    mislabelled = scheme.symmetric and bool((zero == middle).all())
-    return 1 if found.layout == "v1" and not mislabelled else 2
-
-
-def borrowed(found: ArtifactScheme, scheme: Scheme, zero: NDArray[np.uint8]) -> bool:
-    """Whether ones were taken from whole words of these stored zeros, of which some are 0."""
-    words = found.quant_method != NAME and bits.WORD % scheme.bits == 0
-    full = words and bool((zero == (1 << scheme.bits) - 1).any())
-    return full and version_of(found, scheme, zero) == 1
 
 
 def order_of(
@@ -269,4 +248,5 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     else:
         dense = ()
     symmetric = config.get("sym", True) is not False
-    return ArtifactScheme(NAME, NAME, Scheme(width, size, symmetric), layout, dense, overrides)
+    scheme, writer = Scheme(width, size, symmetric), gptq_zeros.writer_of(config)
+    return ArtifactScheme(NAME, NAME, scheme, layout, dense, overrides, writer=writer)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact, Entry, quantization_config, without_layers
+from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.printable import printable, sayable
@@ -74,6 +75,8 @@ class Inspection:
         if found.scheme is not None:
             schemes = sorted({str(e.scheme) for e in self.entries if e.scheme is not None})
             lines.append(("scheme", ", ".join(schemes) or str(found.scheme)))
+        if (zeros := gptq_zeros.said(found)) is not None:
+            lines.append(("zeros", zeros))
         if (cache := cache_text(quantization_config(self.artifact.checkpoint))) is not None:
             lines.append(("KV cache", cache))
         if (turned := turns_text(quantization_config(self.artifact.checkpoint))) is not None:

@@ -15,7 +15,7 @@ from qtool.artifact import Artifact, Entry
 from qtool.calibrating.weights import Weights
 from qtool.cuda import float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task
-from qtool.formats import bits, gptq
+from qtool.formats import bits, gptq, gptq_zeros
 from qtool.formats import compressed_tensors_read as compressed
 from qtool.formats.stored_codes import one_number
 from qtool.gguf.weights import GgufWeights
@@ -136,10 +136,12 @@ def _gptq(
     if shape[1] * scheme.bits % 32:
         return None  # words that end behind the last row
     stored, name = artifact.stored_tensor, f"{entry.module}.g_idx"
-    zero = bits.unpack(stored(f"{entry.module}.qzeros"), scheme.bits, shape[0])
-    if gptq.borrowed(artifact.found, scheme, zero):
+    words = stored(f"{entry.module}.qzeros")
+    told = (artifact.found, scheme, words, shape[0])
+    if not np.array_equal(gptq_zeros.meant(*told), gptq_zeros.by_fields(*told)):
         return None  # zeros that carry from one to the next, which the CPU reads
-    version = gptq.version_of(artifact.found, scheme, zero)
+    fields = bits.unpack(words, scheme.bits, shape[0])
+    version = gptq_zeros.version_of(artifact.found, scheme, fields)
     index = stored(name) if name in entry.stored else None
     order = gptq.order_of(entry.module, index, scheme, shape)
     g_idx = None if order is None else put(order)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact, Entry
-from qtool.formats import bits
+from qtool.formats import bits, gptq_zeros
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.holes import LEAST, torn, zero_stretches
@@ -35,6 +35,7 @@ class Zeros:
     v1_stores_middle: bool  # labelled v1, and every stored field is 2^(bits-1)
     ignored: bool  # called symmetric, and zeros are stored that say otherwise
     v1_wraps: int  # labelled v1, and 0 is stored as the largest code
+    v1_others: int  # labelled v1, and another zero where each field is read by itself
 
     def is_only(self, zero: int) -> bool:
         """Whether every zero is this."""
@@ -186,6 +187,7 @@ def _zeros(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Zeros | None:
         v1_stores_middle=_stores_middle(artifact, entry, quant),
         ignored=_ignored(artifact, entry, quant),
         v1_wraps=int((zero == 0).sum()) if artifact.found.layout == "v1" else 0,
+        v1_others=_others(artifact, entry, quant),
     )
 
 
@@ -228,6 +230,17 @@ def _stores_middle(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:
         return False
     row = bits.pack(np.full((1, quant.shape[0]), middle, np.uint8), quant.scheme.bits)
     return bool((artifact.checkpoint.array(name) == row).all())
+
+
+def _others(artifact: Artifact, entry: Entry, quant: GroupQuant) -> int:
+    """Zeros that a reader of single fields gets otherwise than whoever wrote them."""
+    name = f"{entry.module}.qzeros"
+    if artifact.found.format != "gptq" or artifact.found.writer is None or name not in entry.stored:
+        return 0
+    words = artifact.checkpoint.array(name)
+    scheme = entry.scheme if isinstance(entry.scheme, Scheme) else quant.scheme
+    plain = gptq_zeros.by_fields(artifact.found, scheme, words, quant.shape[0])
+    return int((quant.zero != plain.T).sum())
 
 
 def _ignored(artifact: Artifact, entry: Entry, quant: GroupQuant) -> bool:

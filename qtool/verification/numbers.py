@@ -211,6 +211,17 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
             "would then be far from 0 and all of one sign: zeros that ran over the end of their "
             f"range (0 less one stored as {top}); make the artifact again",
         )  # fmt: skip
+    others = [m for m in matrices if m.zeros and m.zeros.v1_others]
+    if others:
+        number = sum(m.zeros.v1_others for m in others if m.zeros)
+        yield Finding(
+            "warning", "zeros", others[0].entry.name,
+            f"{counted(number, 'zero')} of {counted(len(others), 'matrix')} "
+            f"({some([m.entry.name for m in others])}) read as {artifact.found.writer} means them, "
+            "which takes ones from whole words of zeros; engines that read each by itself, as vLLM "
+            "does, have others there: `qtool convert --to gptq-v2` stores them for all",
+        )  # fmt: skip
+        return
     wraps = sum(m.zeros.v1_wraps for m in matrices if m.zeros)
     if wraps:
         first = next(m for m in matrices if m.zeros and m.zeros.v1_wraps)
