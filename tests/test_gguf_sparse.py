@@ -93,6 +93,20 @@ def test_refused(
         hf_source(write(tmp_path / "model", config, glm(ahead=False)))
 
 
+_NO_OUTPUT_BIAS = (
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM", "Olmo2ForCausalLM",
+    "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _NO_OUTPUT_BIAS)
+def test_a_bias_behind_the_attention(name: str, tmp_path: Path) -> None:
+    """llama.cpp does not load a file that has one."""
+    config = {**LLAMA, "architectures": [name], "attention_bias": True}
+    with pytest.raises(UnsupportedError, match="it has no bias behind the attention"):
+        hf_source(write(tmp_path / "model", config, llama()))
+
+
 def test_tokens_that_glm_names_nowhere(tmp_path: Path) -> None:
     names = ("<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>")
     extra = [small.added(SIZE + number, text) for number, text in enumerate(names)]

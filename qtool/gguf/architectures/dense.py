@@ -45,6 +45,7 @@ DENSE: dict[str, Architecture] = {
         "qwen3", (*QWEN, *block(*QK_NORMS, *MLP)), keys.USUAL,
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "use_sliding_window": False},
+        refuse=(limits.no_output_bias,),
     ),
     "Phi3ForCausalLM": Architecture(
         "phi3",
@@ -62,7 +63,7 @@ DENSE: dict[str, Architecture] = {
         {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 2e6, "tie_word_embeddings": True, "use_sliding_window": False,
          "vocab_size": 128256, "no_rope_layer_interval": 4},
-        refuse=(limits.rope_but_each_fourth,),
+        refuse=(limits.rope_but_each_fourth, limits.no_output_bias),
     ),
     "Olmo2ForCausalLM": Architecture(
         "olmo2",
@@ -71,7 +72,7 @@ DENSE: dict[str, Architecture] = {
         keys.USUAL,
         {**OWN_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4},
         needs_head=True,
-        refuse=(limits.plain_heads,), warn=(limits.no_dynamic_rope,),
+        refuse=(limits.plain_heads, limits.no_output_bias), warn=(limits.no_dynamic_rope,),
     ),
     "GraniteForCausalLM": Architecture(
         "granite", (*LLAMA, *block(*MLP)), keys.GRANITE,

@@ -25,7 +25,7 @@ _GEMMA3 = Architecture(
      "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096,
      "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": True},
     activations=GELU,
-    refuse=(limits.known_scale(62), limits.no_softcap),
+    refuse=(limits.known_scale(62), limits.no_softcap, limits.no_output_bias),
     warn=(limits.no_dynamic_rope,),
 )
 
@@ -34,7 +34,7 @@ GEMMA: dict[str, Architecture] = {
         "gemma", norms_plus_one((*_GEMMA, *block(*TWO_NORMS))), keys.GEMMA,
         {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": True},
-        activations=GELU, rope=("default",), refuse=(limits.tied,), warn=(),
+        activations=GELU, rope=("default",), refuse=(limits.tied, limits.no_output_bias), warn=(),
     ),
     "Gemma2ForCausalLM": Architecture(
         "gemma2", norms_plus_one((*_GEMMA, *block(*FOUR_NORMS))), keys.GEMMA2,
@@ -43,7 +43,7 @@ GEMMA: dict[str, Architecture] = {
          "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
          "tie_word_embeddings": True},
         activations=GELU, rope=("default",),
-        refuse=(limits.known_scale(46), limits.tied), warn=(),
+        refuse=(limits.known_scale(46), limits.tied, limits.no_output_bias), warn=(),
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,

@@ -62,7 +62,7 @@ SPARSE: dict[str, Architecture] = {
         {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 1e4, "use_sliding_window": False, "decoder_sparse_step": 1},
-        refuse=(limits.experts_everywhere, limits.chosen_add_up(True)),
+        refuse=(limits.experts_everywhere, limits.chosen_add_up(True), limits.no_output_bias),
     ),
     "Glm4MoeForCausalLM": Architecture(
         "glm4moe",
