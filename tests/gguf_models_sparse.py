@@ -12,6 +12,10 @@ _YARN = {
     "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
     "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
 }  # fmt: skip
+_LATENT = {
+    **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (
         "Glm4Moe",
@@ -46,16 +50,47 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
          "tie_word_embeddings": True, "rope_parameters": _YARN},
     ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
+         "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**_LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
+         "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
+         "num_nextn_predict_layers": 1, "tie_word_embeddings": True,
+         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek-v3-plain": (
+        "DeepseekV3",
+        {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
+         "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
 }  # fmt: skip
 SAID_BEYOND = {
     # llama.cpp stops without it. Released checkpoints say scoring_func, transformers does not.
     "minimax-m2": {"minimax-m2.expert_gating_func"},
     "dots1": {"dots1.expert_gating_func"},
     "dots1-plain": {"dots1.expert_gating_func"},
+    "deepseek-v2": {"deepseek2.expert_gating_func"},
+    # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
+    "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
+    "deepseek-v3": {"deepseek2.expert_gating_func"},
+    "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
+# What is said of a file of theirs that is to be a checkpoint again.
+NO_WAY_BACK = dict.fromkeys(
+    ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
+    "makes keys and values of latents in one matrix, which cannot be put together again",
+)
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
-_AHEAD = {"glm4-moe"}  # with the block that predicts a further token
+_AHEAD = {"glm4-moe", "deepseek-v3"}  # with the block that predicts a further token
 
 
 def fill(model: Any) -> None:

@@ -102,8 +102,8 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
         why = f"belongs to {source.name} together with tensors that are not quantized"
         return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
     order = None
-    if reader.columns is not None:
-        why = f"has columns that {source.name} has in another order"
+    if reader.columns is not None or reader.cut is not None:
+        why = f"has columns that {source.name} has in another order, or as rows"
         return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
     if reader.rows is not None:
         if len(parts) > 1:

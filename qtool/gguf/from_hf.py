@@ -159,12 +159,13 @@ class _Found:
             values=module.values,
             columns=module.columns,
             squeezed=module.squeezed,
+            cut=module.cut,
         )
         origin = tuple(info.name for info in infos)
         self._check(module, suffix, origin, reader.shape)
         return SourceTensor(
             gguf_name + suffix, reader.shape, reader.type, reader.read, origin,
-            order=reader.order, columns=reader.columns,
+            order=reader.order, columns=reader.columns, cut=reader.cut,
         )  # fmt: skip
 
     def left_out(self, block: int) -> bool:
@@ -172,6 +173,12 @@ class _Found:
         if block < self.config["num_hidden_layers"]:
             return False
         return not any(name.startswith(f"model.layers.{block}.") for name in self.names)
+
+    def beyond(self, name: str) -> bool:
+        """Whether a tensor is of a block that predicts further tokens, behind those that run."""
+        first, ahead = self.config["num_hidden_layers"], self.config.get("num_nextn_predict_layers")
+        blocks = range(first, first + ahead) if isinstance(ahead, int) else ()
+        return any(name.startswith(f"model.layers.{block}.") for block in blocks)
 
     @cached_property
     def own_head(self) -> bool:
@@ -306,7 +313,7 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
                 f"{architecture.name} always takes for the head"
             )
         return "the head is the embedding, which is stored once"
-    if name.removeprefix("model.").startswith("mtp."):
+    if name.removeprefix("model.").startswith("mtp.") or found.beyond(name):
         return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"
     raise FormatError(
         f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "

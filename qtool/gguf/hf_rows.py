@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
+from qtool.gguf.cuts import Cut, Stretch, cut_out
 from qtool.gguf.row_maps import RowMap, Rows
 from qtool.gguf.value_maps import ValueMap
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
 _PIECE = 1 << 24  # bytes compared at a time
-Stretch = Callable[[int, int], NDArray[np.uint8]]  # the bytes of a tensor, from one to another
 TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
@@ -36,6 +36,7 @@ class HfRows:
     wide: bool = False  # `add` to float32, whatever the dtype
     values: ValueMap | None = None
     columns: Rows | None = None  # which of the checkpoint's each is
+    cut: Cut | None = None  # what `parts` are of the checkpoint's, where they are not they
 
     @property
     def _info(self) -> TensorInfo:
@@ -140,8 +141,11 @@ def hf_rows(
     values: ValueMap | None = None,
     columns: Rows | None = None,
     squeezed: bool = False,
+    cut: Cut | None = None,
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
+    if cut is not None:
+        parts = [cut_out(stretch, info, cut) for stretch, info in parts]
     first = parts[0][1]
     for _, info in parts:
         if info.dtype not in TYPES:
@@ -167,7 +171,9 @@ def hf_rows(
     if rows is not None:
         shape = _rearranged(first, shape, rows, groups)
     type_ = F32 if float32 or len(shape) == 1 else TYPES[first.dtype]
-    return HfRows(tuple(parts), shape, type_, rows, groups, add, values=values, columns=columns)
+    return HfRows(
+        tuple(parts), shape, type_, rows, groups, add, values=values, columns=columns, cut=cut
+    )
 
 
 def _rearranged(

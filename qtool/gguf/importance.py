@@ -108,6 +108,8 @@ def matrices_reading(
     matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
     if matrices == 1 and all(one is seen[0] for one in seen):
         seen = seen[:1]
+    if tensor.cut is not None and tensor.cut.matrices:  # rows of a matrix, by head
+        seen = [] if tensor.cut.turned else seen * matrices
     fits = all(width_of(one) == tensor.in_features for one in seen)
     return seen if fits and len(seen) == matrices else []
 

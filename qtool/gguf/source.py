@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Value
+from qtool.gguf.cuts import Cut
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.native import floats
 
@@ -45,6 +46,7 @@ class SourceTensor:
     fill: FillRows | None = None
     order: OrderOfRows | None = None
     columns: NDArray[np.int64] | None = None
+    cut: Cut | None = None
 
     @property
     def in_features(self) -> int:

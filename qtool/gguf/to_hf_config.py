@@ -34,6 +34,8 @@ _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
+# What a checkpoint has in one tensor and a file in several, by architecture.
+_NOT_YET_JOINED = {"deepseek2": "what makes keys and values of latents in one matrix"}
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 
@@ -49,6 +51,12 @@ def class_of(source: GgufSource) -> str:
             f"{source.path}: of the architecture qwen3next a checkpoint keeps queries, keys, "
             "values and gates of linear attention mixed in one matrix, which cannot be put "
             "together again yet; use the checkpoint that the file was made of"
+        )
+    if name in _NOT_YET_JOINED:
+        raise UnsupportedError(
+            f"{source.path}: of the architecture {name} a checkpoint keeps "
+            f"{_NOT_YET_JOINED[name]}, which cannot be put together again yet; use the checkpoint "
+            "that the file was made of"
         )
     for found, row in TABLE.items():
         if row.name == name:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import Config, count
 from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap, Rows
 from qtool.gguf.value_maps import ValueMap
@@ -34,7 +35,8 @@ class Module:
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
-    # The module with what follows from settings, as `rows` and `columns` may.
+    cut: Cut | None = None  # which part of the checkpoint's tensor it is, before its rows change
+    # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None
 
     @property

@@ -73,6 +73,20 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "values": _linear_values,
     "keys and values": lambda config: 2 * _linear_keys(config) + _linear_values(config),
     "kernel": _setting("linear_conv_kernel_dim"),
+    "query latents": _setting("q_lora_rank"),
+    "latents": _setting("kv_lora_rank"),
+    "latents and rotated keys": lambda config: (
+        count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim")
+    ),
+    "queries": lambda config: (
+        count(config, "num_attention_heads")
+        * (count(config, "qk_nope_head_dim") + count(config, "qk_rope_head_dim"))
+    ),
+    "plain keys": _setting("qk_nope_head_dim"),
+    "head of values": _setting("v_head_dim"),
+    "heads of values": lambda config: (
+        count(config, "num_attention_heads") * count(config, "v_head_dim")
+    ),
 }
 
 # By how a module's name ends; the longest end that fits counts.
@@ -150,9 +164,15 @@ def checkpoint_shape(
     shape = expected_shape(module, config, suffix)
     if shape is None:
         return None
-    rows = module.fitted(config).rows
+    rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
         shape = (rows.taken[0], *shape[1:])
+    if cut is not None and suffix == ".weight":
+        share = 1 if rows is None else rows.share
+        matrices, height, width = shape[0], shape[1] * share, shape[2]
+        shape = (matrices, width, height) if cut.turned else (matrices, height, width)
+        if cut.matrices:
+            shape = (cut.matrices * cut.height, shape[2])
     return (*shape[:-1], 1, shape[-1]) if module.squeezed else shape
 
 
