@@ -26,7 +26,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "torch_dtype": ("float16", "bfloat16", "float32"),
     "rope_type": ("default", "linear", "llama3"),
     "model_type": ("llama", "mistral", "qwen2", "qwen3", "phi3"),
-    "architectures": ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+    # Not Mistral's, which computes what Llama's does.
+    "architectures": ("LlamaForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM"),
 }
 
 

@@ -204,3 +204,47 @@ def run(line: list[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             main()
     assert not caught.value.code
+
+
+def test_dense_matrices_tell_few_scales_from_damage(tmp_path: Path) -> None:
+    """Powers of two, as an unquantized reader makes AWQ fold, and 1 for most inputs; values and
+    what they read have both."""
+    model, out = first_blocks_of_tiny(tmp_path / "model", 1), tmp_path / "out"
+    folded = first_blocks_of_tiny(tmp_path / "folded", 1)
+    names = {n.split(".")[-2]: n for n in Checkpoint.open(model).tensors if ".layers.0." in n}
+    gate, v, norm = (names[n] for n in ("gate_proj", "v_proj", "post_attention_layernorm"))
+    tensors = load_file(folded / "model.safetensors")
+    for first, step, readers in (
+        ("input_layernorm", 4, ("q_proj", "k_proj", "v_proj")),
+        ("post_attention_layernorm", 8, ("gate_proj", "up_proj")),
+    ):
+        tensors[names[first]][::step] /= 2
+        for reader in readers:
+            tensors[names[reader]][:, ::step] *= 2
+    rows = torch.ones(128)
+    rows[::16] = 0.5
+    tensors[v] *= rows[:, None]
+    heads = rows.reshape(2, 64).repeat_interleave(2, dim=0)  # two of queries read one of values
+    tensors[names["o_proj"]] /= heads.reshape(-1)
+    save_file(tensors, folded / "model.safetensors", {"format": "pt"})
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "# of a test\nmethod: rtn\nformat: compressed-tensors\n"
+        "weights: {bits: 4, group_size: 64, symmetric: false}\n"
+        "overrides:\n- {match: '*gate*', dense: true}\n- {match: '*v_proj*', dense: true}\n"
+    )
+    quantize(folded, str(recipe), out)
+
+    def told() -> list[str]:
+        findings = verify_artifact(out, against=model, threads=1).findings
+        return [f.message for f in findings if f.severity == "error" and f.check != "fused"]
+
+    assert not told()
+    (file,) = out.glob("*.safetensors")
+    healthy = load_file(file)
+    for name, number in ((gate, (5, 8)), (gate, (5, 7)), (v, (16, 3)), (norm, (7,))):
+        damaged = {n: t.clone() for n, t in healthy.items()}
+        damaged[name][number] *= 1.5
+        save_file(damaged, file, {"format": "pt"})
+        (said,) = [message for message in told() if name in message]
+        assert "with the source's numbers, but for some" in said

@@ -10,8 +10,9 @@ from qtool.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config, pruned
+from qtool.verification.exact import only_scaled
 from qtool.verification.finding import Finding, LayerError
-from qtool.verification.folds import block_of
+from qtool.verification.folds import PLUS_ONE, block_of
 from qtool.verification.likeness import numbers_changed
 from qtool.verification.pairs import MATCH
 from qtool.verification.pruned import is_pruned
@@ -34,7 +35,7 @@ def dense_compared(
     source = subject.source
     compared: list[Compared] = []
     lost: list[str] = []
-    broken: list[str] = []
+    broken: dict[str, str] = {}
     thinned: list[str] = []
     other: list[str] = []  # of them, as far off as zeros, with scales taken out
     changed = {key for block in norms.values() for key in block}
@@ -54,7 +55,15 @@ def dense_compared(
             thinned.append(name)
             continue
         if (number := numbers_changed(new, old, (entry.dtype, info.dtype))) is not None:
-            broken.append(f"{name} ({number:,} of {new.size:,})")
+            broken[name] = f"{name} ({number:,} of {new.size:,})"
+            scales = only_scaled(new, old, norms.get(block_of(subject, name), {}))
+            if scales is not None:
+                compared.append(
+                    Compared(
+                        name, 0, norm(old - new) / norm(old), None, None,
+                        scales.columns, scales.rows, scales.norm, 0, 0, 0,
+                    )
+                )  # fmt: skip
             continue
         plain = norm(old - new)
         if name in changed or not plain > _ROUNDING * norm(old):
@@ -76,13 +85,17 @@ def dense_compared(
         lost.append(f"{name} (by {plain / norm(old) if norm(old) else math.inf:.0%})")
         if left > LOST:
             other.append(lost[-1])
+    for c in compared:  # scales that are 1 for most inputs leave most numbers, of norms too
+        broken.pop(c.name, None)
+        broken.pop((c.norm or "").removesuffix(PLUS_ONE), None)
     findings = pruned.told(CHECK, thinned)
     if broken:
         findings.append(
             Finding(
-                "error", CHECK, broken[0].split(" ")[0],
+                "error", CHECK, next(iter(broken)),
                 f"{counted(len(broken), 'unquantized tensor')} with the source's numbers, but for "
-                f"some: {some(broken)}; it is damaged: fetch or make the artifact again",
+                f"some: {some(list(broken.values()))}; it is damaged: fetch or make the "
+                "artifact again",
             )
         )  # fmt: skip
     was = config.dequantized(subject)
@@ -120,7 +133,7 @@ def check_biases(
     """layer-error: a bias is the source's where the rows before it are."""
     source = subject.source
     scaled = {c.name for c in compared if c.rows is not None}
-    scaled |= {key.removesuffix(" (1 + weight)") for block in norms.values() for key in block}
+    scaled |= {key.removesuffix(PLUS_ONE) for block in norms.values() for key in block}
     told = {c.name for c in compared if c.untold}
     wrong = []
     for name, entry in subject.entries.items():

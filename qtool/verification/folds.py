@@ -22,7 +22,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
-_PLUS_ONE = " (1 + weight)"
+PLUS_ONE = " (1 + weight)"
 
 
 def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
@@ -41,7 +41,7 @@ def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
             continue
         if not others(new, old, ("BF16", "F32")).any():
             continue  # cast, if by way of another dtype than it is stored in, and no more
-        for one, key in ((0, name), (1, name + _PLUS_ONE)):
+        for one, key in ((0, name), (1, name + PLUS_ONE)):
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = (old + one) / (new + one)
             good = np.isfinite(ratio) & (ratio > 0)
@@ -68,16 +68,16 @@ def check_folds(
     sites: dict[str, list[Compared]] = defaultdict(list)
     for c in compared:
         if c.norm is not None:
-            readers[c.norm.removesuffix(_PLUS_ONE)].append(c)
+            readers[c.norm.removesuffix(PLUS_ONE)].append(c)
         sites[structure.input_site(c.name.removesuffix(".weight"))].append(c)
     idle = {
-        key.removesuffix(_PLUS_ONE)
+        key.removesuffix(PLUS_ONE)
         for block in norms.values()
         for key, ratio in block.items()
         if uneven(ratio) > MATCH
     } - readers.keys()
     # Codes of two bits may be too coarse to tell.
-    idle -= {key.removesuffix(_PLUS_ONE) for c in compared for key in c.could}
+    idle -= {key.removesuffix(PLUS_ONE) for c in compared for key in c.could}
     names = sorted(idle)
     if idle and config.dequantized(subject):
         yield Finding(

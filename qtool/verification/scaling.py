@@ -214,9 +214,9 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
     long = (np.linalg.norm(matrix, axis=1) for matrix in (stored, weight))
     rows = np.divide(*(np.maximum(lengths, 1e-30) for lengths in long))
     for _ in range(_ROUNDS):  # rows are rounded by steps of their own size, so they count alike
-        columns = _least_squares(stored / rows[:, None], weight, 0)
-        rows = _least_squares(stored, weight * columns, 1)
-    free = _least_squares(stored, weight, 1)
+        columns = least_squares(stored / rows[:, None], weight, 0)
+        rows = least_squares(stored, weight * columns, 1)
+    free = least_squares(stored, weight, 1)
     choices: list[tuple[Floats | None, Floats | None, str | None]] = [(None, None, None)]
     choices += [(None, free, None)]
     named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
@@ -224,10 +224,10 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
     if best is not None and named[best] < _NEAR:
         ratio = norms[best]
         choices = [
-            (ratio, None, best), *choices, (ratio, _least_squares(stored, weight * ratio, 1), best)
+            (ratio, None, best), *choices, (ratio, least_squares(stored, weight * ratio, 1), best)
         ]  # fmt: skip
     choices += [
-        (_least_squares(stored, weight, 0), None, None),
+        (least_squares(stored, weight, 0), None, None),
         (columns, rows, None),
     ]
     far = [norm(_scaled(weight, c, r) - stored) for c, r, _ in choices]
@@ -249,7 +249,7 @@ def _could(stored: Floats, weight: Floats, ratio: Floats, reach: float) -> bool:
     if ratio.size != weight.shape[1]:
         return False
     scaled = weight * ratio
-    rows = _least_squares(stored, scaled, 1)
+    rows = least_squares(stored, scaled, 1)
     return min(norm(scaled - stored), norm(rows[:, None] * scaled - stored)) <= reach
 
 
@@ -258,7 +258,7 @@ def _scaled(weight: Floats, columns: Floats | None, rows: Floats | None) -> Floa
     return scaled if rows is None else rows[:, None] * scaled
 
 
-def _least_squares(stored: Floats, weight: Floats, axis: int) -> Floats:
+def least_squares(stored: Floats, weight: Floats, axis: int) -> Floats:
     """The scale of each column (axis 0) or row (axis 1); 1 where the source is 0.
 
     One that was rounded away is small, by how much is not known: it gets the least of the others.
