@@ -3,6 +3,7 @@
 Sizes and settings are unusual, so that one that is ignored shows.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ _YARN = {
     "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
     "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
 }  # fmt: skip
+_USUAL_YARN = {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}
 _LATENT = {
     **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
     "qk_rope_head_dim": 8, "v_head_dim": 12,
@@ -50,6 +52,23 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
          "tie_word_embeddings": True, "rope_parameters": _YARN},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 8,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0,
+                             "original_max_position_embeddings": 64}},
+    ),
+    "gpt-oss-full": (
+        "GptOss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8,
+         "layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": False,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
+    "gpt-oss-mxfp4": (
+        "GptOss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
     "deepseek-v2": (
         "DeepseekV2",
         {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
@@ -58,13 +77,13 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-lite": (
         "DeepseekV2",
         {**_LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
-         "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+         "rope_parameters": {**_USUAL_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "deepseek-v3": (
         "DeepseekV3",
         {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
          "num_nextn_predict_layers": 1, "tie_word_embeddings": True,
-         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+         "rope_parameters": {**_USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "deepseek-v3-plain": (
         "DeepseekV3",
@@ -77,6 +96,7 @@ SAID_BEYOND = {
     "minimax-m2": {"minimax-m2.expert_gating_func"},
     "dots1": {"dots1.expert_gating_func"},
     "dots1-plain": {"dots1.expert_gating_func"},
+    "gpt-oss-full": {"gpt-oss.attention.sliding_window_pattern"},
     "deepseek-v2": {"deepseek2.expert_gating_func"},
     # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
@@ -84,24 +104,36 @@ SAID_BEYOND = {
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
 # What is said of a file of theirs that is to be a checkpoint again.
-NO_WAY_BACK = dict.fromkeys(
-    ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
-    "makes keys and values of latents in one matrix, which cannot be put together again",
-)
+NO_WAY_BACK = {
+    **dict.fromkeys(
+        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
+        "makes keys and values of latents in one matrix, which cannot be put together again",
+    ),
+    **dict.fromkeys(
+        ("gpt-oss", "gpt-oss-full", "gpt-oss-mxfp4"),
+        "gate and up of experts in turns .* put together again",
+    ),
+}
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
+PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
 _AHEAD = {"glm4-moe", "deepseek-v3"}  # with the block that predicts a further token
 
 
 def fill(model: Any) -> None:
-    """Values for what is no parameter: what is added to scores where experts are chosen."""
+    """Values for what gguf_models leaves at zero: biases of experts, and of their choice."""
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.uniform_(-0.3, 0.3)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj_bias"):  # of experts, in rows
+            parameter.uniform_(-0.3, 0.3)
 
 
 def finish(name: str, folder: Path) -> None:
-    """Write what save_pretrained does not: the block that predicts a further token."""
+    """Write what save_pretrained does not: the block that predicts a further token, and MXFP4."""
+    if name in PACKED:
+        _pack_experts(folder)
     if name not in _AHEAD:
         return
     import torch
@@ -119,3 +151,49 @@ def finish(name: str, folder: Path) -> None:
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         state[f"{ahead}{norm}.weight"] = torch.rand(width).to(embedding.dtype)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def _pack_experts(folder: Path) -> None:
+    """Random codes in place of experts, as gpt-oss is released."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        experts, columns, rows = state.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        state[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        state[f"{name}_scales"] = torch.randint(120, 124, shape, dtype=torch.uint8)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    kept = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def unpacked(folder: Path) -> Path:
+    """The same model with plain experts, which transformers runs everywhere."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat([values, -values])
+    for name in [name for name in state if name.endswith("_blocks")]:
+        codes, stem = state.pop(name), name.removesuffix("_blocks")
+        scales = torch.exp2(state.pop(f"{stem}_scales").float() - 127)
+        numbers = torch.stack([values[(codes & 15).long()], values[(codes >> 4).long()]], -1)
+        rows = numbers.flatten(-2) * scales[..., None]
+        state[stem] = rows.flatten(-2).transpose(1, 2).contiguous()
+    plain = folder.with_name(f"{folder.name}-plain")
+    plain.mkdir()
+    save_file(state, plain / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (plain / "config.json").write_text(json.dumps(config))
+    return plain

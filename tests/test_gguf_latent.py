@@ -147,7 +147,11 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_key_value_heads": 1}, "there are 1 heads of keys"),
     ({"attention_bias": True}, "attention_bias is true"),
     ({"rope_scaling": {**_YARN, "mscale": 0.7}}, "mscale is 0.7 and mscale_all_dim 1.0"),
-    ({"rope_scaling": {**_YARN, "mscale": 1.0, "attention_factor": 2}}, "attention_factor is 2"),
+    (
+        {"rope_scaling": {**_YARN, "mscale": 1.0, "attention_factor": 2}},
+        "attention_factor of .* is 2",
+    ),
+    ({"rope_scaling": {**_YARN, "mscale": 1.0, "beta_fast": 16}}, "beta_fast of .* is 16"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling of the type 'linear'"),
     ({"n_group": 4, "topk_group": 4}, "of 4 of 4 groups"),
     ({"rope_interleave": False}, "it rotates neighbours"),

@@ -20,6 +20,7 @@ from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, name_in_table, predicting_blocks
 from qtool.gguf.architectures.shapes import expected_shape
+from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import Config, complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows, same_bytes
@@ -66,7 +67,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
 def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """UnsupportedError where llama.cpp would compute something else than the checkpoint."""
     where = str(checkpoint.path)
-    if config.get("quantization_config"):
+    if config.get("quantization_config") and not _keeps_mxfp4(architecture, config):
         raise UnsupportedError(
             f"{where}: this checkpoint is quantized; convert the one that it was made from or, "
             "where there is none, what `qtool convert MODEL --to hf` makes of it"
@@ -78,6 +79,7 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
             f"{len(checkpoint.tensors)} tensors"
         )
     counted = {module.each[1] for module in architecture.modules if module.each is not None}
+    counted |= {module.rows.groups for module in architecture.modules if module.rows is not None}
     if config.get("num_experts") and "num_experts" not in counted:
         raise SourceError(
             f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
@@ -96,6 +98,13 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
             f"{where}: llama.cpp's {architecture.name} does not compute what this checkpoint asks "
             f"for: {'; '.join(problems)}"
         )
+
+
+def _keeps_mxfp4(architecture: Architecture, config: Config) -> bool:
+    """Whether experts are in MXFP4, as the model was trained, and llama.cpp has them so."""
+    quantized = config["quantization_config"]
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+    return method == "mxfp4" and any(module.packed for module in architecture.modules)
 
 
 @dataclass
@@ -132,6 +141,10 @@ class _Found:
             return name.replace("{b}", str(block)).replace("{i}", str(part))
 
         rows, end = module.rows, dict(module.ends)[suffix]
+        ends = (end,) if suffix == ".bias" else (BLOCKS, SCALES)
+        for name in (module.name, *module.also) if module.packed else ():
+            if all(place(name) + one in self.names for one in ends):
+                return self._of_experts(module, [place(name) + one for one in ends], gguf_name)
         names = [n for n in (module.name, *module.also) if place(n) + end in self.names][:1]
         parts = [place(name) + end for name in names]
         stacked = not parts and module.each is not None
@@ -167,6 +180,20 @@ class _Found:
             gguf_name + suffix, reader.shape, reader.type, reader.read, origin,
             order=reader.order, columns=reader.columns, cut=reader.cut,
         )  # fmt: skip
+
+    def _of_experts(self, module: Module, parts: list[str], gguf_name: str) -> SourceTensor:
+        """Biases of experts, or their matrices in MXFP4."""
+        self.used.update(parts)
+        infos = [self.checkpoint.tensors[self.names[part]] for part in parts]
+        read = [(partial(self.checkpoint.stretch, info.name), info) for info in infos]
+        origin = tuple(info.name for info in infos)
+        if len(read) == 1:
+            bias = biases(read[0], module.rows)
+            self._check(module, ".bias", origin, bias.shape)
+            return SourceTensor(gguf_name + ".bias", bias.shape, F32, bias.read, origin)
+        packed = packed_rows(read[0], read[1], module.rows)
+        self._check(module, ".weight", origin, packed.shape)
+        return SourceTensor(gguf_name + ".weight", packed.shape, MXFP4, packed.read, origin)
 
     def left_out(self, block: int) -> bool:
         """Whether this is a block that predicts further tokens, of which there is no tensor."""

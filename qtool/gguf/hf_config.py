@@ -60,7 +60,8 @@ def _derived(config: Config, name: str) -> Any:
 
 def _rope(config: Config, defaults: Config) -> dict[str, dict[str, Any]]:
     """Rope settings by kind of layer; sliding_attention only where it has its own."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    given = said or defaults.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise SourceError(f"config.json: rope_parameters is {given!r}, expected an object")
     by_kind = {k: v for k, v in given.items() if k.endswith("_attention") and v is not None}

@@ -129,6 +129,8 @@ def kept_reason(tensor: Tensor, architecture: str) -> str | None:
     for reason, parts in _NEVER.items():
         if any(part in name for part in parts):
             return reason
+    if architecture == "gpt-oss" and tensor.type.name == "MXFP4":
+        return "MXFP4, as it was trained"
     if name in ("position_embd.weight", "token_types.weight"):
         return "positions or token types"
     return "small" if any(part in name for part in _NEVER_IN.get(architecture, ())) else None

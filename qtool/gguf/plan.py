@@ -22,7 +22,7 @@ from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
 from qtool.gguf.kinds import EMBEDDINGS, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
-from qtool.gguf.mixture_table import TYPES
+from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -94,6 +94,8 @@ def make_gguf_plan(
             f"--imatrix {importance.file}: recipe {recipe.name} has method gptq, which measures "
             "what matrices read, importance with it; leave --imatrix out"
         )
+    if recipe.calibrates and importance is None:
+        _refuse_packed(source)
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)
@@ -128,13 +130,24 @@ def make_gguf_plan(
     return GgufPlan(
         recipe,
         planned,
-        _metadata(recipe, source, importance, scaled, lossy, origin),
+        _metadata(recipe, _named(recipe, planned), source, importance, scaled, lossy, origin),
         (*source.warnings, *warnings(recipe, facts, planned, lossy)),
         source.dropped,
         memory,
         seconds,
         scales_bytes(recipe, planned) if scaled is None else 0,
     )
+
+
+def _refuse_packed(source: GgufSource) -> None:
+    """A checkpoint with experts in MXFP4 is written, but does not run here."""
+    packed = next((t for t in source.tensors if t.origin and t.type.name == "MXFP4"), None)
+    if packed is not None:
+        raise UnsupportedError(
+            f"{source.path}: {packed.origin[0]} is MXFP4, with which the model does not run here, "
+            "and this recipe measures what matrices read; give --imatrix FILE or, where nothing "
+            "else is measured, --set importance=false"
+        )
 
 
 def _roughly(value: Value) -> int:
@@ -222,8 +235,17 @@ def _requantized(
     return tuple(name for name, _ in again.most_common() if TYPES[name] not in FLOATS)
 
 
+def _named(recipe: GgufRecipe, tensors: Sequence[PlannedTensor]) -> FileType:
+    """What the file says it is: as convert_hf_to_gguf.py, where experts stay as they were trained
+    in a file of plain numbers."""
+    kept = any(tensor.copied and tensor.type.name == "MXFP4" for tensor in tensors)
+    plain = recipe.file_type.default in FLOATS
+    return FILE_TYPES["MXFP4_MOE"] if kept and plain else recipe.file_type
+
+
 def _metadata(
     recipe: GgufRecipe,
+    file_type: FileType,
     source: GgufSource,
     importance: Importance | None,
     scaled: Scales | None,
@@ -233,7 +255,7 @@ def _metadata(
     """The source's keys, llama-quantize's, ours. A key that is set again moves to the end."""
     added = {
         "general.quantization_version": u32(QUANTIZATION_VERSION),
-        "general.file_type": u32(recipe.file_type.number),
+        "general.file_type": u32(file_type.number),
     }
     if importance is not None and importance.entries:
         if importance.file is not None:

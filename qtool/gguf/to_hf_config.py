@@ -35,7 +35,10 @@ _TOKEN_IDS = {
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
 # What a checkpoint has in one tensor and a file in several, by architecture.
-_NOT_YET_JOINED = {"deepseek2": "what makes keys and values of latents in one matrix"}
+_NOT_YET_JOINED = {
+    "deepseek2": "what makes keys and values of latents in one matrix",
+    "gpt-oss": "gate and up of experts in turns in one tensor",
+}
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 

@@ -7,6 +7,7 @@ from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
+from qtool.gguf.expert_rows import BLOCKS, SCALES
 from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
@@ -94,6 +95,8 @@ def _found(
     for name in (module.name, *module.also):
         if place(name) in names:
             return [place(name)]
+        if module.packed and place(name) + BLOCKS in names:  # its scales are looked at elsewhere
+            return [n for n in (place(name) + BLOCKS, place(name) + SCALES) if n in names]
     if module.each is not None:
         name, setting = module.each
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import gguf_from_hf
 import gguf_models
 import gguf_models_hybrid
+import gguf_models_sparse
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ HERE = Path(__file__).parent
 PROMPTS = 5
 LENGTH = 24  # beyond the windows of 8 tokens
 LIMIT = 1e-3  # mean |difference| by the range of the logits; 2e-4 at most was seen
+PACKED_LIMIT = 4e-3  # the same where inputs of MXFP4 are rounded to 8 bits; 1.7e-3 was seen
 
 
 def run(command: list[str]) -> None:
@@ -81,10 +83,13 @@ def test_random_models(
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")
     mine = of_llama(program, tmp_path / "model.gguf", prompts, gguf_models.VOCABULARY)
+    packed = name in gguf_models_sparse.PACKED
+    if packed:
+        folder = gguf_models_sparse.unpacked(folder)
     found = difference(mine, of_transformers(folder, prompts))
     record_property("difference", found)
     print(f"LOGITS {name} {found:.2e}")
-    assert found < LIMIT
+    assert found < (PACKED_LIMIT if packed else LIMIT)
     # Tokens in another order are told apart: the bound is no empty one.
     assert difference(mine[::-1], of_transformers(folder, prompts)) > 50 * LIMIT
 

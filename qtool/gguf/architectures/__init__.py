@@ -11,6 +11,7 @@ classes of transformers.
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
+from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.row import Architecture
@@ -20,7 +21,7 @@ from qtool.gguf.hf_config import Config
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION
+    **DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION, **GPT_OSS
 }  # fmt: skip
 
 

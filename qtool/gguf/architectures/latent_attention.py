@@ -147,9 +147,7 @@ def _known_yarn(config: Config) -> str | None:
     given, own = (rope.get(name) or 0 for name in ("mscale", "mscale_all_dim"))
     if given != own or not own:
         return f"mscale is {given} and mscale_all_dim {own}, and it takes them to be the same"
-    if rope.get("attention_factor") is not None:
-        return f"attention_factor is {rope['attention_factor']}, and it computes it"
-    return None
+    return limits.yarn_of_usual_slope(config)
 
 
 def _groups_known(config: Config) -> str | None:

@@ -120,3 +120,14 @@ def one_epsilon(config: Config) -> str | None:
         f"rms_norm_eps is {config['rms_norm_eps']}, which llama.cpp adds to the norms of linear "
         "attention's queries and keys too, where the model adds 1e-6: results differ a little"
     )
+
+
+def yarn_of_usual_slope(config: Config) -> str | None:
+    """It does not read where the slope of YaRN's frequencies lies, nor a factor of attention."""
+    rope = config["rope_parameters"]["full_attention"]
+    if rope["rope_type"] != "yarn":
+        return None
+    for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0), ("attention_factor", None)):
+        if (rope.get(name) or usual) != usual:
+            return f"{name} of the rope settings is {rope[name]}, and it does not read that"
+    return None

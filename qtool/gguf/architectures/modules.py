@@ -36,6 +36,7 @@ class Module:
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
     cut: Cut | None = None  # which part of the checkpoint's tensor it is, before its rows change
+    packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None
 

@@ -115,6 +115,7 @@ _ENDS: Mapping[str, tuple[str, ...]] = {
     "down_proj": ("width", "inner"),
     "mlp.gate": ("experts", "width"),
     "block_sparse_moe.gate": ("experts", "width"),
+    "mlp.router": ("experts", "width"),
     "shared_expert_gate": ("one", "width"),
     "shared_expert.gate_proj": ("inner of the shared expert", "width"),
     "shared_expert.up_proj": ("inner of the shared expert", "width"),
@@ -167,8 +168,10 @@ def checkpoint_shape(
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
         shape = (rows.taken[0], *shape[1:])
-    if cut is not None and suffix == ".weight":
-        share = 1 if rows is None else rows.share
+    share = 1 if rows is None else rows.share
+    if cut is not None and suffix == ".bias":
+        shape = (shape[0], shape[1] * share)
+    elif cut is not None:
         matrices, height, width = shape[0], shape[1] * share, shape[2]
         shape = (matrices, width, height) if cut.turned else (matrices, height, width)
         if cut.matrices:
