@@ -52,6 +52,18 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
          "tie_word_embeddings": True, "rope_parameters": _YARN},
     ),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+         "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
+    "ernie4.5-moe-plain": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+         "moe_num_shared_experts": 0, "moe_layer_start_index": 2,
+         "tie_word_embeddings": False},
+    ),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 8,

@@ -199,7 +199,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     theirs = getattr(transformers, f"{kind}Config")().to_dict()
     needed = {"hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"}
     ours = complete({key: theirs[key] for key in needed & theirs.keys()}, TABLE[name].defaults)
-    old = {"num_experts": "num_local_experts"}
+    experts = "num_local_experts" if "num_local_experts" in theirs else "moe_num_experts"
+    old = {"num_experts": experts}
     for key in TABLE[name].defaults:
         if not key.startswith("rope_"):
             theirs_too = theirs[key] if key in theirs else theirs[old[key]]

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import pytest
 import small_tokenizers as small
 from hf_arrays import LLAMA, Arrays, llama, numbers, write
+from safetensors.numpy import load_file, save_file
 from small_tokenizers import SIZE, keys_of
 
+from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import u32
 from qtool.gguf import from_hf
@@ -91,6 +94,24 @@ def test_refused(
     config = {**ROUTED, "architectures": [name], **change}
     with pytest.raises(error, match=message):
         hf_source(write(tmp_path / "model", config, glm(ahead=False)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"moe_layer_interval": 2}, {"moe_layer_end_index": 0}, {"use_bias": True}]
+)
+def test_ernie_with_experts_in_each_block(change: dict[str, Any], tmp_path: Path) -> None:
+    config = {**ROUTED, "architectures": ["Ernie4_5_MoeForCausalLM"], **change}
+    with pytest.raises(UnsupportedError, match=f"{next(iter(change))} is .*, and it "):
+        hf_source(write(tmp_path / "model", config, glm(ahead=False)))
+
+
+def test_what_predicts_ahead_in_ernie_is_dropped(tmp_path: Path) -> None:
+    folder = gguf_models.build("ernie4.5-moe", tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    state["model.mtp_linear_proj.0.weight"] = numbers(4, 4)
+    save_file(state, folder / "model.safetensors")
+    ((name, reason),) = hf_source(Checkpoint.open(folder)).dropped
+    assert name == "model.mtp_linear_proj.0.weight" and "predicts further tokens" in reason
 
 
 _NO_OUTPUT_BIAS = (

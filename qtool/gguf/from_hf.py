@@ -80,7 +80,7 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
         )
     counted = {module.each[1] for module in architecture.modules if module.each is not None}
     counted |= {module.rows.groups for module in architecture.modules if module.rows is not None}
-    if config.get("num_experts") and "num_experts" not in counted:
+    if config.get("num_experts") and not {"num_experts", "moe_num_experts"} & counted:
         raise SourceError(
             f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
             f"{config['architectures'][0]} has none; one of the two is of another model"
@@ -340,7 +340,7 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
                 f"{architecture.name} always takes for the head"
             )
         return "the head is the embedding, which is stored once"
-    if name.removeprefix("model.").startswith("mtp.") or found.beyond(name):
+    if name.removeprefix("model.").startswith(("mtp.", "mtp_")) or found.beyond(name):
         return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"
     raise FormatError(
         f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "

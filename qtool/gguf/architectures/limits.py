@@ -131,3 +131,15 @@ def yarn_of_usual_slope(config: Config) -> str | None:
         if (rope.get(name) or usual) != usual:
             return f"{name} of the rope settings is {rope[name]}, and it does not read that"
     return None
+
+
+def experts_once_they_start(config: Config) -> str | None:
+    last = count(config, "num_hidden_layers") - 1
+    for name, usual in (("moe_layer_end_index", (None, -1, last)), ("moe_layer_interval", (1,))):
+        if config.get(name) not in usual:
+            return f"{name} is {config[name]}, and it has experts in each block once they start"
+    return None
+
+
+def no_biases_at_all(config: Config) -> str | None:
+    return "use_bias is true, and it adds none" if config.get("use_bias") else None

@@ -33,7 +33,8 @@ def _inner_of_experts(config: Config) -> int:
 
 
 def _shared(config: Config) -> int:
-    return count(config, "n_shared_experts") * count(config, "moe_intermediate_size")
+    own = "n_shared_experts" if config.get("n_shared_experts") else "moe_num_shared_experts"
+    return count(config, own) * count(config, "moe_intermediate_size")
 
 
 def _linear_keys(config: Config) -> int:

@@ -1,5 +1,7 @@
 """Decoders whose blocks choose among experts."""
 
+from dataclasses import replace
+
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key
@@ -34,6 +36,22 @@ LATER_EXPERTS = (
     ),
 )
 CHOICE_BIAS = in_blocks(since(_LEADING), (choice_bias("mlp.gate.e_score_correction"),))
+_NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
+_STARTS = "moe_layer_start_index"
+_ERNIE = (
+    *in_blocks(before(_STARTS), block(*MLP)),
+    *in_blocks(
+        since(_STARTS),
+        (
+            *experts("mlp.experts", "gate_proj", "up_proj", "down_proj", "moe_num_experts"),
+            *block("mlp.gate"),
+            *(Module(BLOCK + name, asked="moe_num_shared_experts") for name in _NUMBERED),
+            replace(
+                choice_bias("mlp.moe_statics.e_score_correction"), shape=("one", "experts", "one")
+            ),
+        ),
+    ),
+)
 
 # fmt: off
 SPARSE: dict[str, Architecture] = {
@@ -99,6 +117,15 @@ SPARSE: dict[str, Architecture] = {
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096},
         needs_head=True,
         refuse=(limits.as_many_key_heads, limits.no_output_bias),
+    ),
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        "ernie4_5-moe", (*QWEN, *_ERNIE), sparse_keys.ERNIE,
+        {"num_key_value_heads": 4, "moe_num_experts": 64, "num_experts": "moe_num_experts",
+         "moe_k": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+         "moe_layer_start_index": 1, "moe_layer_interval": 1,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+         "use_bias": False, "tie_word_embeddings": True},
+        refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases_at_all),
     ),
     "OlmoeForCausalLM": Architecture(
         "olmoe", (*QWEN, *wide_norms(), *QWEN_EXPERTS, *block("mlp.gate")), keys.USUAL,

@@ -56,3 +56,21 @@ MINIMAX_M2 = with_own(
     ROTATED,
     gating(SIGMOID),
 )
+
+
+def _shared_by_ernie(config: Config) -> Value | None:
+    """Of all shared experts together, which are one."""
+    if not config.get("moe_num_shared_experts"):
+        return None
+    return u32(count(config, "moe_num_shared_experts") * count(config, "moe_intermediate_size"))
+
+
+ERNIE = with_own(
+    MOE,
+    Key("expert_count", "moe_num_experts"),
+    Key("expert_used_count", "moe_k"),
+    Key("interleave_moe_layer_step", "moe_layer_interval"),
+    Key("leading_dense_block_count", "moe_layer_start_index"),
+    Key("expert_shared_count", "moe_num_shared_experts"),
+    Key("expert_shared_feed_forward_length", "", _shared_by_ernie),
+)
