@@ -64,6 +64,17 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "moe_num_shared_experts": 0, "moe_layer_start_index": 2,
          "tie_word_embeddings": False},
     ),
+    "granite-moe": (
+        "GraniteMoe",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "attention_multiplier": 0.2,
+         "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 1.5,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
+    "granite-moe-tied": (
+        "GraniteMoe",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
+         "attention_bias": True, "attention_multiplier": 0.25},
+    ),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 8,
@@ -120,6 +131,9 @@ NO_WAY_BACK = {
     **dict.fromkeys(
         ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
         "makes keys and values of latents in one matrix, which cannot be put together again",
+    ),
+    **dict.fromkeys(
+        ("granite-moe", "granite-moe-tied"), "gate and up of experts in one .* put together again"
     ),
     **dict.fromkeys(
         ("gpt-oss", "gpt-oss-full", "gpt-oss-mxfp4"),

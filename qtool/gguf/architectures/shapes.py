@@ -172,6 +172,8 @@ def checkpoint_shape(
     share = 1 if rows is None else rows.share
     if cut is not None and suffix == ".bias":
         shape = (shape[0], shape[1] * share)
+    elif cut is None and share > 1:
+        shape = (shape[0], shape[1] * share, *shape[2:])
     elif cut is not None:
         matrices, height, width = shape[0], shape[1] * share, shape[2]
         shape = (matrices, width, height) if cut.turned else (matrices, height, width)

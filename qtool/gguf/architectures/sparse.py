@@ -20,6 +20,7 @@ from qtool.gguf.architectures.modules import (
     wide_norms,
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
+from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF
 
 QWEN_EXPERTS = experts("mlp.experts", "gate_proj", "up_proj", "down_proj")
 SHARED_EXPERT = tuple(name.replace("mlp.", "mlp.shared_expert.") for name in MLP)
@@ -37,6 +38,15 @@ LATER_EXPERTS = (
 )
 CHOICE_BIAS = in_blocks(since(_LEADING), (choice_bias("mlp.gate.e_score_correction"),))
 _NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
+# Gate and up of all experts in one tensor, under names of their own.
+_MIXED = BLOCK + "block_sparse_moe.input_linear"
+_OF_EXPERTS = ("experts", "inner", "width")
+_GRANITE = (
+    Module(_MIXED, FIRST_HALF, called="ffn_gate_exps", shape=_OF_EXPERTS),
+    Module(_MIXED + ".up", SECOND_HALF, also=(_MIXED,), called="ffn_up_exps", shape=_OF_EXPERTS),
+    Module(BLOCK + "block_sparse_moe.output_linear", shape=("experts", "width", "inner")),
+    Module(BLOCK + "block_sparse_moe.router.layer", shape=("experts", "width")),
+)
 _STARTS = "moe_layer_start_index"
 _ERNIE = (
     *in_blocks(before(_STARTS), block(*MLP)),
@@ -126,6 +136,14 @@ SPARSE: dict[str, Architecture] = {
          "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
          "use_bias": False, "tie_word_embeddings": True},
         refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases_at_all),
+    ),
+    "GraniteMoeForCausalLM": Architecture(
+        "granitemoe", (*LLAMA, *_GRANITE), keys.GRANITE,
+        {**OWN_HEADS, "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "attention_multiplier": 1.0,
+         "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+         "vocab_size": 32000},
+        rope=LLAMA_ROPE, refuse=(limits.plain_heads,),
     ),
     "OlmoeForCausalLM": Architecture(
         "olmoe", (*QWEN, *wide_norms(), *QWEN_EXPERTS, *block("mlp.gate")), keys.USUAL,
