@@ -104,17 +104,30 @@ def find_blocks(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     return BlockStack(prefix, min(found_count, layer_count(config) or found_count))
 
 
+def packed(tensors: Mapping[str, TensorInfo]) -> str | None:
+    """The first tensor of packed codes, as GPTQ, AWQ, compressed-tensors and MLX name them, in
+    words; None where there is none. A config.json need not say so."""
+    for name, info in tensors.items():
+        module, _, last = name.rpartition(".")
+        words = last == "weight" and info.dtype == "U32" and f"{module}.scales" in tensors
+        if last in ("qweight", "weight_packed") or words:
+            return f"{name}, {info.dtype} {list(info.shape)}, holds packed codes"
+    return None
+
+
 def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
     """Refuse what is no float checkpoint of linear layers: quantized already, or Conv1D."""
     quantization = config.get("quantization_config") or text_config(config).get(
         "quantization_config"
     )
+    found = packed(tensors)
     if isinstance(quantization, Mapping):
-        method = quantization.get("quant_method", "unknown method")
+        found = f"config.json: quant_method {quantization.get('quant_method', 'unknown method')}"
+    if found is not None:
         raise UnsupportedError(
-            f"the model is already quantized (config.json: quant_method {method}); "
-            "start from the original in float16, bfloat16 or float32 or, where there is none, from "
-            "what `qtool convert MODEL --to hf` makes of it"
+            f"the model is already quantized ({found}); start from the original in float16, "
+            "bfloat16 or float32 or, where there is none, from what `qtool convert MODEL --to hf` "
+            "makes of it"
         )
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
@@ -67,10 +68,13 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
 def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """UnsupportedError where llama.cpp would compute something else than the checkpoint."""
     where = str(checkpoint.path)
-    if config.get("quantization_config") and not _keeps_mxfp4(architecture, config):
+    codes = structure.packed(checkpoint.tensors)
+    said_so = config.get("quantization_config") and not _keeps_mxfp4(architecture, config)
+    if said_so or codes is not None:
         raise UnsupportedError(
-            f"{where}: this checkpoint is quantized; convert the one that it was made from or, "
-            "where there is none, what `qtool convert MODEL --to hf` makes of it"
+            f"{where}: this checkpoint is quantized{f' ({codes})' if codes else ''}; convert the "
+            "one that it was made from or, where there is none, what `qtool convert MODEL --to hf` "
+            "makes of it"
         )
     blocks = count(config, "num_hidden_layers")
     if blocks > len(checkpoint.tensors):
