@@ -131,7 +131,7 @@ class EmbeddingRows(TorchCalls):
                 f"{self._checkpoint.path}: no tensor for an embedding of shape "
                 f"{list(weight.shape)}, which the model needs; the checkpoint is incomplete"
             )
-        here = ids.cpu()
+        here = ids.cpu().contiguous()  # a part of a table of positions is not; torch warns of it
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
             known, rows = self._rows(name, here)
         return rows[torch.searchsorted(known, here)].to(ids.device)
