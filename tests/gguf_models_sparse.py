@@ -75,6 +75,12 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "attention_bias": True, "attention_multiplier": 0.25},
     ),
+    "llama4": (
+        "Llama4Text",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 80,
+         "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "head_dim": 32,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 8,
@@ -133,7 +139,8 @@ NO_WAY_BACK = {
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
     **dict.fromkeys(
-        ("granite-moe", "granite-moe-tied"), "gate and up of experts in one .* put together again"
+        ("granite-moe", "granite-moe-tied", "llama4"),
+        "gate and up of experts in one .* put together again",
     ),
     **dict.fromkeys(
         ("gpt-oss", "gpt-oss-full", "gpt-oss-mxfp4"),

@@ -105,6 +105,25 @@ def test_ernie_with_experts_in_each_block(change: dict[str, Any], tmp_path: Path
         hf_source(write(tmp_path / "model", config, glm(ahead=False)))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_scale": 0.2}, "attn_scale is 0.2, and it takes 0.1"),
+        ({"attention_chunk_size": 64}, "attention_chunk_size is 64"),
+        ({"use_qk_norm": False}, "with 6 experts it takes the other"),
+        ({"moe_layers": [0, 2]}, "moe_layers is not each block"),
+        ({"layer_types": ["full_attention"] * 4}, "layer_types is not chunked_attention"),
+        ({"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers is not each fourth"),
+        ({"attention_bias": True}, "attention_bias is true"),
+    ],
+)
+def test_llama4_as_it_was_released(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = gguf_models.build("llama4", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda config: config.update(change))
+    with pytest.raises(UnsupportedError, match=message):
+        hf_source(Checkpoint.open(folder))
+
+
 def test_what_predicts_ahead_in_ernie_is_dropped(tmp_path: Path) -> None:
     folder = gguf_models.build("ernie4.5-moe", tmp_path / "model")
     state = load_file(folder / "model.safetensors")

@@ -38,7 +38,7 @@ _TOKEN_IDS = {
 _NOT_YET_JOINED = {
     "deepseek2": "what makes keys and values of latents in one matrix",
     "gpt-oss": "gate and up of experts in turns in one tensor",
-    "granitemoe": "gate and up of experts in one tensor",
+    **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
 }
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))

@@ -14,6 +14,7 @@ from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
+from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config
@@ -21,7 +22,7 @@ from qtool.gguf.hf_config import Config
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION, **GPT_OSS
+    **DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION, **GPT_OSS, **LLAMA4
 }  # fmt: skip
 
 

@@ -53,6 +53,7 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "vocabulary": _setting("vocab_size"),
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
+    "inner without experts": _setting("intermediate_size_mlp"),
     "inner of experts": _inner_of_experts,
     "inner of the shared expert": _setting("shared_expert_intermediate_size"),
     "inner of shared experts": _shared,
