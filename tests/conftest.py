@@ -2,7 +2,7 @@
 
 import gc
 import os
-import shutil
+import secrets
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -18,7 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 GUARD = Path(__file__).parent / "guard"
-_LOG = Path(tempfile.mkdtemp(prefix="qtool-guard-")) / "refused"
+# There from the first connection that is refused: a run that is killed leaves nothing.
+_LOG = Path(tempfile.gettempdir()) / f"qtool-guard-{secrets.token_hex(8)}"
 
 
 def pytest_configure() -> None:
@@ -59,7 +60,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     """Nothing stays in the folder for temporary files."""
-    shutil.rmtree(_LOG.parent, ignore_errors=True)
+    _LOG.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -255,3 +255,17 @@ def test_an_interrupt_before_there_is_anything_leaves_no_folder(
         pass
     assert left == [[".x.gguf.partial", "lock"]]
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_gguf_recipe_where_another_run_is_kept(changed: bool, tmp_path: Path) -> None:
+    """Its config.json is no new file: the other run knows it by its content."""
+    weights = ["model.safetensors", 8, 1, "ab"]
+    other = ["model.safetensors", 8, 1, "cd"] if changed else weights
+    before = [{"model_type": "llama"}, None, weights]
+    now = [["config.json", 5, 1, "ef"], ["tokenizer.json", 5, 1, "ef"], other]
+    recipes = {"name": "w4g128-awq", "bits": 4}, {"name": "q4_k_m"}
+    said = told({"recipe": recipes, "source": (before, now)})
+    first = "recipe was w4g128-awq, is q4_k_m"
+    first += ", source: model.safetensors has other bytes" if changed else ""
+    assert said.startswith(f"{first}; ") and "is new" not in said

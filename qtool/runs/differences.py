@@ -68,6 +68,11 @@ def _source(name: str, before: list[Any], now: list[Any]) -> Iterator[str]:
     """A model: its config, what it was made from, and its files."""
     known = {one[0]: one for one in before if _is_file(one)}
     found = {one[0]: one for one in now if _is_file(one)}
+    if any(isinstance(one, dict) for one in before) != any(isinstance(one, dict) for one in now):
+        # A GGUF file's run has config.json among the files, others its content: not to be compared.
+        shared = [key for key in found if key in known and known[key] != found[key]]
+        yield from (f"{name}: {_file(key, known[key], found[key])}" for key in shared)
+        return
     said = [_file(key, known.get(key), one) for key, one in found.items() if known.get(key) != one]
     said += [f"{key} is gone" for key in known if key not in found]
     for one, other in zip(before, now, strict=False):
