@@ -62,6 +62,18 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def past_positions(config: Mapping[str, Any], length: int, what: str) -> str | None:
+    """A warning where text is longer than the model was made for, in tokens; else None."""
+    most = text_config(config).get("max_position_embeddings")
+    if type(most) is not int or not 0 < most < length:
+        return None
+    return (
+        f"{what} of {length} tokens, and config.json says that the model has {most} positions "
+        "(max_position_embeddings): what it computes beyond them may mean little; give a smaller "
+        "--length"
+    )
+
+
 def layer_count(config: Mapping[str, Any]) -> int | None:
     """How many decoder blocks the model class runs, where config.json says it."""
     text = text_config(config)

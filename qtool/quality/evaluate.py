@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import structure
 from qtool.calibrating.calibration import read_text, tokenize
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.weights import Weights
@@ -117,6 +118,9 @@ def evaluate(
         base = _open(against or artifacts[0], protocol, progress, stack)
         weights, vocabulary = base.skeleton.checkpoint, _vocabulary(base.skeleton)
         tokens = window_tokens(weights, text, protocol, vocabulary)
+        past = structure.past_positions(weights.config, protocol.length, "windows")
+        if past is not None:
+            progress.say(f"warning: {past}")
         ready = [base]
         if against is not None:
             # Whatever one of them lacks is told before hours of work.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import methods
+from qtool import methods, structure
 from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
@@ -77,6 +77,10 @@ def run(request: Request, progress: Progress) -> Summary:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
         )
+    if request.recipe.calibrates and request.stats is None:
+        length = request.recipe.calibration.length
+        past = structure.past_positions(checkpoint.config, length, "calibration samples")
+        warnings += [past] if past is not None else []
     request = replace(request, threads=plan.memory.setting.threads)
     if request.max_ram is not None:
         progress.say(plan.memory.line())
