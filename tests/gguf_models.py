@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_models_dense
 import gguf_models_hybrid
 import gguf_models_sparse
 import numpy as np
@@ -102,6 +103,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-rotary": ("GPTNeoX", {"use_parallel_residual": False, "layer_norm_eps": 1e-6,
                                     "rotary_pct": 0.5, "rotary_emb_base": 2e3,
                                     "hidden_act": "gelu_new"}),
+    **gguf_models_dense.MODELS,
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS
@@ -110,8 +112,17 @@ SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
     "stablelm": {"stablelm.rope.freq_base"},
     "gpt-neox-rotary": {"gptneox.rope.freq_base"},
+    **gguf_models_dense.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
 }
+
+
+def auto_model(config: Any) -> Any:
+    """The class that makes and loads models of this configuration."""
+    import transformers
+
+    seeing = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
 def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
@@ -123,9 +134,12 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     wanted = {**_SMALL, **settings}
     if kind == "GPTNeoX":
         del wanted["num_key_value_heads"]
+    seeing = gguf_models_dense.SEEING.get(kind)
+    if seeing is not None:
+        wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     config = getattr(transformers, f"{kind}Config")(**wanted)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_model(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

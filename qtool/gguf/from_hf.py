@@ -18,6 +18,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
+from qtool.gguf.architectures.limits import usual_yarn
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, name_in_table, predicting_blocks
 from qtool.gguf.architectures.shapes import expected_shape
@@ -39,7 +40,9 @@ ALWAYS_FLOAT32 = (
 )  # fmt: skip
 # Where the language model lies in a checkpoint that sees images too.
 _INSIDE = ("language_model.", "")
-_VISION = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.")
+_VISION = (
+    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
+)  # fmt: skip
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -89,7 +92,8 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
             f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
             f"{config['architectures'][0]} has none; one of the two is of another model"
         )
-    problems = [text for check in architecture.refuse if (text := check(config)) is not None]
+    checks = architecture.refuse if architecture.yarn else (usual_yarn, *architecture.refuse)
+    problems = [text for check in checks if (text := check(config)) is not None]
     known = architecture.activations
     activation = config.get("hidden_activation") or config.get("hidden_act") or known[0]
     if activation not in known:

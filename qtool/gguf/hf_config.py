@@ -15,7 +15,7 @@ WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
-    "layer_norm_eps": ("norm_eps", "layer_norm_epsilon"),
+    "layer_norm_eps": ("norm_eps", "norm_epsilon", "layer_norm_epsilon"),
 }
 _NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")
 # How config.json called what is a part of rope_parameters now.
@@ -28,7 +28,12 @@ _ROPE_NAMES = {
 def text_part(raw: Config) -> dict[str, Any]:
     """The settings of the language model: those in text_config count before those around them."""
     inner = raw.get("text_config")
-    return {**raw, **inner} if isinstance(inner, Mapping) else dict(raw)
+    if not isinstance(inner, Mapping):
+        return dict(raw)
+    tied = [part["tie_word_embeddings"] for part in (raw, inner) if "tie_word_embeddings" in part]
+    # transformers takes the one outside, which older ones did not write. A head that is stored and
+    # differs from the embedding counts in any case.
+    return {**raw, **inner, **({"tie_word_embeddings": any(tied)} if tied else {})}
 
 
 def complete(raw: Config, defaults: Config) -> dict[str, Any]:

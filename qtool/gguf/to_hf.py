@@ -154,11 +154,13 @@ def _tensors(
 ) -> Iterator[HfTensor]:
     modules = {module.name: module.fitted(config) for module in row.modules}
     for (name, block), gguf_name in gguf_names(row, config).items():
-        module = modules[name]
         left_out = block >= config["num_hidden_layers"] and not any(
             other.startswith(f"blk.{block}.") for other in tensors
         )
-        for suffix, end in module.ends:
+        for suffix, end in modules[name].ends:
+            module = modules[name]
+            if suffix == ".bias":
+                module = replace(module, add=0)  # what is added is added to weights
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]

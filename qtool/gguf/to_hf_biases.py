@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.architectures import Architecture
-from qtool.gguf.architectures.modules import ENDS
+from qtool.gguf.architectures.modules import ENDS, HEADS
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import Config
 from qtool.gguf.source import GgufSource
@@ -21,9 +21,18 @@ _BIASES = {
     "qwen2moe": (("qkv_bias", ("attn_q", "attn_k", "attn_v")),),
     "glm4moe": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "stablelm": (("use_qkv_bias", ("attn_q", "attn_k", "attn_v")),),
+    "qwen2vl": (("", ("attn_q", "attn_k", "attn_v")),),
+    "seed_oss": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
+    "glm4": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
+    "ernie4_5": (("use_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),),
+    "nemotron": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+                 ("mlp_bias", ("ffn_up", "ffn_down"))),
+    "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
+    "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
+_BARE_NORMS = ("command-r", "cohere2")
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 
@@ -59,7 +68,9 @@ def check_biases(
         kind = gguf_name.rpartition(".")[2]
         expected = kind in some and f"blk.0.{kind}.bias" in names
         if name.endswith("norm") and modules[name].each is None:
-            expected = layer_norms
+            expected = layer_norms and row.name not in _BARE_NORMS
+        if row.name == "phi2" and name in HEADS:
+            expected = True
         if expected != (f"{gguf_name}.bias" in names):
             what = "lacks" if expected else "has"
             raise FormatError(

@@ -6,6 +6,9 @@ changes nothing; a key that is passed over would be another function under the s
 
 import math
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
@@ -36,9 +39,12 @@ _NO_NUMBERS = {
 _LISTS = ("sliding_window_pattern", "recurrent_layers", "dimension_sections")
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
-    "block_count", "expert_gating_func", "rope.dimension_count", "nextn_predict_layers",
-    "rope.scaling.original_context_length", "ssm.inner_size", "full_attention_interval",
+    "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
+    "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
+    "full_attention_interval",
 )  # fmt: skip
+# What counts only where images are seen: of a text alone it changes nothing.
+OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
@@ -56,6 +62,8 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
         for name, value in source.metadata.items()
         if name.startswith(prefix)
     }
+    if row.alone:
+        given = {name: value for name, value in given.items() if name not in OF_SIGHT}
     known = {key.name: key for key in row.keys}
     for name, value in given.items():
         if name in known:
@@ -81,6 +89,15 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 f"Face {row.name} checkpoint says; convert the checkpoint that it was made of"
             )
     return {name: value for name, value in given.items() if name in known}
+
+
+def plain(value: Value) -> Any:
+    """A value for JSON; a float32 as the shortest decimal that means it."""
+    if value.kind == Kind.FLOAT32:
+        return float(str(np.float32(value.value)))
+    if value.kind == Kind.ARRAY:
+        return [plain(Value(value.element or Kind.INT32, item)) for item in value.value]
+    return value.value
 
 
 def _check(source: GgufSource, name: str, value: Value, kinds: frozenset[Kind]) -> None:

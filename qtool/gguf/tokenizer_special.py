@@ -65,8 +65,8 @@ def special_metadata(
         if isinstance(given, bool):
             adds.setdefault(kind, given)
         text = named.get(f"{kind}_token")
-        for token in data.get("added_tokens") or () if text is not None else ():
-            if isinstance(token, dict) and token.get("content") == text:
+        for token in _added(data) if text is not None else ():
+            if token.get("content") == text:
                 _set_id(ids, kind, token.get("id"), limit)
                 break
     inner = config.get("text_config")
@@ -75,10 +75,9 @@ def special_metadata(
         if number is None and isinstance(inner, Mapping):
             number = inner.get(f"{kind}_token_id")
         _set_id(ids, kind, number, limit)
+    added = {token.get("content"): token.get("id") for token in _added(data)}
     for kind, text in usual.items():
-        for token in data.get("added_tokens") or ():
-            if isinstance(token, dict) and token.get("content") == text:
-                _set_id(ids, kind, token.get("id"), limit)
+        _set_id(ids, kind, added.get(text), limit)
     keys = {ID_KEYS[kind]: u32(number) for kind, number in ids.items() if kind in ID_KEYS}
     keys |= {ADD_KEYS[kind]: boolean(value) for kind, value in adds.items() if kind in ADD_KEYS}
     if tokenizer_config:
@@ -86,6 +85,20 @@ def special_metadata(
     if isinstance(normalizer := data.get("normalizer"), dict):
         keys |= _normalizer(normalizer)
     return keys
+
+
+def end_metadata(folder: Path, config: Mapping[str, Any], limit: int) -> dict[str, Value]:
+    """Where a text and a turn end by config.json's eod_token_id and generation_config.json."""
+    ids: dict[str, int] = {}
+    _set_id(ids, "eos", config.get("eod_token_id"), limit)
+    ends = read_object(folder / "generation_config.json").get("eos_token_id")
+    if isinstance(ends, list) and len(ends) >= 2:
+        _set_id(ids, "eot", ends[0], limit)
+    return {ID_KEYS[kind]: u32(number) for kind, number in ids.items()}
+
+
+def _added(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [token for token in data.get("added_tokens") or () if isinstance(token, dict)]
 
 
 def _set_id(ids: dict[str, int], kind: str, number: Any, limit: int) -> None:

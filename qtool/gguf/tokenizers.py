@@ -16,7 +16,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
-from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, special_metadata
+from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, end_metadata, special_metadata
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
@@ -37,6 +37,10 @@ class Policy:
     phi3: bool = False
     turn_end: int | None = None  # the id of <end_of_turn>, which no file names
     named: Mapping[str, str] = field(default_factory=dict)  # tokens that no file names as such
+    prefix_last: bool = False  # add_prefix_space is written behind everything else
+    no_bos: bool = False  # unless the files say that it is added
+    ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
+    end_by_config: bool = False  # Hunyuan's end of a text and of a turn
 
 
 _LLAMA = Policy(prefix=True)
@@ -45,6 +49,11 @@ _GLM = Policy(
     model=False,
     named={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
 )
+_GLM4 = Policy(
+    model=False,
+    named={"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>",
+           "bos": "<|endoftext|>"},
+)  # fmt: skip
 POLICIES = {
     "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
     "smollm3": _LLAMA, "arcee": _LLAMA,
@@ -54,6 +63,13 @@ POLICIES = {
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "olmo2": _JSON, "stablelm": _JSON, "gptneox": _JSON,
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
+    "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
+    "starcoder2": _JSON,
+    "phi2": Policy(model=False, no_bos=True),
+    "ernie4_5": Policy(prefix_last=True),
+    "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),
+    "glm4": _GLM4,
+    "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
 _TURN_END = PREFIX + "eot_token_id"
 _CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
@@ -82,6 +98,13 @@ def tokenizer_metadata(
     keys |= {key: value for key, value in body.items() if key not in keys}
     data = read_object(folder / TOKENIZER)
     keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size, policy.named)
+    if policy.end_by_config:
+        keys |= end_metadata(folder, config, vocab_size)
+    keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
+    if policy.no_bos:
+        keys.setdefault(ADD_KEYS["bos"], boolean(False))
+    if policy.prefix_last and isinstance(given, bool):
+        keys[PREFIX + "add_space_prefix"] = boolean(given)
     if policy.no_space and keys[MODEL_KEY].value == "llama":
         keys.pop(PREFIX + "add_space_prefix", None)
         if policy.turn_end is not None:

@@ -55,11 +55,10 @@ def of_llama(
 
 def of_transformers(folder: Path, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    auto = gguf_models.auto_model(AutoConfig.from_pretrained(folder))
+    model: Any = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.from_numpy(prompts)).logits.numpy()
     return logits

@@ -13,16 +13,19 @@ from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
+from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.row import Architecture
+from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **GEMMA, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION, **GPT_OSS, **LLAMA4
+    **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
+    **GPT_OSS, **LLAMA4,
 }  # fmt: skip
 
 
@@ -30,6 +33,9 @@ def architecture_of(config: Config, where: str) -> Architecture:
     """The row for a checkpoint; UnsupportedError names the table for one that is not in it."""
     named = config.get("architectures")
     found = str(named[0]) if isinstance(named, list) and named else None
+    text = config.get("text_config")
+    if isinstance(text, dict) and text.get("model_type") == "ministral3":
+        found = "Ministral3ForCausalLM"
     if found in TABLE:
         return TABLE[found]
     if found is None:

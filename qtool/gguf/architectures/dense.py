@@ -1,27 +1,59 @@
 """Decoders with one MLP in each block."""
 
+from collections.abc import Callable
+
+from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
+from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
-    BLOCK,
     MLP,
     OUTER,
     QK_NORMS,
     TWO_NORMS,
-    Module,
     attention,
     block,
-    head_norms,
-    neox,
     wide_norms,
 )
-from qtool.gguf.architectures.row import GELU, LLAMA_ROPE, OWN_HEADS, Architecture
-from qtool.gguf.hf_config import WIDTH_BY_HEADS
-from qtool.gguf.row_maps import QKV_BY_KIND
+from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
+from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, head_width, number
 
 LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
 QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))
 
+
+def _if_stretched(key: str, value: Callable[[Config], Value]) -> Key:
+    """Of Hunyuan's rope scaling, which calls itself dynamic and is a larger base, once for all."""
+
+    def make(config: Config) -> Value | None:
+        rope = config["rope_parameters"]["full_attention"]
+        return value(config) if rope["rope_type"] == "dynamic" else None
+
+    return Key(key, "rope_parameters", make)
+
+
+def _stretched_base(config: Config) -> Value:
+    rope, width = config["rope_parameters"]["full_attention"], head_width(config)
+    return f32(number(rope, "rope_theta") * number(rope, "alpha") ** (width / (width - 2)))
+
+
+# The lengths that its checkpoints say are shorter than what this base is for.
+_STRETCHED_LENGTH = 256 * 1024
+_STRETCHED = (
+    _if_stretched("context_length", lambda _: u32(_STRETCHED_LENGTH)),
+    _if_stretched("rope.freq_base", _stretched_base),
+    _if_stretched("rope.scaling.type", lambda _: string("none")),
+    _if_stretched("rope.scaling.factor", lambda _: f32(1.0)),
+    _if_stretched("rope.scaling.original_context_length", lambda _: u32(_STRETCHED_LENGTH)),
+)
+
 # fmt: off
+_ERNIE = Architecture(
+    "ernie4_5", (*QWEN, *block(*MLP)), keys.USUAL,
+    {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+     "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+    refuse=(limits.no_biases("use_bias"),), warn=(limits.no_dynamic_rope,),
+)
+
 DENSE: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "llama", (*LLAMA, *block(*MLP)), keys.LLAMA,
@@ -74,33 +106,68 @@ DENSE: dict[str, Architecture] = {
         needs_head=True,
         refuse=(limits.plain_heads, limits.no_output_bias), warn=(limits.no_dynamic_rope,),
     ),
+    "Olmo3ForCausalLM": Architecture(
+        "olmo2",
+        (*OUTER, *attention(), *wide_norms(),
+         *block("post_attention_layernorm", "post_feedforward_layernorm", *MLP)),
+        (*keys.USUAL, keys.WINDOW, keys.window_pattern(4, always=True)),
+        {**OWN_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+         "rope_local_base_freq": 5e5, "sliding_window": 4096},
+        needs_head=True,
+        refuse=(limits.plain_heads, limits.no_biases("attention_bias"), limits.one_rotation),
+        warn=(limits.no_dynamic_rope,),
+    ),
+    "SeedOssForCausalLM": Architecture(
+        "seed_oss", (*QWEN, *block(*MLP)), keys.USUAL,
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+        refuse=(limits.no_biases("attention_out_bias", "mlp_bias"),),
+        warn=(limits.no_dynamic_rope,),
+    ),
+    "Exaone4ForCausalLM": Architecture(
+        "exaone4",
+        (*OUTER, *attention(), *block("post_attention_layernorm", "post_feedforward_layernorm",
+                                      *QK_NORMS, *MLP)),
+        (*keys.USUAL, keys.VOCABULARY,
+         keys.WINDOW, keys.window_pattern(4, always=True)),
+        {"num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+         "rope_theta": 1e4, "sliding_window": 4096, "sliding_window_pattern": 4,
+         "vocab_size": 102400},
+        rope=LLAMA_ROPE,
+        refuse=(limits.plain_heads, limits.windows_of_64_blocks), warn=(limits.no_dynamic_rope,),
+    ),
+    "Ernie4_5ForCausalLM": _ERNIE,
+    "Ernie4_5_ForCausalLM": _ERNIE,
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        "hunyuan-dense",
+        (*QWEN, *block(*MLP, "self_attn.query_layernorm", "self_attn.key_layernorm")),
+        (*keys.USUAL, *_STRETCHED),
+        {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": 2048,
+         "rms_norm_eps": 1e-5, "rope_theta": 1e4},
+        refuse=(limits.no_biases("attention_bias"), limits.alpha_of_dynamic_rope), warn=(),
+    ),
+    "Glm4ForCausalLM": Architecture(
+        "glm4",
+        (*OUTER, *attention(), *block("mlp.gate_up_proj", "mlp.down_proj", *TWO_NORMS,
+                                      "post_self_attn_layernorm", "post_mlp_layernorm")),
+        (*keys.USUAL, keys.ROTATED_OF_HEAD),
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
+        warn=(limits.no_dynamic_rope,),
+    ),
+    "ArceeForCausalLM": Architecture(
+        "arcee", (*LLAMA, *block("mlp.up_proj", "mlp.down_proj")), keys.LLAMA,
+        {**OWN_HEADS, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 4096,
+         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "vocab_size": 32000},
+        activations=("relu2",), rope=LLAMA_ROPE,
+        refuse=(limits.no_biases("attention_bias", "mlp_bias"),), warn=(limits.no_dynamic_rope,),
+    ),
     "GraniteForCausalLM": Architecture(
         "granite", (*LLAMA, *block(*MLP)), keys.GRANITE,
         {**OWN_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
          "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
          "logits_scaling": 1.0, "vocab_size": 32000},
         rope=LLAMA_ROPE,
-    ),
-    "StableLmForCausalLM": Architecture(
-        "stablelm",
-        (*OUTER, *attention(), *head_norms(), *block("input_layernorm", *MLP),
-         Module(BLOCK + "post_attention_layernorm", needed=False)),
-        keys.PARALLEL,
-        {"num_key_value_heads": 32, "max_position_embeddings": 4096, "layer_norm_eps": 1e-5,
-         "rope_theta": 1e4, "rope_partial_rotary_factor": 0.25, "use_parallel_residual": False},
-        rope=("default",), needs_head=True,
-        refuse=(limits.plain_heads,), warn=(),
-    ),
-    "GPTNeoXForCausalLM": Architecture(
-        "gptneox",
-        (Module("gpt_neox.embed_in"), Module("gpt_neox.final_layer_norm"),
-         Module("embed_out", needed=False),
-         *neox(*TWO_NORMS, "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-         Module("gpt_neox.layers.{b}.attention.query_key_value", QKV_BY_KIND)),
-        keys.PARALLEL,
-        {"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 1e4,
-         "rope_partial_rotary_factor": 0.25, "use_parallel_residual": True},
-        activations=GELU, rope=("default",), needs_head=True, warn=(),
     ),
 }
 # fmt: on

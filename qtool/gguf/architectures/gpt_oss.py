@@ -73,7 +73,7 @@ GPT_OSS: dict[str, Architecture] = {
          "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
                              "beta_slow": 1.0, "truncate": False,
                              "original_max_position_embeddings": 4096}},
-        rope=("default", "yarn"), needs_head=True,
+        rope=("default", "yarn"), yarn=True, needs_head=True,
         refuse=(_its_gate, _biases, limits.yarn_of_usual_slope), warn=(_rounded_slope,),
     ),
 }  # fmt: skip

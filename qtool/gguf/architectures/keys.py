@@ -101,13 +101,19 @@ def nonzero(key: str, setting: str) -> Key:
     return Key(key, setting, make)
 
 
-def window_pattern(period: int) -> Key:
-    """Which blocks look through a window, unless it is all but each `period`-th."""
+def window_pattern(period: int, *, always: bool = False) -> Key:
+    """Which blocks look through a window, left out where it is all but each `period`-th.
+
+    always: said of every model that has windows.
+    """
 
     def make(config: Config) -> Value | None:
-        windows = [kind == "sliding_attention" for kind in layer_types(config)]
-        usual = [(i + 1) % period != 0 for i in range(len(windows))]
-        return None if windows == usual else array(Kind.BOOL, windows)
+        if always and config.get("sliding_window") is None:
+            return None
+        usual = [(i + 1) % period != 0 for i in range(count(config, "num_hidden_layers"))]
+        kinds = layer_types(config)
+        windows = [kind == "sliding_attention" for kind in kinds] if kinds else usual
+        return None if windows == usual and not always else array(Kind.BOOL, windows)
 
     return Key("attention.sliding_window_pattern", "layer_types", make)
 
@@ -121,6 +127,10 @@ def _window(config: Config) -> Value | None:
 def _rotated(config: Config) -> Value:
     share = _rope_number(config, "partial_rotary_factor")
     return u32(int((1.0 if share is None else share) * plain_head_width(config)))
+
+
+def _rotated_of_head(config: Config) -> Value:
+    return u32(int((_rope_number(config, "partial_rotary_factor") or 1.0) * head_width(config)))
 
 
 def _attention_factor(config: Config) -> Value | None:
@@ -140,8 +150,7 @@ EPS = Key("attention.layer_norm_epsilon", "layer_norm_eps", real=True)
 HEAD = (Key("attention.key_length", "head_dim"), Key("attention.value_length", "head_dim"))
 BASE = rope_key("rope.freq_base", "rope_theta")
 BASE_UNLESS_USUAL = rope_key("rope.freq_base", "rope_theta", unless=10000.0)
-USUAL = (
-    *SIZES,
+SCALING = (
     Key("rope.scaling.type", "rope_parameters", _scaling_type),
     _scaling("factor", ("linear", "yarn"), "factor"),
     _scaling("original_context_length", ("yarn",), "original_max_position_embeddings", whole=True),
@@ -149,6 +158,10 @@ USUAL = (
     _scaling("yarn_attn_factor", ("yarn",), "attention_factor", "attn_factor"),
     _scaling("yarn_beta_fast", ("yarn",), "beta_fast"),
     _scaling("yarn_beta_slow", ("yarn",), "beta_slow"),
+)
+USUAL = (
+    *SIZES,
+    *SCALING,
     BASE,
     rope_key("rope.freq_base_swa", "rope_theta", "sliding_attention"),
     RMS,
@@ -177,6 +190,15 @@ GEMMA3 = (
     window_pattern(6),
 )
 ROTATED = Key("rope.dimension_count", "rope_parameters", _rotated)
+ROTATED_OF_HEAD = Key("rope.dimension_count", "rope_parameters", _rotated_of_head)
+# Said outright where there is none.
+SCALING_OR_NONE = Key(
+    "rope.scaling.type",
+    "rope_parameters",
+    lambda config: _scaling_type(config) or string("none"),
+)
+VOCABULARY = Key("vocab_size", "vocab_size")
+WINDOW = Key("attention.sliding_window", "sliding_window")
 PHI3 = (
     *SIZES,
     Key("rope.scaling.original_context_length", "original_max_position_embeddings"),

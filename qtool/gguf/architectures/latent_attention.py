@@ -178,7 +178,8 @@ def _best_of_groups(config: Config) -> str | None:
 
 
 _REFUSE: tuple[Limit, ...] = (
-    limits.as_many_key_heads, limits.no_biases, _known_rank, _known_yarn, _groups_known,
+    limits.as_many_key_heads, limits.no_biases("attention_bias"), _known_rank, _known_yarn,
+    _groups_known,
     _neighbours, _every_block,
 )  # fmt: skip
 _DEFAULTS = {
@@ -193,7 +194,7 @@ LATENT_ATTENTION: dict[str, Architecture] = {
         {**_DEFAULTS, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
          "moe_intermediate_size": 1407, "routed_scaling_factor": 1.0,
          "max_position_embeddings": 2048, "vocab_size": 102400},
-        rope=("default", "yarn"),
+        rope=("default", "yarn"), yarn=True,
         refuse=(*_REFUSE, limits.chosen_add_up(False)), warn=(_best_of_groups,),
     ),
     "DeepseekV3ForCausalLM": Architecture(
@@ -202,7 +203,7 @@ LATENT_ATTENTION: dict[str, Architecture] = {
          "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True, "max_position_embeddings": 4096,
          "vocab_size": 129280},
-        rope=("default", "yarn"), refuse=_REFUSE, warn=(),
+        rope=("default", "yarn"), yarn=True, refuse=_REFUSE, warn=(),
     ),
 }
 # fmt: on

@@ -1,8 +1,11 @@
 """What llama.cpp computes otherwise than a checkpoint asks for: a sentence each, None where it is
 the same. Source: llama.cpp, src/models/."""
 
+import json
+import math
 from collections.abc import Callable
 
+from qtool.errors import SourceError
 from qtool.gguf.hf_config import Config, count, head_width, number, plain_head_width
 
 Limit = Callable[[Config], str | None]
@@ -57,6 +60,45 @@ def no_softcap(config: Config) -> str | None:
     return None if given is None else f"attn_logit_softcapping is {given}, and it applies none"
 
 
+def usual_yarn(config: Config) -> str | None:
+    """llama.cpp reads neither the slope of YaRN's frequencies nor its factor of attention."""
+    rope = config["rope_parameters"]["full_attention"]
+    if rope["rope_type"] != "yarn" or not rope.get("factor"):
+        return None
+    if _slope(config, rope) != _slope(config, {**rope, "beta_fast": 32.0, "beta_slow": 1.0}):
+        return (
+            f"YaRN goes from beta_fast {rope.get('beta_fast')} to beta_slow "
+            f"{rope.get('beta_slow')}, and it from 32 to 1"
+        )
+    usual = max(1.0, 0.1 * math.log(max(1.0, number(rope, "factor"))) + 1.0)
+    given = rope.get("attention_factor") or usual
+    if not rope.get("attention_factor") and rope.get("mscale") and rope.get("mscale_all_dim"):
+        given = None
+    if given is not None and math.isclose(given, usual, rel_tol=1e-6):
+        return None
+    return f"YaRN multiplies attention with a factor of its own, and it with {usual:.4g}"
+
+
+def _slope(config: Config, rope: Config) -> tuple[float, float]:
+    """Between which pairs of elements frequencies go over into slower ones."""
+    width = head_width(config) * (rope.get("partial_rotary_factor") or 1.0)
+    length, base = number(rope, "original_max_position_embeddings"), number(rope, "rope_theta")
+    if not (length > 0 and base > 1):
+        raise SourceError(f"config.json: YaRN of {length} tokens and rope_theta {base}")
+
+    def pair(rotations: float) -> float:
+        return width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    betas = [rope.get(name) or usual for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+    fast, slow = (number({"beta": beta}, "beta") for beta in betas)
+    if not (fast > 0 and slow > 0):
+        raise SourceError(f"config.json: YaRN from beta_fast {fast} to beta_slow {slow}")
+    low, high = pair(fast), pair(slow)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    return max(low, 0), min(high, width - 1)
+
+
 def plain_heads(config: Config) -> str | None:
     if head_width(config) == plain_head_width(config):
         return None
@@ -98,10 +140,6 @@ def no_output_bias(config: Config) -> str | None:
     return "attention_bias is true, and it has no bias behind the attention"
 
 
-def no_biases(config: Config) -> str | None:
-    return "attention_bias is true, and it adds none" if config.get("attention_bias") else None
-
-
 def one_state(config: Config) -> str | None:
     """Delta nets: of each head's keys by its values, and whole numbers of values to a key."""
     keys, values = (count(config, f"linear_{which}_head_dim") for which in ("key", "value"))
@@ -141,5 +179,77 @@ def experts_once_they_start(config: Config) -> str | None:
     return None
 
 
-def no_biases_at_all(config: Config) -> str | None:
-    return "use_bias is true, and it adds none" if config.get("use_bias") else None
+def no_biases(*settings: str) -> Limit:
+    """For biases that no tensor of llama.cpp's architecture is."""
+
+    def check(config: Config) -> str | None:
+        given = [name for name in settings if config.get(name)]
+        return f"{given[0]} is true, and it adds no such biases" if given else None
+
+    return check
+
+
+def mscale_of_one(config: Config) -> str | None:
+    given = config["rope_parameters"]["full_attention"].get("mscale", 1.0)
+    return None if given == 1.0 else f"mscale of the rope settings is {given}, and it takes 1.0"
+
+
+def needs(setting: str) -> Limit:
+    def check(config: Config) -> str | None:
+        return None if config.get(setting) else f"{setting} is false, and it asks for those biases"
+
+    return check
+
+
+def not_tied(config: Config) -> str | None:
+    if not config.get("tie_word_embeddings"):
+        return None
+    return "the head is tied to the embedding, and it asks for one of its own, with a bias"
+
+
+def no_head_norms(config: Config) -> str | None:
+    return "qk_layernorm is true, and it has no such norms" if config.get("qk_layernorm") else None
+
+
+def head_norms_of_64_blocks(config: Config) -> str | None:
+    """llama.cpp looks for Command R+'s norms by the number of blocks."""
+    given, blocks = bool(config.get("use_qk_norm")), count(config, "num_hidden_layers")
+    if given is (blocks >= 64):
+        return None
+    return (
+        f"use_qk_norm is {str(given).lower()} in a model of {blocks} blocks, and it expects those "
+        "norms in models of 64 blocks and more, and only there"
+    )
+
+
+def windows_of_64_blocks(config: Config) -> str | None:
+    """llama.cpp tells EXAONE 4's models by the number of blocks, too."""
+    window, blocks = config.get("sliding_window"), count(config, "num_hidden_layers")
+    if (window is not None) is (blocks == 64):
+        return None
+    return (
+        f"sliding_window is {json.dumps(window)} in a model of {blocks} blocks, and it looks "
+        "through windows in models of 64 blocks, and only there"
+    )
+
+
+def one_rotation(config: Config) -> str | None:
+    full, local = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    if local["rope_type"] == "default" and local["rope_theta"] == full["rope_theta"]:
+        return None
+    return (
+        f"blocks with windows rotate with rope_theta {local['rope_theta']} and scaling "
+        f"{local['rope_type']}, and it takes {full['rope_theta']} of the others and no scaling"
+    )
+
+
+def whole_heads_rotated(config: Config) -> str | None:
+    share = config["rope_parameters"]["full_attention"].get("partial_rotary_factor", 1.0)
+    return None if share == 1.0 else f"it rotates {share} of a head, and transformers all of it"
+
+
+def alpha_of_dynamic_rope(config: Config) -> str | None:
+    rope = config["rope_parameters"]["full_attention"]
+    if rope["rope_type"] != "dynamic" or rope.get("alpha"):
+        return None
+    return "its dynamic rope scaling has no alpha, and follows the text"

@@ -243,7 +243,7 @@ _DEFAULTS = {
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
     "attention_bias": False,
 }  # fmt: skip
-_REFUSE: tuple[Limit, ...] = (limits.one_state, limits.no_biases)
+_REFUSE: tuple[Limit, ...] = (limits.one_state, limits.no_biases("attention_bias"))
 _WARN = (limits.no_dynamic_rope, limits.one_epsilon)
 
 # fmt: off

@@ -109,7 +109,8 @@ _ROW = Architecture(
      "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
      "vocab_size": 202048},
     rope=LLAMA_ROPE,
-    refuse=(limits.rope_but_each_fourth, limits.no_biases, _known_settings, _known_blocks),
+    refuse=(limits.rope_but_each_fourth, limits.no_biases("attention_bias"), _known_settings,
+            _known_blocks),
     warn=(limits.no_dynamic_rope,),
 )  # fmt: skip
 LLAMA4: dict[str, Architecture] = {

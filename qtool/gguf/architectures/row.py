@@ -17,11 +17,15 @@ class Architecture:
 
     name: str  # general.architecture
     modules: tuple[Module, ...]
-    keys: tuple[Key, ...]
+    keys: tuple[Key, ...]  # of two for one name the later counts, unless it says nothing
     # Of the class in transformers; a string names what stands in for null.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activations: tuple[str, ...] = ("silu",)  # that llama.cpp computes
     rope: tuple[str, ...] = ("default", "linear", "yarn", "dynamic")  # scaling it can be told of
+    # It is told where YaRN's slope lies, or `refuse` asks after it; else it has to be where usual.
+    yarn: bool = False
+    # The class that computes the text by itself, where this one also sees.
+    alone: str = ""
     needs_head: bool = False  # llama.cpp never takes the embedding
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)

@@ -135,7 +135,7 @@ SPARSE: dict[str, Architecture] = {
          "moe_layer_start_index": 1, "moe_layer_interval": 1,
          "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
          "use_bias": False, "tie_word_embeddings": True},
-        refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases_at_all),
+        refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases("use_bias")),
     ),
     "GraniteMoeForCausalLM": Architecture(
         "granitemoe", (*LLAMA, *_GRANITE), keys.GRANITE,

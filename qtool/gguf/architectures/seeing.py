@@ -1,0 +1,87 @@
+"""Decoders of models that also see: llama.cpp reads the part that sees from a file of its own.
+
+Of a text alone all sections of a rotation count the same positions, and nothing is added to the
+inputs of blocks; so each is one of the decoders of text, under a name and with keys of its own.
+"""
+
+from qtool.errors import SourceError
+from qtool.formats.gguf_values import Kind, Value, array, u32
+from qtool.gguf.architectures import keys, limits
+from qtool.gguf.architectures.dense import LLAMA, QWEN
+from qtool.gguf.architectures.keys import Key, rope_key
+from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
+from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
+from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
+
+_SECTIONS = 4  # time, height, width, and one more that llama.cpp has
+_ROPE = ("default", "mrope", "linear", "yarn", "dynamic")
+
+
+def _sections(usual: list[int]) -> Key:
+    """Which share of a head is rotated by time, height and width; usual: where none are said."""
+
+    def make(config: Config) -> Value:
+        given = config["rope_parameters"]["full_attention"].get("mrope_section") or usual
+        whole = isinstance(given, list) and all(type(n) is int and 0 <= n < 1 << 31 for n in given)
+        if not given or not whole or len(given) > _SECTIONS:
+            raise SourceError(
+                f"config.json: mrope_section is {str(given)[:80]}, expected the numbers of pairs "
+                "of elements that are rotated by time, height and width"
+            )
+        return array(Kind.INT32, [*given, *[0] * (_SECTIONS - len(given))])
+
+    return Key("rope.dimension_sections", "rope_parameters", make)
+
+
+def _stacked_sights(config: Config) -> Value:
+    """How many blocks get something of the image added to what they return."""
+    vision = config.get("vision_config")
+    given = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
+    return u32(len(given) if isinstance(given, list) else 3)
+
+
+# fmt: off
+_QWEN2 = Architecture(
+    "qwen2vl", (*QWEN, *block(*MLP)), (*keys.USUAL, _sections([])),
+    {"num_key_value_heads": 8, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+     "rope_theta": 1e6, "use_sliding_window": False},
+    rope=_ROPE, alone="Qwen2ForCausalLM",
+    refuse=(limits.plain_heads,),
+)
+_MISTRAL = (
+    *keys.LLAMA,
+    rope_key("rope.scaling.yarn_log_multiplier", "mscale_all_dim"),
+    rope_key("attention.temperature_scale", "llama_4_scaling_beta"),
+)
+
+SEEING: dict[str, Architecture] = {
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3VLForConditionalGeneration": Architecture(
+        "qwen3vl", (*QWEN, *block(*QK_NORMS, *MLP)),
+        (*keys.USUAL, _sections([24, 20, 20]),
+         Key("n_deepstack_layers", "vision_config", _stacked_sights)),
+        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
+         "rms_norm_eps": 1e-6, "rope_theta": 5e5},
+        rope=_ROPE, alone="Qwen3ForCausalLM",
+        refuse=(limits.no_biases("attention_bias"),),
+    ),
+    "Mistral3ForConditionalGeneration": Architecture(
+        "mistral3", (*LLAMA, *block(*MLP)), keys.LLAMA,
+        {"num_key_value_heads": 8, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096,
+         "tie_word_embeddings": True},
+        rope=LLAMA_ROPE, yarn=True, alone="MistralForCausalLM",
+    ),
+    "Ministral3ForCausalLM": Architecture(
+        "mistral3", (*LLAMA, *block(*MLP)), _MISTRAL,
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
+         "rms_norm_eps": 1e-5, "sliding_window": None,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+                             "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+                             "llama_4_scaling_beta": 0.1}},
+        rope=("yarn",), yarn=True, refuse=(limits.mscale_of_one,),
+    ),
+}
+# fmt: on

@@ -1,0 +1,151 @@
+"""Rope settings of config.json told by the keys and tensors of a GGUF file."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_values import Value
+from qtool.gguf.architectures import Architecture
+from qtool.gguf.rope_tensors import llama3_divisors
+from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf_keys import plain
+
+_MOST_SLOWED = 1e9  # times, by a rotation's divisor
+_LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
+
+
+def put_rope(
+    row: Architecture,
+    config: dict[str, Any],
+    given: Mapping[str, Value],
+    vectors: Mapping[str, NDArray[np.float32]],
+    source: GgufSource,
+) -> None:
+    """rope_theta and rope_scaling, spelled so that every transformers since 4.43 reads them."""
+    theta = float(plain(given["rope.freq_base"])) if "rope.freq_base" in given else 10000.0
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    scaling: dict[str, Any] = {}
+    kind = given.get("rope.scaling.type")
+    rotated = given.get("rope.dimension_count")
+    share = "rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"
+    by_head = {key.name: key.setting for key in row.keys}.get("rope.dimension_count") == "head_dim"
+    if rotated is not None and by_head:
+        if rotated.value != width:
+            config["head_dim"] = width = rotated.value
+    elif rotated is not None:
+        if not 0 < rotated.value <= width or rotated.value % 2:
+            raise FormatError(
+                f"{source.path}: {row.name}.rope.dimension_count is {rotated.value}, expected an "
+                f"even number of the {width} elements of a head"
+            )
+        config[share] = rotated.value / width
+    if row.name == "hunyuan-dense" and kind is not None and kind.value == "none":
+        theta, scaling = _alpha(theta, width)
+    config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
+    if {*vectors} not in _ROPE_TENSORS:
+        raise FormatError(
+            f"{source.path}: has {', '.join(vectors)}; expected rope_freqs.weight by itself, or "
+            "rope_factors_long.weight and rope_factors_short.weight"
+        )
+    for name, divisors in vectors.items():
+        if not ((divisors > 0) & (divisors < _MOST_SLOWED)).all():
+            raise FormatError(
+                f"{source.path}: {name} holds {divisors.min()} to {divisors.max()}, expected "
+                f"numbers above 0 and below {_MOST_SLOWED:.0e}"
+            )
+    if not 0 < theta < math.inf:
+        raise FormatError(f"{source.path}: {row.name}.rope.freq_base is {theta}")
+    if "rope_freqs.weight" in vectors:
+        scaling = _llama3(vectors["rope_freqs.weight"], theta, width, source)
+    elif "rope_factors_long.weight" in vectors:
+        scaling = {"rope_type": "longrope"}
+        for name in ("long", "short"):
+            factors = vectors[f"rope_factors_{name}.weight"]
+            scaling[f"{name}_factor"] = [float(str(value)) for value in factors]
+    elif kind is not None and kind.value != "none":
+        scaling = {"rope_type": kind.value}
+        for key, name in _SCALING_KEYS.items():
+            if f"rope.scaling.{key}" in given:
+                value = plain(given[f"rope.scaling.{key}"])
+                scaling[name] = (
+                    value if name == "original_max_position_embeddings" else float(value)
+                )
+        if "mscale_all_dim" in scaling:
+            scaling["mscale"] = 1.0
+        if "attention.temperature_scale" in given:
+            scaling["llama_4_scaling_beta"] = float(plain(given["attention.temperature_scale"]))
+    sections = given.get("rope.dimension_sections")
+    if sections is not None:
+        own = {"mrope_section": [int(one) for one in sections.value[:3]], "mrope_interleaved": True}
+        scaling = {"rope_type": "default", **scaling, **own}
+    if row.name == "phi3":
+        original = given.get("rope.scaling.original_context_length")
+        if original is not None:
+            config["original_max_position_embeddings"] = original.value
+    if "rope.freq_base_swa" in given and row.name == "olmo2":
+        local = float(plain(given["rope.freq_base_swa"]))
+        config["rope_parameters"] = {
+            "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+    elif scaling:
+        config["rope_scaling"] = scaling
+
+
+def _alpha(theta: float, width: int) -> tuple[float, dict[str, Any]]:
+    """Hunyuan's base and scaling, of which a file has what the two come to.
+
+    The roundest alpha that comes to the same.
+    """
+    base = 10000.0
+    found = (theta / base) ** ((width - 2) / width)
+    for alpha in (*(round(found, digits) for digits in range(7)), found):
+        if np.float32(base * alpha ** (width / (width - 2))) == np.float32(theta):
+            return base, {"rope_type": "dynamic", "factor": 1.0, "alpha": alpha}
+    return theta, {}
+
+
+_ROPE_TENSORS: tuple[set[str], ...] = (
+    set(), {"rope_freqs.weight"}, {"rope_factors_long.weight", "rope_factors_short.weight"},
+)  # fmt: skip
+_SCALING_KEYS = {
+    "factor": "factor", "original_context_length": "original_max_position_embeddings",
+    "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "mscale_all_dim",
+}  # fmt: skip
+
+
+def _llama3(
+    divisors: NDArray[np.float32], theta: float, rotated: int, source: GgufSource
+) -> dict[str, Any]:
+    """The settings of Llama 3 that give these divisors; they are looked for among powers of two."""
+    if len(divisors) != rotated // 2:
+        raise FormatError(
+            f"{source.path}: rope_freqs.weight holds {len(divisors)} numbers, and heads are "
+            f"{rotated} wide; expected half as many"
+        )
+    for length in _LLAMA3_LENGTHS:
+        for low in (1.0, 2.0):
+            for high in (4.0, 2.0, 8.0):
+                rope = {
+                    "rope_type": "llama3",
+                    "factor": float(divisors.max()),
+                    "low_freq_factor": low,
+                    "high_freq_factor": high,
+                    "original_max_position_embeddings": length,
+                }
+                if low >= high:
+                    continue
+                with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                    made = llama3_divisors({**rope, "rope_theta": theta}, rotated)
+                if np.array_equal(made, divisors):
+                    return rope
+    raise UnsupportedError(
+        f"{source.path}: rope_freqs.weight holds no divisors that the llama3 rope settings of "
+        "config.json give, so that a checkpoint cannot be told of them"
+    )
