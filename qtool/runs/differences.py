@@ -68,7 +68,7 @@ def _source(name: str, before: list[Any], now: list[Any]) -> Iterator[str]:
     """A model: its config, what it was made from, and its files."""
     known = {one[0]: one for one in before if _is_file(one)}
     found = {one[0]: one for one in now if _is_file(one)}
-    if any(isinstance(one, dict) for one in before) != any(isinstance(one, dict) for one in now):
+    if "config.json" in known.keys() ^ found.keys() and (_has_config(before) or _has_config(now)):
         # A GGUF file's run has config.json among the files, others its content: not to be compared.
         shared = [key for key in found if key in known and known[key] != found[key]]
         yield from (f"{name}: {_file(key, known[key], found[key])}" for key in shared)
@@ -79,6 +79,10 @@ def _source(name: str, before: list[Any], now: list[Any]) -> Iterator[str]:
         if isinstance(one, dict) and isinstance(other, dict) and one != other:
             said += [_was(path, *pair) for path, pair in _leaves("config.json", one, other)]
     yield from (f"{name}: {one}" for one in said or ["is another one"])
+
+
+def _has_config(facts: list[Any]) -> bool:
+    return any(isinstance(one, dict) for one in facts)
 
 
 def _is_file(fact: Any) -> bool:

@@ -1,5 +1,6 @@
 """The tensors of an architecture that the GGUF table knows: every one, and of which shape."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
+_FUSED = ".experts."
 _INSIDE = ("language_model.", "")
 _VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "visual.")
 
@@ -106,6 +108,11 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
+    if module.cut is not None and _FUSED in module.name:
+        # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
+        before, _, last = place(module.name).removesuffix(end).partition(_FUSED)
+        each = (f"{before}{_FUSED}{i}.{last}.weight" for i in itertools.count())
+        return list(itertools.takewhile(names.__contains__, each))
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
