@@ -185,7 +185,7 @@ def _mtp() -> Model:
         f"{extra}.shared_head.norm.weight": (HIDDEN,),
     }  # fmt: skip
     return config | {
-        "architectures": ["Glm4ForCausalLM"], "model_type": "glm4_mtp_like",
+        "architectures": ["MtpLikeForCausalLM"], "model_type": "mtp_like",
         "num_nextn_predict_layers": 1,
     }, shapes  # fmt: skip
 
