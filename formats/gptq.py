@@ -175,6 +175,11 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     tensors = read_all(module, get, ("qweight", "qzeros", "scales", "g_idx"))
     scheme, (rows, columns) = scheme_in(module, tensors.get, found)
     width = scheme.bits
+    if width not in WIDTHS:
+        raise UnsupportedError(
+            f"{module}: {width} bits; gptq has 2, 3, 4 or 8, and others in planes (gptq_p), which "
+            "are not read here"
+        )
     codes = bits.unpack(bits.transpose(tensors[f"{module}.qweight"]), width, columns)
     zero = gptq_zeros.meant(found, scheme, tensors[f"{module}.qzeros"], rows)
     if found.overrides:  # `dynamic` may change sym for this module: the zeros tell

@@ -9,8 +9,10 @@ zero is 0; a zero of 0 borrows from the field above it.
     GPTQModel to 6.0, 3 bits                the words of ones for the first and the third of three
                                             words are exchanged, so that symmetric files too
                                             hold other zeros field by field; from 7.0 by fields
-    GPTQModel to 7.3.1                      one word for all matrices, of the width that the config
-                                            says for most, even where `dynamic` gives another
+    GPTQModel to 7.3.1                      ones of the width that the config says for most, even
+                                            from matrices to which `dynamic` gives another: the
+                                            words of that width or, of 3 bits from 7.0, one from
+                                            each field of 3 bits in every three words
 
 Who wrote a file is in `meta.quantizer` (gptqmodel:VERSION, among others) or `provider`
 (auto-round). Symmetric zeros that are in the middle when read by fields are read so whoever wrote
@@ -26,6 +28,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from qtool.errors import FormatError
 from qtool.formats import bits
 from qtool.formats.facts import ArtifactScheme, Writer
 from qtool.scheme import Scheme
@@ -61,11 +64,25 @@ def meant(
     """The zeros of stored words [groups, w], uint8 [groups, rows]."""
     zero = by_fields(found, scheme, words, rows)
     middle = np.uint8(1 << (scheme.bits - 1))
-    ones = _taken(found, scheme.bits, words.shape[1])
-    if ones is None or (scheme.symmetric and bool((zero == middle).all())):
+    if scheme.symmetric and bool((zero == middle).all()):
         return zero
-    whole = np.ascontiguousarray(words).view("<u4") + ones
-    return bits.unpack(whole.view("<i4"), scheme.bits, rows)
+    stored = np.ascontiguousarray(words).view("<u4")
+    if _by_threes(found, scheme.bits):
+        return bits.unpack(_threes_given_back(stored), scheme.bits, rows)
+    ones = _taken(found, scheme.bits, words.shape[1])
+    return zero if ones is None else bits.unpack((stored + ones).view("<i4"), scheme.bits, rows)
+
+
+def _threes_given_back(words: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """Words [groups, w] with one added to every field of 3 bits; FormatError where they do not
+    come in threes, which GPTQModel cannot write."""
+    if words.shape[1] % 3:
+        raise FormatError(
+            f"{words.shape[1]} words of zeros, but GPTQModel takes ones of 3 bits from three "
+            "words together; the config is of another file"
+        )
+    fields = bits.unpack(words, 3, words.shape[1] * bits.WORD // 3)
+    return bits.pack((fields + np.uint8(1)) & np.uint8(7), 3)
 
 
 def by_fields(
@@ -87,11 +104,32 @@ def version_of(found: ArtifactScheme, scheme: Scheme, zero: NDArray[np.uint8]) -
 
 
 def said(found: ArtifactScheme) -> str | None:
-    """How the zeros of an asymmetric file are read, in words, where that depends on its writer."""
+    """How zeros are read, in words, where that depends on who wrote them."""
     scheme = found.scheme
-    if scheme is None or scheme.symmetric or _taken(found, scheme.bits, 1) is None:
+    if scheme is None:
+        return None
+    others = any(keys.get("bits", scheme.bits) != scheme.bits for _, keys in found.overrides)
+    if _of_most(found) and others:
+        return f"as {found.writer} stores them, ones of {scheme.bits} bits taken whatever the width"
+    if scheme.symmetric or _taken(found, scheme.bits, 1) is None:
         return None
     return f"as {found.writer} stores them, ones taken from whole words"
+
+
+def _of_most(found: ArtifactScheme) -> bool:
+    """Whether ones are of the width that the config says for most matrices, whatever theirs."""
+    writer = found.writer
+    if found.layout != "v1" or found.scheme is None or writer is None:
+        return False
+    return writer.name == GPTQMODEL and writer.version < _OWN_WIDTH
+
+
+def _by_threes(found: ArtifactScheme, width: int) -> bool:
+    """Whether a matrix of another width lost one from every field of 3 bits."""
+    scheme, writer = found.scheme, found.writer
+    if scheme is None or writer is None or not _of_most(found):
+        return False
+    return scheme.bits == 3 != width and writer.version >= _THREE_BY_FIELDS
 
 
 def _taken(found: ArtifactScheme, width: int, count: int) -> NDArray[np.uint32] | None:
@@ -100,7 +138,7 @@ def _taken(found: ArtifactScheme, width: int, count: int) -> NDArray[np.uint32] 
     writer = found.writer
     if found.layout != "v1" or writer is None:
         return None
-    if writer.name == GPTQMODEL and writer.version < _OWN_WIDTH and found.scheme is not None:
+    if found.scheme is not None and _of_most(found):
         width = found.scheme.bits
     if width != 3:
         return np.full(count, _ones(width), np.uint32)

@@ -14,6 +14,7 @@ from converting import converted
 from numpy.typing import NDArray
 from verifying import serious
 
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import Options, detect, gptq, gptq_zeros
 from qtool.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
@@ -82,6 +83,53 @@ def test_matrices_of_another_width(version: str, ones: list[int]) -> None:
     quant = asymmetric(8)
     said = config(f"gptqmodel:{version}", 4, dynamic={"+:^m$": {"bits": 8}})
     np.testing.assert_array_equal(read(stored(quant, ones), said), quant.zero)
+
+
+@pytest.mark.parametrize("version", ["7.0.0", "7.3.1"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_matrices_of_another_width_where_most_have_three_bits(
+    bits: int, symmetric: bool, version: str
+) -> None:
+    """From 7.0 to 7.3.1 each field of 3 bits in three words loses one, whatever is in them."""
+    quant = random_quant(Scheme(bits, 32, symmetric), 192, 64)
+    if not symmetric:
+        quant.zero[::3] = 0
+    tensors = gptq.pack("m", quant, Options("v2"))
+    groups, count = tensors["m.qzeros"].shape
+    for group in range(groups):
+        for at in range(0, count, 3):
+            three = tensors["m.qzeros"][group, at : at + 3].view("<u4").tolist()
+            stream = three[0] | three[1] << 32 | three[2] << 64
+            less = sum((((stream >> place) - 1) & 7) << place for place in range(0, 96, 3))
+            words = [less >> place & 0xFFFFFFFF for place in (0, 32, 64)]
+            tensors["m.qzeros"][group, at : at + 3] = np.array(words, np.uint32).view(np.int32)
+    table = {"+:^m$": {"bits": bits}}
+    said = config(f"gptqmodel:{version}", 3, sym=symmetric, dynamic=table)
+    np.testing.assert_array_equal(read(tensors, said), quant.zero)
+    fixed = config("gptqmodel:7.3.2", 3, sym=symmetric, dynamic=table)
+    assert not np.array_equal(read(tensors, fixed), quant.zero)
+    assert "ones of 3 bits" in str(gptq_zeros.said(detect(said)))
+    assert "ones of 3 bits" not in str(gptq_zeros.said(detect(fixed)))
+
+
+def test_words_that_do_not_come_in_threes() -> None:
+    """GPTQModel 7.0 to 7.3.1 fails on these itself."""
+    said = config("gptqmodel:7.1.0", 3, dynamic={"+:^m$": {"bits": 4}})
+    with pytest.raises(FormatError, match="8 words of zeros, but GPTQModel takes ones of 3 bits"):
+        read(gptq.pack("m", asymmetric(4), Options("v2")), said)
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7])
+def test_widths_in_planes(bits: int) -> None:
+    """Whatever the label, GPTQModel lays these in planes, not in one stream."""
+    quant = random_quant(Scheme(8, 32, True), 64, 64)
+    quant.codes[:] &= 31
+    tensors = gptq.pack("m", quant, Options("v2"))
+    tensors["m.qweight"] = tensors["m.qweight"][: 64 * bits // 32]
+    tensors["m.qzeros"] = tensors["m.qzeros"][:, : 64 * bits // 32]
+    with pytest.raises(UnsupportedError, match=f"m: {bits} bits; .*planes"):
+        read(tensors, config("gptqmodel:7.3.4", bits, checkpoint_format="gptq"))
 
 
 def test_symmetric_zeros_tell_themselves() -> None:
