@@ -27,6 +27,8 @@ _MOST_EXPERTS = 1024
 _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 # As compressed-tensors stores them, below the layer: `q_proj.u_output.weight`.
 _TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
+# Of GPTQ and AWQ, compressed-tensors, HQQ, Quanto.
+_CODES = ("qweight", "weight_packed", "W_q", "_data")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
 FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not take apart"
@@ -117,13 +119,33 @@ def find_blocks(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
 
 
 def packed(tensors: Mapping[str, TensorInfo]) -> str | None:
-    """The first tensor of packed codes, as GPTQ, AWQ, compressed-tensors and MLX name them, in
-    words; None where there is none. A config.json need not say so."""
+    """The first tensor of codes, by its name or its type, and where its scales are; None where
+    there is none. A config.json need not say so."""
     for name, info in tensors.items():
-        module, _, last = name.rpartition(".")
-        words = last == "weight" and info.dtype == "U32" and f"{module}.scales" in tensors
-        if last in ("qweight", "weight_packed") or words:
-            return f"{name}, {info.dtype} {list(info.shape)}, holds packed codes"
+        if _holds_codes(name, info):
+            module = name.rpartition(".")[0]
+            beside = (f"{name}_scale_inv", f"{name}_scale", f"{name}.absmax")
+            named = (*beside, *(f"{module}.{last}" for last in ("weight_scale", "scales", "SCB")))
+            scales = next((f", with scales in {s}" for s in named if s in tensors), "")
+            return f"{name}, {info.dtype} {list(info.shape)}, holds codes{scales}"
+    return None
+
+
+def _holds_codes(name: str, info: TensorInfo) -> bool:
+    last = name.rpartition(".")[2]
+    if last in _CODES:
+        return True
+    if len(info.shape) < 2 or info.dtype in FLOAT_DTYPES:
+        return False
+    return last == "weight" or (info.dtype.startswith(("F8", "F6", "F4")) and "scale" not in last)
+
+
+def _mxfp4(tensors: Mapping[str, TensorInfo]) -> str | None:
+    """The first blocks of MXFP4, as gpt-oss was trained; None where there are none."""
+    for name, info in tensors.items():
+        scales = name.removesuffix("_blocks") + "_scales"
+        if name.endswith("_blocks") and info.dtype == "U8" and scales in tensors:
+            return f"{name}, {info.dtype} {list(info.shape)}, is in MXFP4, with scales in {scales}"
     return None
 
 
@@ -132,14 +154,16 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
     quantization = config.get("quantization_config") or text_config(config).get(
         "quantization_config"
     )
-    found = packed(tensors)
+    found = packed(tensors) or _mxfp4(tensors)
+    needs = ", which needs its quantization_config"
     if isinstance(quantization, Mapping):
         found = f"config.json: quant_method {quantization.get('quant_method', 'unknown method')}"
+        needs = ""
     if found is not None:
         raise UnsupportedError(
             f"the model is already quantized ({found}); start from the original in float16, "
             "bfloat16 or float32 or, where there is none, from what `qtool convert MODEL --to hf` "
-            "makes of it"
+            f"makes of it{needs}"
         )
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:

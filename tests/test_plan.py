@@ -1,6 +1,5 @@
 """Plans: every tensor is accounted for, sizes are exact, and what cannot be is said at once."""
 
-import json
 import subprocess
 import sys
 import time
@@ -9,15 +8,11 @@ from pathlib import Path
 import arch_models
 import header_files
 import pytest
-from gallery import raw
 from planning import plan_of, quantized
-from typer.testing import CliRunner
 
 from qtool import structure
 from qtool.checkpoint import Checkpoint
-from qtool.cli.main import app
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.hub import tiny_folder
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.scheme import Dense, Dropped, Scheme
@@ -162,25 +157,6 @@ def test_conv1d_and_quantized_sources_are_refused(tmp_path: Path) -> None:
         plan_of(tmp_path, {"a.weight": (4, 4)}, "w4g32-gptq")
     with pytest.raises(UnsupportedError, match="no tensor is quantized"):
         plan_of(tmp_path, {"model.layers.0.norm.weight": (4,)}, "w4g32-gptq")
-
-
-@pytest.mark.parametrize("recipe", ["w4g64-rtn", "q4_k_m"])
-@pytest.mark.parametrize("packed", ["qweight", "weight"])
-def test_packed_codes_without_a_config_are_refused(
-    recipe: str, packed: str, tmp_path: Path
-) -> None:
-    """As GPTQ and AWQ store them, and as MLX does."""
-    config = json.loads((tiny_folder() / "config.json").read_text())
-    model = header_files.write(tmp_path / "m", header_files.llama(), config)
-    with raw.edited(model) as tensors:
-        name = "model.layers.0.self_attn.q_proj"
-        del tensors[f"{name}.weight"]
-        dtype = {"qweight": "I32", "weight": "U32"}[packed]
-        tensors[f"{name}.{packed}"] = raw.Raw(dtype, (32, 256), bytes(32 * 256 * 4))
-        tensors[f"{name}.scales"] = raw.Raw("F16", (4, 256), bytes(4 * 256 * 2))
-    done = CliRunner().invoke(app, ["plan", str(model), "--recipe", recipe])
-    assert isinstance(done.exception, UnsupportedError)
-    assert f"{name}.{packed}, {dtype} [32, 256], holds packed codes" in str(done.exception)
 
 
 def test_indivisible(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
         raise UnsupportedError(
             f"{where}: this checkpoint is quantized{f' ({codes})' if codes else ''}; convert the "
             "one that it was made from or, where there is none, what `qtool convert MODEL --to hf` "
-            "makes of it"
+            f"makes of it{'' if said_so else ', which needs its quantization_config'}"
         )
     blocks = count(config, "num_hidden_layers")
     if blocks > len(checkpoint.tensors):
