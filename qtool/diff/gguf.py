@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
+from qtool.decoder_names import alone_as, settings_alone
 from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
@@ -142,7 +143,26 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     kinds = [bool(gguf_models(path)) for path in (a, b)]
     mixed = kinds[0] != kinds[1]
     first, second = (_open(path, gguf, mixed) for path, gguf in zip((a, b), kinds, strict=True))
+    first, second = _alone_as(first, second), _alone_as(second, first)
     return _apart_as(first, second), _apart_as(second, first)
+
+
+def _alone_as(side: Side, other: Side) -> Side:
+    """A model that also sees, with its decoder named as alone where the other is a decoder."""
+    if not isinstance(side, CheckpointSide) or side.artifact.found.format != "dense":
+        return side
+    if isinstance(other, RenamedSide):
+        config = other.model.config
+    elif isinstance(other, CheckpointSide):
+        config = other.artifact.checkpoint.config
+    else:
+        return side
+    checkpoint = side.artifact.checkpoint
+    seen = alone_as(checkpoint, config, other.items)
+    if seen is checkpoint:
+        return side
+    seen = replace(seen, config=settings_alone(seen.config))
+    return replace(side, artifact=replace(side.artifact, checkpoint=seen), inside=True)
 
 
 def _apart_as(side: Side, other: Side) -> Side:

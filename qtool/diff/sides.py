@@ -100,6 +100,7 @@ class CheckpointSide:
     """See Side."""
 
     artifact: Artifact
+    inside: bool = False  # its decoder is named as it would be alone
     _read: dict[str, GroupQuant] = field(default_factory=dict)  # the last one
 
     @property

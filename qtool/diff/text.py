@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qtool.diff.diff import Diff, TensorDifference
-from qtool.diff.sides import Item
+from qtool.diff.sides import CheckpointSide, Item
 from qtool.gguf.inspect_text import Table
 from qtool.printable import printable
 
@@ -27,6 +27,8 @@ def summary(found: Diff) -> list[tuple[str, str]]:
     for label, side in (("A", found.a), ("B", found.b)):
         size = sum(item.nbytes for item in side.items.values())
         text = f"{side.path}: {side.format}, {len(side.items):,} tensors, {size / 1e6:.1f} MB"
+        if isinstance(side, CheckpointSide) and side.inside:
+            text += "; its decoder is named as it would be alone"
         lines.append((label, printable(text)))
     if not found.different:
         return [*lines, ("result", f"no difference: {found.same:,} tensors are the same")]

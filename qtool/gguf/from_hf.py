@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qtool import structure
 from qtool.checkpoint import Checkpoint
+from qtool.decoder_names import name_alone, sees
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
@@ -37,11 +38,6 @@ from qtool.transforms.rotated import Rotated
 # What convert_hf_to_gguf.py widens beside vectors.
 ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
-)  # fmt: skip
-# Where the language model lies in a checkpoint that sees images too.
-_INSIDE = ("language_model.", "")
-_VISION = (
-    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
 )  # fmt: skip
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
@@ -128,10 +124,10 @@ class _Found:
 
     def __post_init__(self) -> None:
         for name in self.checkpoint.tensors:
-            plain = name.replace(*_INSIDE)
+            plain = name_alone(name)
             if self.mtp:
                 plain = name_in_table(plain, self.config)
-            if plain.removeprefix("model.").startswith(_VISION):
+            if sees(plain):
                 reason = "sees images: llama.cpp keeps that part in a file of its own"
                 self.dropped.append((name, reason))
             elif plain in self.names:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.decoder_names import name_alone, sees
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
@@ -21,8 +22,6 @@ from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
 _FUSED = ".experts."
-_INSIDE = ("language_model.", "")
-_VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "visual.")
 
 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
@@ -45,7 +44,7 @@ def check_by_table(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> Iterator[Finding]:
     """Every module of the architecture in every block, of the right shape; and no other."""
-    names = {name.replace(*_INSIDE): name for name in subject.present}
+    names = {name_alone(name): name for name in subject.present}
     used: set[str] = set()
     lost: list[str] = []
     # That more blocks are lost than tensors are there is said elsewhere.
@@ -142,7 +141,7 @@ def _shape(
 def _welcome(name: str) -> bool:
     """Whether a tensor that no module of the table stands for may be there all the same."""
     return (
-        name.removeprefix("model.").startswith(_VISION)
+        sees(name)
         or name.endswith(BUFFERS)
         or is_head(name.removesuffix(".weight"))  # looked at by the check of heads
         or "mtp." in name

@@ -10,6 +10,7 @@ import numpy as np
 
 from qtool.artifact import Artifact, Entry
 from qtool.checkpoint import Checkpoint
+from qtool.decoder_names import alone_as
 from qtool.errors import QtoolError, SourceError
 from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
@@ -143,7 +144,9 @@ def _verdict(
 
             opened = stack.enter_context(open_weights(against))
             if isinstance(opened, Checkpoint):
-                opened = apart_as(opened, artifact.checkpoint.tensors)
+                here = artifact.checkpoint
+                opened = alone_as(opened, here.config, here.tensors)
+                opened = apart_as(opened, here.tensors)
             source, said = as_rotated(artifact, opened)
             findings += said
         subject = subject_of(path, artifact, source)

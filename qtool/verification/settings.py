@@ -12,6 +12,7 @@ from typing import Any
 
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
+from qtool.decoder_names import is_alone
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
@@ -62,8 +63,10 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if _TIED in different and here[_TIED] is False and heads_of(subject):
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
     # A language model alone, or one class under two names.
-    inside = "text_config" in source.config and "text_config" not in subject.config
-    if inside or {_class_of(config) for config in (here, there)} == _SAME_CLASS:
+    if (
+        is_alone(subject.config, source.config)
+        or {_class_of(config) for config in (here, there)} == _SAME_CLASS
+    ):
         different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
     yield from unlike(

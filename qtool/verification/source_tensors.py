@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from qtool.decoder_names import is_alone, sees
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import experts_of, is_head, number_of
 from qtool.structure import is_turn, text_config
@@ -30,6 +31,13 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         and not is_head(name.removesuffix(".weight"))
         and not _unstacked(name, subject)
     ]
+    if is_alone(subject.config, subject.source.config) and (others := list(filter(sees, lost))):
+        lost = [name for name in lost if not sees(name)]
+        yield Finding(
+            "note", "against", others[0],
+            "the artifact is the source's decoder alone, without "
+            f"{counted(len(others), 'tensor')} that the source sees with: {some(others)}",
+        )  # fmt: skip
     if len(lost) > _MOST_LOST * len(source):
         yield Finding(
             "error", "against", lost[0],

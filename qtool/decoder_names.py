@@ -1,0 +1,54 @@
+"""A checkpoint of a model that also sees, under the names that its decoder has alone.
+
+    language_model.model.layers.0.*, model.language_model.layers.0.*  ->  model.layers.0.*
+    language_model.lm_head.weight                                     ->  lm_head.weight
+
+What llama.cpp reads is the decoder, so what is made of a GGUF file has the names on the right.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from qtool.checkpoint import Checkpoint
+
+_INSIDE = "language_model."
+_SEES = (
+    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
+)  # fmt: skip
+_PARTS = ("text_config", "vision_config")  # of config.json
+
+
+def name_alone(name: str) -> str:
+    """The name of a tensor where the decoder stands alone."""
+    return name.replace(_INSIDE, "")
+
+
+def sees(name: str) -> bool:
+    """Whether a tensor is of the part that sees."""
+    return name_alone(name).removeprefix("model.").startswith(_SEES)
+
+
+def is_alone(config: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a decoder alone, and the source's of one with other parts."""
+    return not any(key in config for key in _PARTS) and any(key in source for key in _PARTS)
+
+
+def alone_as(source: Checkpoint, config: Mapping[str, Any], names: Iterable[str]) -> Checkpoint:
+    """The source with its decoder's tensors under the names that they have alone, where `config`
+    and `names` are of a decoder alone."""
+    if not is_alone(config, source.config) or any(_INSIDE in name for name in names):
+        return source
+    alone = {name: name_alone(name) for name in source.tensors}
+    if len(set(alone.values())) < len(alone):
+        return source
+    tensors = {new: replace(source.tensors[old], name=new) for old, new in alone.items()}
+    files = {new: source.file_of(old) for old, new in alone.items()}
+    return replace(source, tensors=tensors, _file_of=files)
+
+
+def settings_alone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the settings of the decoder in it outermost."""
+    inner = config.get("text_config")
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    return {**inner, **outer} if isinstance(inner, Mapping) else dict(config)
