@@ -286,7 +286,10 @@ def test_a_sweep_from_files(root: Path, call: Call, tmp_path: Path) -> None:
     values = [(value, name) for value, _, name in found["sweep"]["points"]]
     assert values == [(32, "g32"), (64, "g64"), (128, "g128")]
     assert "What weights.group_size does" in html
-    command = f"qtool quantize tiny --recipe w4g128-rtn --set weights.group_size=64 -o {made[1]}"
+    command = (
+        "qtool quantize tiny --recipe w4g128-rtn --set weights.group_size=64 "
+        f"--max-shard-size {1 << 30} -o {made[1]}"
+    )
     assert found["artifacts"][1]["commands"] == [command] and command in Reader(html).text
 
 

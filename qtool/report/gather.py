@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qtool import __version__
 from qtool.errors import QtoolError, UsageError
-from qtool.report import measured, origin
+from qtool.report import again, measured
 from qtool.report.facts import (
     ArtifactFacts,
     Component,
@@ -145,7 +145,7 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
         said = "It cannot be opened; the checks say why."
         if not any(finding.severity == "error" for finding in verdict.findings):
             said = f"It cannot be opened: {error}."
-        opened = Opened(UNKNOWN, _weight_bytes(path), (), NO_SAMPLE, (), said, None, None, (), ())
+        opened = Opened(UNKNOWN, _weight_bytes(path), (), NO_SAMPLE, (), said, None, (), ())
     parameters = sum(one.parameters for one in opened.stored)
     nbytes = sum(one.nbytes for one in opened.stored)
     dense = sum(one.parameters for one in opened.stored if not one.quantized)
@@ -171,7 +171,7 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
         findings=verdict.findings,
         checks=verdict.checks,
         recipe=opened.recipe,
-        commands=tuple(origin.commands(opened.recipe, opened.source, typed, opened.requantized)),
+        commands=tuple(again.commands(path, typed)),
     )
 
 

@@ -41,11 +41,9 @@ class Opened:
     provenance: tuple[tuple[str, str], ...]
     origin: str
     recipe: dict[str, Any] | None
-    source: Any  # its name, where the artifact records it
     recorded: tuple[LayerError, ...]
     loading: tuple[Loading, ...]
     recorded_of: frozenset[str] = frozenset()  # what the record says that its errors are of
-    requantized: bool = False  # made of a file that was quantized already
 
 
 def stored_of(path: Path) -> tuple[tuple[Stored, ...], int]:
@@ -91,15 +89,13 @@ def open_artifact(typed: str, path: Path) -> Opened:
             name = f"GGUF {file.version}" + (f" {found.file_type}" if found.file_type else "")
             return Opened(
                 name, file.size_bytes, stored, sample.of_gguf(file, _kinds(stored)), tuple(rows),
-                said, recipe, found.text("qtool.source"), (),
+                said, recipe, (),
                 origin.loading(source, typed),
-                requantized=found.text("qtool.requantized_from") is not None,
             )  # fmt: skip
     seen = inspect(path)
     artifact, stored = seen.artifact, _entries(seen.artifact)
     rows, said, recipe = origin.of_artifact(artifact)
     record = artifact.provenance or {}
-    source_record = record.get("source")
     return Opened(
         artifact.found.label,
         seen.size_bytes,
@@ -108,7 +104,6 @@ def open_artifact(typed: str, path: Path) -> Opened:
         tuple(rows),
         said,
         recipe,
-        source_record.get("name") if isinstance(source_record, dict) else None,
         _recorded(record),
         origin.loading(artifact, typed),
         frozenset(str(row.get("of")) for row in _rows(record) if isinstance(row, dict)),

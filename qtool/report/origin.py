@@ -9,7 +9,6 @@ from qtool.artifact import Artifact, without_layers
 from qtool.engine_commands import COMMANDS
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
-from qtool.recipe.recipe import load, shipped
 from qtool.report.facts import Loading
 from qtool.verification.engine_rules import engine_findings
 
@@ -84,39 +83,6 @@ def _parsed(text: Any) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def commands(
-    recipe: Mapping[str, Any] | None, source: Any, path: str, requantized: bool
-) -> list[str]:
-    """The command line that makes the artifact again; none where nothing is recorded."""
-    if recipe is None or not isinstance(recipe.get("name"), str):
-        return []
-    words = ["qtool", "quantize", source if isinstance(source, str) and source else "MODEL"]
-    words += ["--recipe", recipe["name"]]
-    changes = _changes(recipe)
-    if changes is None:
-        return []
-    for key, value in changes:
-        if key == "calibration.source":
-            words += ["--calibration", "FILE" if value == "file" else str(value)]
-        else:
-            words += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
-    words += ["--requantize"] if requantized else []
-    return [f"{shlex.join(words)} -o {shlex.quote(path)}"]
-
-
-def _changes(recipe: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
-    """What differs from the recipe of that name; None where this version has none."""
-    if recipe["name"] not in shipped():  # a name from a file may be a path to anything
-        return None
-    usual = load(recipe["name"])  # keys that are left out of what is effective act as they are
-    before = dict(leaves(usual.model_dump(mode="json"))) | dict(leaves(usual.effective()))
-    return [
-        (key, value)
-        for key, value in leaves({key: recipe[key] for key in recipe if key != "name"})
-        if key in before and before[key] != value
-    ]
 
 
 def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

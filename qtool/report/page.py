@@ -201,7 +201,7 @@ def _again(report: Report) -> list[Markup]:
     made = [command for one in report.artifacts for command in one.commands]
     if made:
         parts += [
-            element("p", "To make the artifacts again:"),
+            element("p", "To make the artifacts again, MODEL and FILE being what none records:"),
             element("pre", Markup("\n".join(element("span", line) for line in made))),
         ]
     return [

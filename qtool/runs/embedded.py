@@ -47,22 +47,27 @@ class Embedded:
         """Whether it was calibrated by a file of statistics (`quantize --stats`)."""
         return self.is_folder and (self.calibration or {}).get("error_aware") is False
 
-    def load(self, calibration: str | None = None) -> Recipe | GgufRecipe:
-        """The recipe again. calibration: the file that the record calls `file`.
-
-        RecipeError where this version knows no such recipe.
-        """
+    def keys(self, calibration: str | None = None) -> dict[str, Any]:
+        """The keys that a file of the recipe has to have. calibration: the file that the record
+        calls `file`."""
         keys = {key: value for key, value in self.recipe.items() if key != "name"}
         settings = keys.get("calibration")
         if calibration is not None and isinstance(settings, Mapping):
             keys["calibration"] = {**settings, "source": calibration}
-        name = str(self.recipe["name"])
         # Keys that a recipe names have to act; those that it left to their defaults have not.
         least = {"method": "none", "format": "dense"} if self.is_folder else {
             key: keys.get(key) for key in ("format", "type")}  # fmt: skip
-        usual = parse(json.dumps(least), f"{self.path}: its recipe", name).effective()
-        keys = {key: keys.get(key) for key in least} | _unusual(keys, usual)
-        return parse(json.dumps(keys), f"{self.path}: its recipe", name).named(name, self.changes)
+        usual = parse(json.dumps(least), f"{self.path}: its recipe", self._name).effective()
+        return {key: keys.get(key) for key in least} | _unusual(keys, usual)
+
+    def load(self, calibration: str | None = None) -> Recipe | GgufRecipe:
+        """The recipe again; RecipeError where this version knows no such recipe."""
+        text = json.dumps(self.keys(calibration))
+        return parse(text, f"{self.path}: its recipe", self._name).named(self._name, self.changes)
+
+    @property
+    def _name(self) -> str:
+        return str(self.recipe["name"])
 
 
 def read(path: Path) -> Embedded:
