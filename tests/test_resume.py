@@ -16,6 +16,7 @@ from qtool.gguf import resume as gguf_resume
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import Recipe, load
+from qtool.runs import program
 from qtool.runs.journal import Journal
 from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
@@ -230,6 +231,24 @@ def test_another_run_is_not_gone_on_with(
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     quantize(model, "w4g128-rtn", out, text, fresh=True)
     quantize(model, "w4g128-rtn", tmp_path / "whole", text)
+    assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q4_k_m"])
+def test_another_qtool_does_not_go_on(
+    recipe: str, tiny: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same version, but other code, whose bytes may be others."""
+    out = tmp_path / "out"
+    died(tiny, recipe, out, text, 1, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(program, "code", lambda: "0" * 64)
+        said = "qtool itself has changed since, though not its version; .* --fresh starts over"
+        with pytest.raises(ResumeError, match=said):
+            quantize(tiny, recipe, out, text)
+    assert (tmp_path / ".out.partial/journal").is_file()
+    quantize(tiny, recipe, out, text)
+    quantize(tiny, recipe, tmp_path / "whole", text)
     assert content(out) == content(tmp_path / "whole")
 
 

@@ -8,6 +8,7 @@ import pytest
 from quantizing import files
 
 from qtool.errors import ResumeError, UnsupportedError
+from qtool.runs import program
 from qtool.runs.differences import told
 from qtool.runs.journal import Journal
 from qtool.runs.workspace import check_free, workspace
@@ -76,6 +77,8 @@ FILE = ["a.safetensors", 7, 1, "0" * 64]
         ("recipe", RECIPE, {**RECIPE, "calibration": {"source": "t", "samples": 4}},
          "calibration.source was not set, is t; give its command again to finish it"),
         ("version of qtool", "0.1", "0.2", "version of qtool was 0.1, is 0.2; with that as it was"),
+        ("code of qtool", "0" * 64, "1" * 64,
+         "qtool itself has changed since, though not its version; with that as it was it can be"),
         ("source", [{"x": 1}, None, FILE], [{"x": 2}, None, FILE],
          "source: config.json.x was 1, is 2; with"),
         ("source", [FILE], [[*FILE[:3], "1" * 64]], "source: a.safetensors has other bytes; with"),
@@ -95,6 +98,29 @@ FILE = ["a.safetensors", 7, 1, "0" * 64]
 )  # fmt: skip
 def test_what_differs(fact: str, before: object, now: object, sentence: str) -> None:
     assert told({fact: (before, now)}).startswith(sentence)
+
+
+def test_code_follows_from_the_version() -> None:
+    others = {"version of qtool": ("0.1", "0.2"), "code of qtool": ("0" * 64, "1" * 64)}
+    assert told(others).startswith("version of qtool was 0.1, is 0.2; with that as it was")
+
+
+def test_a_digest_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of content alone: a package that is installed again is the same one."""
+    names = {name for name, _ in program._files()}
+    assert {"methods/gptq.py", "formats/awq.py", "kernels/cuda/base.h", "library"} < names
+    assert not any("__pycache__" in name for name in names)
+    code = program.code.__wrapped__
+    file = tmp_path / "x.py"
+    file.write_text("1")
+    monkeypatch.setattr(program, "_files", lambda: [("x.py", file)])
+    before = code()
+    os.utime(file, (1, 1))
+    assert code() == before
+    file.write_text("2")
+    assert code() != before
+    monkeypatch.setattr(program, "_files", lambda: [("y.py", file)])
+    assert len({before, code()}) == 2
 
 
 def test_two_runs_on_one_output(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
+from qtool.runs import program
 from qtool.runs.identity import file_facts
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
@@ -131,7 +132,7 @@ def checkpoint_folder(
     source = open_source(path)
     if (again := quantized_again(source, requantize)) is not None:
         progress.say(f"warning: {again}")
-    facts = {"qtool": __version__, "source": [file_facts(file) for file in files]}
+    facts = {**program.facts(), "source": [file_facts(file) for file in files]}
     with made_beside(out) as folder:
         made, note = folder / "model", folder / "made"
         if fresh or not _still_there(made, note, facts):

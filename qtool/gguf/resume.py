@@ -15,7 +15,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from qtool import __version__
 from qtool.formats.gguf_writer import GgufWriter, Layout
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.plan import GgufPlan
@@ -23,6 +22,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
+from qtool.runs import program
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
@@ -38,8 +38,8 @@ def facts(
 ) -> dict[str, Any]:
     """What makes it the same run, by the names that a person knows it by. gpu: that sweeps, if not
     the CPU; other recipes may be finished on either."""
-    found = {
-        "version of qtool": __version__,
+    found: dict[str, Any] = {
+        **program.facts(),
         "recipe": {"name": recipe.name, **recipe.effective()},
         "source": [file_facts(file) for file in source_files(source.path)],
     }

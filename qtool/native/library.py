@@ -19,8 +19,7 @@ _LIBRARY = "libqtool_kernels.so"
 _ROWS_PER_TASK = 32  # a panel on every instruction set, so that threads share no panel
 
 
-@cache
-def library() -> ctypes.CDLL:
+def library_path() -> Path:
     """The shared library: beside the package, or in build/ of a checkout."""
     entries = [Path(entry) for entry in qtool.__path__]
     candidates = [folder / _LIBRARY for e in entries for folder in (e, e / "build")]
@@ -32,7 +31,13 @@ def library() -> ctypes.CDLL:
             f"the kernel library is not at {' or '.join(map(str, candidates))}; "
             "install the package, or run `make kernels` in a checkout"
         )
-    opened = ctypes.CDLL(str(found))
+    return found
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """It, opened."""
+    opened = ctypes.CDLL(str(library_path()))
     opened.qt_selected.restype = ctypes.c_char_p
     opened.qt_available.restype = ctypes.c_char_p
     if forced := os.environ.get("QTOOL_SIMD"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.errors import ResumeError
+from qtool.runs.program import CODE, VERSION
 
 RECIPE, SHARDS, LAYOUT = "recipe", "size of a shard", "layout of its files"
 DEVICE = "device"  # cpu, or the name of a GPU
@@ -25,9 +26,11 @@ class AnotherRun(ResumeError):
 
 
 def told(others: Mapping[str, tuple[Any, Any]]) -> str:
-    """What differs, by the facts that do (before, now), and what would go on."""
-    if len(others) > 1:  # it follows from the others
-        others = {name: pair for name, pair in others.items() if name != LAYOUT}
+    """What differs, by the facts that do (before, now), without those that follow from others; and
+    what would go on."""
+    follow = {LAYOUT} if len(others) > 1 else set[str]()
+    follow |= {CODE} if VERSION in others else set[str]()
+    others = {name: pair for name, pair in others.items() if name not in follow}
     said = [one for name, pair in others.items() for one in differences(name, *pair)]
     more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
     return f"{', '.join(said[:_SHOWN])}{more}; {_way_on(others)}"
@@ -35,6 +38,9 @@ def told(others: Mapping[str, tuple[Any, Any]]) -> str:
 
 def differences(name: str, before: Any, now: Any) -> Iterator[str]:
     """`FACT was X, is Y`, one for each part that differs."""
+    if name == CODE:
+        yield "qtool itself has changed since, though not its version"
+        return
     if isinstance(before, dict) and isinstance(now, dict):
         if name == RECIPE and before.get("name") != now.get("name"):
             yield _was(name, before.get("name"), now.get("name"))

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.plan.plan import Plan
-from qtool.runs import provenance
+from qtool.runs import program, provenance
 from qtool.runs.differences import DEVICE, LAYOUT, SHARDS
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
@@ -39,7 +38,7 @@ def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint
     """
     headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
     facts = {
-        "version of qtool": __version__,
+        **program.facts(),
         "recipe": {"name": request.recipe.name, **request.recipe.effective()},
         "source": source_facts(checkpoint),
         SHARDS: request.max_shard_bytes,
