@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
-from qtool.formats import FORMATS, ArtifactScheme, detect, gptq
+from qtool.formats import FORMATS, ArtifactScheme, detect, gptq, mxfp4_experts
 from qtool.formats import safetensors_file as st
 from qtool.formats.known import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
@@ -85,6 +85,11 @@ class Entry:
     def module(self) -> str:
         """The name without `.weight`."""
         return self.name.removesuffix(".weight")
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it is experts in one tensor, which is read as numbers, not as codes."""
+        return self.scheme == mxfp4_experts.SCHEME
 
     @property
     def bits_per_weight(self) -> float:
@@ -187,6 +192,8 @@ class Artifact:
         """A tensor of a format that is named here, not read; its aids are counted with it."""
         tensors = self.checkpoint.tensors
         info = tensors[name]
+        if stack := mxfp4_experts.stack_of(name, tensors):
+            return self._stack(name, *stack)
         module, _, last = name.rpartition(".")
         if last not in ("weight", "weight_packed") or info.dtype in st.FLOAT_DTYPES:
             return Entry(name, info.shape, info.dtype, None, (name,), info.nbytes, info.size)
@@ -206,6 +213,12 @@ class Artifact:
         return Entry(
             f"{module}.weight", shape, info.dtype, self.found.format, stored, nbytes, parameters
         )
+
+    def _stack(self, blocks: str, name: str, shape: tuple[int, ...]) -> Entry:
+        """Experts in MXFP4, under the name that they have where they are plain."""
+        stored = (blocks, name + mxfp4_experts.SCALES)
+        nbytes = sum(self.checkpoint.tensors[one].nbytes for one in stored)
+        return Entry(name, shape, "U8", mxfp4_experts.SCHEME, stored, nbytes, prod(shape))
 
     def _experts(self, name: str) -> Entry:
         """Small floats under another name than a linear layer's, such as experts in one tensor with
@@ -247,11 +260,22 @@ class Artifact:
                 return entry
         raise SourceError(f"{self.checkpoint.path}: has no tensor {name!r}")
 
+    def experts(self, name: str, first: int, last: int) -> NDArray[np.float32]:
+        """Experts first to last of those that are stacked in one tensor."""
+        parts = []
+        for stored in self.entry(name).stored:
+            shape = self.checkpoint.tensors[stored].shape[1:]
+            part = self.checkpoint.part(stored, first, last)
+            parts.append(part.reshape(last - first, *shape))
+        return mxfp4_experts.dequantize(*parts)
+
     def read(self, name: str) -> GroupQuant | NDArray[np.float32]:
-        """One matrix: its codes where it is quantized, float32 where it is dense."""
+        """One matrix: its codes where it is quantized, float32 where it is dense, or stacked."""
         entry = self.entry(name)
         if entry.scheme is None:
             return self.checkpoint.float32(entry.stored[0])
+        if entry.stacked:
+            return self.experts(name, 0, entry.shape[0])
         if not isinstance(entry.scheme, Scheme):
             raise UnsupportedError(
                 f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"

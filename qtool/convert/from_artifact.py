@@ -15,6 +15,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
 from qtool.errors import FormatError, UnsupportedError
+from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
@@ -50,7 +51,7 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             "values; convert or quantize the model that it was made of"
         )
     for entry in entries:
-        if isinstance(entry.scheme, str):
+        if isinstance(entry.scheme, str) and not entry.stacked:
             raise UnsupportedError(
                 f"{path}: {entry.name} is stored as {found.format} {found.layout}".rstrip()
                 + ", which is recognised, but not decoded by this version"
@@ -100,6 +101,9 @@ def _tensor(artifact: Artifact, entry: Entry) -> Tensor:
     if entry.scheme is None:
         raw = partial(artifact.checkpoint.raw, entry.stored[0])
         return Tensor(entry.name, entry.shape, entry.dtype, entry.dtype, raw=raw)
+    if entry.stacked:
+        stack = partial(ExpertStack, artifact, entry.name)
+        return Tensor(entry.name, entry.shape, entry.dtype, str(entry.scheme), read=stack)
     assert isinstance(entry.scheme, Scheme)  # the caller has seen to it
     read = partial(_read, artifact, entry.name)
     scheme = entry.scheme

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from qtool.convert.blocks import BlockMatrix
 from qtool.convert.model import Quantized
+from qtool.expert_stack import ExpertStack
 from qtool.scheme import GroupQuant
 
 _AT_ONCE = 1 << 22  # numbers that are float32 in memory
@@ -39,6 +40,9 @@ def dequantize(value: Quantized, rows: Rows) -> NDArray[np.float32]:
             zero=value.zero[index],
         )
         return part.dequantize()
+    if isinstance(value, ExpertStack) and isinstance(rows, slice):
+        first, last, _ = rows.indices(value.shape[0])
+        return value.rows(first, last)
     return value.dequantize()[rows]
 
 

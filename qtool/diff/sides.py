@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qtool.artifact import Artifact, without_layers
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
+from qtool.expert_stack import ExpertStack
 from qtool.formats import safetensors_file as st
 from qtool.printable import sayable
 from qtool.scheme import GroupQuant, Scheme
@@ -102,6 +103,7 @@ class CheckpointSide:
     artifact: Artifact
     inside: bool = False  # its decoder is named as it would be alone
     _read: dict[str, GroupQuant] = field(default_factory=dict)  # the last one
+    _stacks: dict[str, ExpertStack] = field(default_factory=dict)  # likewise
 
     @property
     def path(self) -> Path:
@@ -166,6 +168,11 @@ class CheckpointSide:
         if quant is not None:
             return dequantize(part_of(quant, first, last))
         entry, checkpoint = self.artifact.entries[name], self.artifact.checkpoint
+        if entry.stacked:
+            if name not in self._stacks:
+                self._stacks.clear()
+                self._stacks[name] = ExpertStack(self.artifact, name)
+            return self._stacks[name].rows(first, last)
         if entry.scheme is not None:
             raise UnsupportedError(f"{name}: {entry.scheme} is not decoded by this version")
         info = checkpoint.tensors[entry.stored[0]]

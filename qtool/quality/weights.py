@@ -54,6 +54,8 @@ class ArtifactWeights:
         """The bytes of a tensor, from `first` to `last` of its leading axis."""
         if self.artifact.entry(name).scheme is None:
             return self.artifact.checkpoint.part(name, first, last)
+        if self.artifact.entry(name).stacked:
+            return self.artifact.experts(name, first, last).reshape(-1).view(np.uint8)
         if name not in self._opened:
             self._opened.clear()
             self._opened[name] = self.float32(name)
@@ -80,13 +82,13 @@ def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     for name, entry in artifact.entries.items():
         if entry.scheme is None:
             tensors[name] = artifact.checkpoint.tensors[name]
-        elif isinstance(entry.scheme, Scheme):
+        elif isinstance(entry.scheme, Scheme) or entry.stacked:
             tensors[name] = TensorInfo(name, "F32", entry.shape, 0, 4 * prod(entry.shape))
         else:
             raise UnsupportedError(
                 f"{artifact.checkpoint.path}: {artifact.found.format}, which this version "
                 "recognises, but cannot run; it runs dense checkpoints, AWQ, GPTQ, "
-                "compressed-tensors, FP8, int8 of bitsandbytes, and GGUF"
+                "compressed-tensors, FP8, int8 of bitsandbytes, gpt-oss, and GGUF"
             )
     config = dict(artifact.checkpoint.config)
     for key in ("quantization_config", "compression_config"):

@@ -69,7 +69,10 @@ def of_artifact(artifact: Artifact, kinds: Mapping[str, str]) -> Sample:
     entries = [entry for entry in artifact.entries.values() if entry.scheme is not None]
     stored = {entry.name: str(entry.scheme) for entry in entries}
     left_out = []
-    if named := sorted({e.scheme for e in entries if not isinstance(e.scheme, Scheme)}, key=str):
+    words = [e for e in entries if not isinstance(e.scheme, Scheme)]
+    if stacks := [entry.name for entry in words if entry.stacked]:
+        left_out.append(f"No codes are shown of experts in one tensor ({stacks[0]}).")
+    if named := sorted({e.scheme for e in words if not e.stacked}, key=str):
         left_out.append(
             f"No codes are shown of {', '.join(map(str, named))}, which this version recognises "
             "but does not decode."

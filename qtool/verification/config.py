@@ -13,7 +13,7 @@ from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, negative, overridden
-from qtool.formats.patterns import any_of
+from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
@@ -63,6 +63,9 @@ def says_dense(subject: Subject, module: str) -> bool | None:
         return any_of([ignored, None if targeted is None else not targeted])
     if found.format == "modelopt":
         return any(fnmatch(module, pattern) for pattern in found.dense)
+    if found.format == "mxfp4":  # engines have it of experts alone
+        left = any_of(matches(rf"(?:{name})(?:[.]|$)", module) for name in found.dense)
+        return ".experts." not in module or left
     if is_head(module) and found.format == "awq" and config.get("lm_head") is not True:
         return True
     if found.format == "awq":

@@ -6,6 +6,7 @@ import numpy as np
 
 from qtool.artifact import Entry
 from qtool.checkpoint import Checkpoint
+from qtool.formats import mxfp4_experts
 from qtool.verification.finding import Finding
 from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.subject import Subject
@@ -23,8 +24,14 @@ _MASKS = {
 
 
 def check_dense(subject: Subject) -> Iterator[Finding]:
-    """dense-values: of every tensor that is stored as floats."""
+    """dense-values: of every tensor that is stored as floats, or read as them."""
     for name, entry in subject.entries.items():
+        if entry.stacked and (lost := _no_scales(subject.artifact.checkpoint, entry)):
+            yield Finding(
+                "error", "dense-values", name,
+                f"{entry.stored[1]}: {lost:,} of {entry.parameters // mxfp4_experts.GROUP:,} "
+                "scales are NaN; fetch or make the artifact again",
+            )  # fmt: skip
         if entry.scheme is not None or entry.dtype not in _MASKS or not entry.parameters:
             continue
         bad, empty, hole, rows = _look(subject.artifact.checkpoint, entry)
@@ -54,6 +61,13 @@ def check_dense(subject: Subject) -> Iterator[Finding]:
                     f"{name}: the rows of {known:,} of {tokens:,} tokens are 0; unless the model "
                     "has it so, fetch or make the artifact again",
                 )  # fmt: skip
+
+
+def _no_scales(checkpoint: Checkpoint, entry: Entry) -> int:
+    """How many scales of stacked experts are no numbers."""
+    experts = range(entry.shape[0])
+    parts = (checkpoint.part(entry.stored[1], one, one + 1) for one in experts)
+    return sum(int((part == mxfp4_experts.NAN).sum()) for part in parts)
 
 
 def _of_weights(entry: Entry) -> bool:

@@ -42,7 +42,8 @@ def check_stored_as(subject: Subject) -> Iterator[Finding]:
             f"load_in_8bit and load_in_4bit are both {config.get('load_in_8bit')}, and "
             "transformers wants one of them: set that which the weights are stored in",
         )  # fmt: skip
-    unread = [e for e in subject.entries.values() if isinstance(e.scheme, str)]
+    words = (e for e in subject.entries.values() if isinstance(e.scheme, str))
+    unread = [entry for entry in words if not entry.stacked]
     if unread:
         own = subject.artifact.provenance is not None and not conversions(subject)
         yield Finding(
