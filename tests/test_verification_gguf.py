@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import gguf_files
+import gguf_from_hf
+import gguf_models
 import numpy as np
 import pytest
 from verifying import serious
 
+from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, strings, u32
-from qtool.gguf_types import FLOATS
+from qtool.gguf_types import F32, FLOATS
 from qtool.verification.run import verify_artifact
 
 # GGUF files that hold no language model
@@ -164,3 +167,55 @@ def test_a_damaged_record_of_a_gguf_is_told(
         assert said is not None and said in finding.message and finding.severity == "warning"
         assert str(path) in finding.message
         assert finding.message.endswith("it is compared with the source as that is")
+
+
+# What llama.cpp asks for of families that are never made checkpoints again.
+LOST = {
+    "deepseek-v2": "blk.1.attn_q_a.weight",
+    "deepseek-v2-lite": "blk.0.attn_q.weight",
+    "deepseek-v3": "blk.2.attn_k_b.weight",
+    "gpt-oss": "blk.1.attn_sinks.weight",
+    "granite-moe": "blk.1.ffn_up_exps.weight",
+    "llama4": "blk.1.ffn_gate_shexp.weight",
+    "qwen3-next": "blk.0.ssm_a",
+}
+DTYPES = {"F16": np.float16, "F32": np.float32}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_tensor_is_missed_where_there_is_no_way_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    folder = gguf_models.build(name, tmp_path / "model")
+    made = gguf_from_hf.write(folder, tmp_path / "made.gguf", "f16")
+    assert not [one for one in verify_artifact(made.path).findings if one.check == "tensors"]
+    tensors = {}
+    for info in made.tensors.values():
+        values = gguf_from_hf.raw(made, info.name).view(DTYPES[info.type.name])
+        tensors[info.name] = values.astype(np.float32).reshape(info.shape), info.type
+    del tensors[LOST[name]]
+    path = gguf_files.write(tmp_path / "lost.gguf", made.metadata, tensors)
+    (found,) = [one for one in verify_artifact(path).findings if one.check == "tensors"]
+    assert found.severity == "error" and found.name == LOST[name]
+
+
+def test_one_tensor_in_place_of_several(tmp_path: Path) -> None:
+    """llama.cpp takes queries, keys and values of any model in one."""
+    path = gguf_files.model(tmp_path / "apart.gguf", layers=1)
+    with GgufFile.open(path) as file:
+        metadata, tensors = file.metadata, {}
+        for info in file.tensors.values():
+            values = gguf_from_hf.raw(file, info.name).view(DTYPES[info.type.name])
+            tensors[info.name] = values.astype(np.float32).reshape(info.shape), info.type
+    parts = [tensors.pop(f"blk.0.attn_{one}.weight") for one in "qkv"]
+    whole = np.concatenate([values for values, _ in parts])
+    lost = gguf_files.write(tmp_path / "lost.gguf", metadata, tensors)
+    assert ("error", "tensors") in [(f.severity, f.check) for f in serious(lost)]
+    tensors["blk.0.attn_qkv.weight"] = whole, parts[0][1]
+    joined = gguf_files.write(tmp_path / "joined.gguf", metadata, tensors)
+    assert not [one for one in verify_artifact(joined).findings if one.check == "tensors"]
+    tensors["blk.0.attn_sinks.weight"] = whole[:, 0].copy(), F32
+    more = gguf_files.write(tmp_path / "more.gguf", metadata, tensors)
+    (found,) = [one for one in verify_artifact(more).findings if one.check == "tensors"]
+    assert "has no place for: blk.0.attn_sinks.weight" in found.message

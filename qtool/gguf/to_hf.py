@@ -28,7 +28,7 @@ from qtool.gguf.hf_config import complete, count
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
-from qtool.gguf.to_hf_config import class_of, hf_config
+from qtool.gguf.to_hf_config import check_way_back, class_of, hf_config
 from qtool.gguf_types import BF16, F16, F32
 from qtool.native import floats
 
@@ -107,6 +107,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError
     where the file lacks a tensor or has one that no module of the table is.
     """
+    check_way_back(source)
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
     vectors = {}

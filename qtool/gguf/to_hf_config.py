@@ -41,8 +41,26 @@ _TOKEN_IDS = {
 _NOT_YET_JOINED = {
     "deepseek2": "what makes keys and values of latents in one matrix",
     "gpt-oss": "gate and up of experts in turns in one tensor",
+    "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
     **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
 }
+
+
+def has_way_back(architecture: str) -> bool:
+    """Whether a file of llama.cpp's architecture can be made a checkpoint again, and run here."""
+    return architecture not in _NOT_YET_JOINED
+
+
+def check_way_back(source: GgufSource) -> None:
+    """UnsupportedError where a file cannot be made a checkpoint again."""
+    name = source.architecture
+    if not has_way_back(name):
+        raise UnsupportedError(
+            f"{source.path}: of the architecture {name} a checkpoint keeps "
+            f"{_NOT_YET_JOINED[name]}, which cannot be put together again yet, so that the file is "
+            "neither run nor converted here; use the checkpoint that it was made of, and "
+            "llama-perplexity to measure the file"
+        )
 
 
 def class_of(source: GgufSource) -> str:
@@ -51,18 +69,8 @@ def class_of(source: GgufSource) -> str:
     experts = source.metadata.get(f"{name}.expert_count")
     if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
-    if name == "qwen3next":
-        raise UnsupportedError(
-            f"{source.path}: of the architecture qwen3next a checkpoint keeps queries, keys, "
-            "values and gates of linear attention mixed in one matrix, which cannot be put "
-            "together again yet; use the checkpoint that the file was made of"
-        )
-    if name in _NOT_YET_JOINED:
-        raise UnsupportedError(
-            f"{source.path}: of the architecture {name} a checkpoint keeps "
-            f"{_NOT_YET_JOINED[name]}, which cannot be put together again yet; use the checkpoint "
-            "that the file was made of"
-        )
+    if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
+        return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
     window = source.metadata.get(f"{name}.attention.sliding_window")
@@ -86,6 +94,7 @@ def hf_config(
     FormatError where the keys make no sense, UnsupportedError where transformers cannot be told
     what the file asks for.
     """
+    check_way_back(source)
     named = class_of(source)
     row = TABLE[named]
     rows = {tensor.name: tensor.rows for tensor in source.tensors}
