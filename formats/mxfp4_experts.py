@@ -9,14 +9,19 @@ checkpoint has.
 Source: transformers, integrations/mxfp4.py.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError
-from qtool.formats.float_codes import E8M0, TABLES
 from qtool.formats.safetensors_header import TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from qtool.lazy_numpy import np
 
 BLOCKS, SCALES = "_blocks", "_scales"
 SCHEME = "mxfp4 g32 stack"
@@ -47,6 +52,8 @@ def stack_of(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, tuple[i
 
 def dequantize(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
     """[experts, out, groups, 16] and [experts, out, groups] -> [experts, groups * 32, out]."""
+    from qtool.formats.float_codes import E8M0, TABLES
+
     numbers = TABLES["e2m1"][np.stack([blocks & 15, blocks >> 4], axis=-1)]
     experts, rows, groups = scales.shape
     values = numbers.reshape(experts, rows, groups, GROUP) * E8M0[scales][..., None]
