@@ -8,16 +8,23 @@ import gguf_models
 import gguf_models_sparse
 import numpy as np
 import pytest
+import quantizing
 
 from qtool import native_gguf
+from qtool.calibrating.measure import calibrate, opened
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf import from_hf
 from qtool.gguf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf import hf_source
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import block_type
+from qtool.recipe.recipe import Calibration, load
+from qtool.runs.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +74,37 @@ def test_plain_experts_are_quantized(tmp_path: Path) -> None:
     assert np.array_equal(gguf_from_hf.raw(file, tensor.name), wanted)
 
 
-def test_what_measures_does_not_run(tmp_path: Path) -> None:
+def test_importance_of_what_lies_beside_the_experts(tmp_path: Path) -> None:
+    """Measured with experts as numbers, which are written as they are."""
+    folder = quantizing.add_tokenizer(
+        gguf_models.build("gpt-oss-mxfp4", tmp_path / "packed", dtype="bfloat16")
+    )
+    text = quantizing.text_file(tmp_path / "text.txt", 4000)
+    sets = ["importance=true", f"calibration.source={text}", "calibration.samples=4",
+            "calibration.length=16"]  # fmt: skip
+    found = []
+    for name, model in (("packed", folder), ("plain", gguf_models_sparse.unpacked(folder))):
+        quantizing.add_tokenizer(model)
+        out = tmp_path / f"{name}.gguf"
+        recipe = load("q4_0", sets)
+        run_gguf(GgufRequest(str(model), model, recipe, out, 1), Progress(quiet=True))
+        found.append(GgufFile.open(out))
+    packed, plain = found
+    without = gguf_from_hf.write(folder, tmp_path / "without.gguf", "q4_0")
+    for name, info in packed.tensors.items():
+        if not name.endswith("_exps.weight"):
+            mine = gguf_from_hf.raw(packed, name)
+            assert np.array_equal(mine, gguf_from_hf.raw(plain, name)), name
+            weighed = not np.array_equal(mine, gguf_from_hf.raw(without, name))
+            assert weighed == (".attn_" in name and info.type.name == "Q4_0"), name
+
+
+def test_experts_in_mxfp4_are_not_changed(tmp_path: Path) -> None:
     folder = gguf_models.build("gpt-oss-mxfp4", tmp_path / "packed", dtype="bfloat16")
-    with pytest.raises(UnsupportedError, match="is MXFP4, with which the model does not run here"):
+    with pytest.raises(UnsupportedError, match="make a plain checkpoint of the model first"):
         gguf_from_hf.write(folder, tmp_path / "model.gguf", "q4_k_m-awq-gptq")
+    with opened(folder, None) as (weights, _), pytest.raises(UnsupportedError, match="MXFP4"):
+        calibrate(weights, tmp_path / "s", Calibration(), frozenset(), 1, Progress(quiet=True))
 
 
 @pytest.mark.parametrize(

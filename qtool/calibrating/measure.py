@@ -81,8 +81,10 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
     else:
         # Under the names that recipes quantize them by, whichever of them are.
         checkpoint = apart(Checkpoint.open(path))
+        from qtool.quality.weights import runnable
+
         yield (
-            checkpoint,
+            runnable(checkpoint),
             None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
         )
 
@@ -118,9 +120,13 @@ def calibrate(
     """
     check_absent(out, imatrix.path if imatrix is not None else None)
     if out is not None and not isinstance(model, Checkpoint):
+        what, way = "this is GGUF", ""
+        if not is_gguf(model.path):
+            what = "this one has experts in MXFP4"
+            way = ", and `qtool convert MODEL --to hf` makes a plain one of it"
         raise UnsupportedError(
             f"{model.path}: -o measures for recipes that quantize a Hugging Face checkpoint, and "
-            "this is GGUF; --imatrix OUT.gguf alone measures what GGUF recipes need"
+            f"{what}; --imatrix OUT.gguf alone measures what GGUF recipes need{way}"
         )
     with progress.stage("calibrate"), ExitStack() as stack:
         calibration = calibration_tokens(settings, model.folder)

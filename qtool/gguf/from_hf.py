@@ -345,7 +345,7 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
             )
         return "the head is the embedding, which is stored once"
     if name.removeprefix("model.").startswith(("mtp.", "mtp_")) or found.beyond(name):
-        return f"predicts further tokens: llama.cpp's {architecture.name} has no place for it"
+        return f"predicts further tokens: files of llama.cpp's {architecture.name} lack it"
     raise FormatError(
         f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "
         f"has no place for the tensor {name!r}; config.json belongs to another checkpoint, or "

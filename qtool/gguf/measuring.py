@@ -108,7 +108,9 @@ def _measure(
 
         with gguf_weights(source) as (weights, named):
             return measure(weights, named)
-    return measure(view or Checkpoint.open(request.source), source)
+    from qtool.quality.weights import runnable
+
+    return measure(view or runnable(Checkpoint.open(request.source)), source)
 
 
 def _scaling(request: GgufRequest, view: "Rotated | None") -> "Scaling | None":

@@ -94,8 +94,8 @@ def make_gguf_plan(
             f"--imatrix {importance.file}: recipe {recipe.name} has method gptq, which measures "
             "what matrices read, importance with it; leave --imatrix out"
         )
-    if recipe.calibrates and importance is None:
-        _refuse_packed(source)
+    if recipe.transforms or recipe.sweeps:
+        _refuse_packed(source, recipe.name)
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)
@@ -139,14 +139,15 @@ def make_gguf_plan(
     )
 
 
-def _refuse_packed(source: GgufSource) -> None:
-    """A checkpoint with experts in MXFP4 is written, but does not run here."""
+def _refuse_packed(source: GgufSource, recipe: str) -> None:
+    """Experts in MXFP4 are written as they are; what is changed before it is rounded is plain."""
     packed = next((t for t in source.tensors if t.origin and t.type.name == "MXFP4"), None)
     if packed is not None:
         raise UnsupportedError(
-            f"{source.path}: {packed.origin[0]} is MXFP4, with which the model does not run here, "
-            "and this recipe measures what matrices read; give --imatrix FILE or, where nothing "
-            "else is measured, --set importance=false"
+            f"{source.path}: {packed.origin[0]} is MXFP4, and recipe {recipe} changes matrices "
+            "before they are rounded, or rounds them by GPTQ; take a recipe without transforms "
+            "and method, or make a plain checkpoint of the model first (qtool convert MODEL --to "
+            "hf -o DIR)"
         )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qtool.artifact import Artifact, record_in
 from qtool.calibrating.online import Online
 from qtool.calibrating.weights import Weights
+from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
@@ -94,6 +95,13 @@ def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     for key in ("quantization_config", "compression_config"):
         config.pop(key, None)
     return ArtifactWeights(artifact, config, tensors, online_of(artifact, tensors))
+
+
+def runnable(checkpoint: Checkpoint) -> Weights:
+    """An unquantized model as it runs: experts that it keeps in MXFP4 as numbers."""
+    artifact = Artifact.of(checkpoint)
+    stacked = artifact.found.format == "mxfp4"
+    return artifact_weights(artifact) if stacked else checkpoint
 
 
 def say_damaged_record(path: Path, weights: Weights, progress: Progress) -> None:
