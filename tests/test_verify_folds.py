@@ -1,5 +1,6 @@
 """verify --against: folds of all chains of transforms are accounted for, and lone halves told."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,3 +249,38 @@ def test_dense_matrices_tell_few_scales_from_damage(tmp_path: Path) -> None:
         save_file(damaged, file, {"format": "pt"})
         (said,) = [message for message in told() if name in message]
         assert "with the source's numbers, but for some" in said
+
+
+def test_slight_factors_of_rows_and_their_bias(tmp_path: Path) -> None:
+    """Of a matrix in four bits the bias alone tells them; a bias with other ones is told."""
+    model = build("qwen2", tmp_path / "m")
+    key, reader = (f"model.layers.0.self_attn.{one}_proj" for one in "vo")
+    state = load_file(model / "model.safetensors")
+    torch.manual_seed(0)
+    state[f"{key}.weight"] = torch.randn_like(state[f"{key}.weight"])
+    state[f"{key}.bias"] = torch.randn_like(state[f"{key}.bias"])
+    save_file(state, model / "model.safetensors", {"format": "pt"})
+    keys = len(state[f"{key}.bias"])
+    factors = 1 + 0.05 * (2 * torch.rand(keys) - 1)
+    wide = state[f"{reader}.weight"].shape[1]
+    shutil.copytree(model, tmp_path / "folded")
+    repeated = factors.reshape(-1, 1, 8).expand(-1, wide // keys, 8).reshape(-1)
+    folded = state | {
+        f"{key}.weight": state[f"{key}.weight"] * factors[:, None],
+        f"{key}.bias": state[f"{key}.bias"] * factors,
+        f"{reader}.weight": state[f"{reader}.weight"] / repeated,
+    }
+    save_file(folded, tmp_path / "folded" / "model.safetensors", {"format": "pt"})
+    quantize(tmp_path / "folded", "w4a16-ct", tmp_path / "out", "weights.group_size=32",
+             "method=rtn", "indivisible=dense")  # fmt: skip
+
+    def biases() -> list[str]:
+        verdict = verify_artifact(tmp_path / "out", against=model, threads=1)
+        return [f.name for f in verdict.findings if "unlike the source's" in f.message]
+
+    assert not biases()
+    file = tmp_path / "out" / "model.safetensors"
+    state = load_file(file)
+    state[f"{key}.bias"] = state[f"{key}.bias"].flip(0)
+    save_file(state, file, {"format": "pt"})
+    assert biases() == [f"{key}.bias"]

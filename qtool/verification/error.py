@@ -127,34 +127,6 @@ def dense_compared(
     return compared, findings
 
 
-def check_biases(
-    subject: Subject, compared: Sequence[Compared], norms: Mapping[str, Mapping[str, Floats]]
-) -> Iterator[Finding]:
-    """layer-error: a bias is the source's where the rows before it are."""
-    source = subject.source
-    scaled = {c.name for c in compared if c.rows is not None}
-    scaled |= {key.removesuffix(PLUS_ONE) for block in norms.values() for key in block}
-    told = {c.name for c in compared if c.untold}
-    wrong = []
-    for name, entry in subject.entries.items():
-        weight = name.removesuffix(".bias") + ".weight"
-        if source is None or not name.endswith(".bias") or name not in source.tensors:
-            continue
-        if weight in scaled | told or entry.dtype not in FLOAT_DTYPES:
-            continue
-        if tuple(source.tensors[name].shape) != entry.shape:
-            continue
-        old = source.float32(name)
-        if norm(old - subject.artifact.checkpoint.float32(entry.stored[0])) > _ROUNDING * norm(old):
-            wrong.append(name)
-    if wrong:
-        yield Finding(
-            "error", CHECK, wrong[0],
-            f"{counted(len(wrong), 'vector')} unlike the source's ({some(wrong)}), of layers that "
-            "were not scaled; fetch or make the artifact again",
-        )  # fmt: skip
-
-
 def _same(subject: Subject, name: str) -> bool:
     """Whether a dense tensor has the source's bytes; a part in memory at a time."""
     entry, source = subject.entries[name], subject.source

@@ -20,6 +20,7 @@ from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import (
     attention,
+    biases,
     config,
     dense,
     error,
@@ -177,7 +178,7 @@ def _verdict(
             everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]
             findings += _said(error.CHECK, error.check_errors(subject, compared))
-            findings += _said(error.CHECK, error.check_biases(subject, everything, norms))
+            findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
         layers = error.layer_errors(subject, compared)
     if engine is not None:

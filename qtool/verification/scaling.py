@@ -33,7 +33,7 @@ _SURELY = 6  # standard errors
 LOST = 0.95  # relative: as far off as a matrix of zeros
 _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _FEW_CLIPPED = 0.01  # of the weights
-_WORTH = 0.9  # of the error: scales that leave more of it are chance
+WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
 _STRANGE = 0.7  # of what is stored: free scales that leave more are fitted to another matrix
@@ -234,11 +234,11 @@ def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
     size = norm(stored)
     likely = [left for left, (c, r, n) in zip(far, choices, strict=True)
               if n is not None or (c is None and r is None) or left < _STRANGE * size]  # fmt: skip
-    enough = max(min(likely) / _WORTH, _ENOUGH * size)
+    enough = max(min(likely) / WORTH, _ENOUGH * size)
     chosen = next(n for n, left in enumerate(far) if left in likely and left <= enough)
     chosen_columns, chosen_rows, chosen_norm = choices[chosen]
     target = _scaled(weight, chosen_columns, chosen_rows)
-    reach = (norm(target - stored) + _ENOUGH * size) / _WORTH
+    reach = (norm(target - stored) + _ENOUGH * size) / WORTH
     could = [name for name, ratio in norms.items() if _could(stored, weight, ratio, reach)]
     evenly = far[0] if chosen_norm is not None else norm(weight - stored)
     return Fit(chosen_columns, chosen_rows, chosen_norm, target, evenly, frozenset(could))
