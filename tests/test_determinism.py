@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import quantizing
 
-RECIPES = ("w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq", "w4g128-rtn")
+TUNED = "w4g128-awq-gptq-tune"
+RECIPES = ("w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq", TUNED, "w4g128-rtn")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def made(
         "calibration.samples=9",
         "calibration.length=500",
         "awq.grid=6",
+        *(["tune.steps=3"] if recipe == TUNED else []),
     ]
     run = quantizing.quantize(model, recipe, out, *sets, threads=threads, max_shard_bytes=shard)
     assert out.is_dir() and run.summary.tensors["quantized"]
@@ -56,7 +58,7 @@ def test_threads_and_names_change_no_byte(recipe: str, root: Path, tmp_path: Pat
         assert word.encode() not in blob, word
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq"])
+@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq", TUNED])
 def test_threads_change_no_byte_of_a_mixture_of_experts(
     recipe: str, root: Path, tmp_path: Path
 ) -> None:

@@ -123,7 +123,12 @@ def test_set_reaches_every_kind_of_place() -> None:
         ("pure: yes", 'r.yaml:3: pure: input should be a valid boolean, found "yes"'),
         ("output_type: zzz", 'r.yaml:3: output_type: expected one of q4_0, q4_1,'),
         ("embedding_type: q4_k_m", 'type: no such type, found "q4_k_m"; did you mean q4_k, q'),
-        ("method: awq", "method: input should be 'rtn' or 'gptq', found \"awq\"; AWQ's scales are"),
+        ("method: [awq, gptq]", "method: as a list it is [gptq, tune]; AWQ's scales are"),
+        ("method: [tune]", "method: as a list it is [gptq, tune]"),
+        (
+            "method: awq",
+            "method: input should be 'rtn' or 'gptq' or [gptq, tune], found \"awq\"; AWQ's scales",
+        ),
         ("method: gptq\nimportance: false", "r.yaml:4: importance: method gptq measures what matr"),
         ("output_type: q8_0\nleave_output: true", "r.yaml:4: leave_output: does not go with outp"),
         ("overrides: {match: a}", "r.yaml:3: overrides: input should be a list"),

@@ -64,7 +64,8 @@ def least(recipe: str, model: Path, threads: int, *sets: str) -> int:
 def run(
     model: Path, recipe: str, text: Path, out: Path, threads: int, max_ram: int | None
 ) -> Summary:
-    loaded = load(recipe, [*SETS, f"calibration.source={text}"])
+    few = ["tune.steps=3"] if "tune" in recipe else []
+    loaded = load(recipe, [*SETS, *few, f"calibration.source={text}"])
     request = pipeline.Request(
         str(model), model, loaded, out, None, threads, 10**9, max_ram=max_ram
     )
@@ -72,7 +73,13 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe"), [("llama", "w4g128-gptq"), ("llama", "w4g128-awq"), ("moe", "w4g128-gptq")]
+    ("name", "recipe"),
+    [
+        ("llama", "w4g128-gptq"),
+        ("llama", "w4g128-awq"),
+        ("moe", "w4g128-gptq"),
+        ("llama", "w4g128-awq-gptq-tune"),
+    ],
 )
 def test_no_byte_depends_on_the_budget(
     name: str, recipe: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -261,7 +261,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("weights.bits.x=1", "--set weights.bits.x=1: weights.bits is a value, not a mapping"),
         ("weights=null", "weights: missing"),
         ("method=[gptq, awq]", "[gptq, awq] is no order that exists"),
-        ("method=omniquant", "method: 'omniquant' is unknown; known: rtn, gptq, awq, none"),
+        ("method=omniquant", "method: 'omniquant' is unknown; known: rtn, gptq, awq, tune, none"),
         ("method=gpqt", "method: 'gpqt' is unknown; did you mean gptq? known: rtn, gptq, awq,"),
         ("transforms=[smoth]", "'smoth' is unknown; did you mean smooth? known: rotate, smooth,"),
         ("format=gtpq", 'found "gtpq"; or gguf, which has keys of its own; did you mean gptq'),

@@ -24,7 +24,8 @@ from qtool.runs.request import Request
 from qtool.runs.summary import Summary
 
 SMALL = ["calibration.samples=4", "calibration.length=48"]
-SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq"]
+TUNED = "w4g128-awq-gptq-tune"
+SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq", TUNED]
 GGUF = ["q4_k_m", "iq2_xs"]
 
 
@@ -56,6 +57,8 @@ def quantize(
         sets.append("weights.group_size=32")
     if "awq" in recipe:
         sets.append("awq.grid=4")
+    if "tune" in recipe:
+        sets.append("tune.steps=3")
     loaded = load(recipe, sets)
     progress = Progress(quiet=True)
     if isinstance(loaded, Recipe):
@@ -160,6 +163,7 @@ def damage(path: Path, position: int) -> None:
         ("w4g128-awq", "artifact"),
         ("w4g128-awq", "journal"),
         ("w4g128-awq", "hidden"),
+        (TUNED, "originals"),
         ("q4_k_m", "artifact"),
         ("q4_k_m", "journal"),
     ],
@@ -178,7 +182,8 @@ def test_what_is_damaged_is_done_again(
     quantize(source, recipe, tmp_path / "whole", text)
     out = tmp_path / "out"
     folder = died(source, recipe, out, text, 10 if recipe in GGUF else 3, monkeypatch)
-    kept = [*folder.glob("hidden-*")] if what == "hidden" else [folder / what]
+    states = {"hidden": folder, "originals": folder / "originals"}.get(what)
+    kept = [folder / what] if states is None else [*states.glob("hidden-*")]
     kept = [one / "model.safetensors" if one.is_dir() else one for one in kept]
     assert kept
     for path in kept:

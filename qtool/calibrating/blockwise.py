@@ -1,7 +1,7 @@
 """Methods that look at activations: one decoder block after another, each fed by quantized ones.
 
     for each block:  read it -> collect statistics of its inputs -> transform -> quantize each site
-                     -> write -> run it with the quantized weights: the next block's input
+                     (-> tune) -> write -> run it with the quantized weights: the next block's input
 
 So later blocks are fitted to the errors that earlier ones really make. Within a block the
 statistics are those of its unquantized weights. With statistics from a file (`--stats`) nothing is
@@ -22,6 +22,7 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.hidden import OnDisk, keep, take_up
+from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Ahead, Passage, ahead
 from qtool.calibrating.quantize_site import quantize_site, site_jobs
 from qtool.calibrating.sites import Site, Tracer
@@ -29,6 +30,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.tuning import Tuning
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
@@ -41,7 +43,7 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import LayerReport, OutlierReport
+from qtool.runs.summary import LayerReport, OutlierReport, TunedReport
 from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped
 from qtool.transforms import awq, smooth, smooth_attention
@@ -70,6 +72,7 @@ class _Run:
     saved: StatsFile | None
     shared: SharedScales
     blocks: Ahead
+    tuning: Tuning | None
 
 
 def quantize_blocks(
@@ -93,9 +96,13 @@ def quantize_blocks(
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
         passage = Passage.of(stream, workers, device)
+        tuning = None
+        if recipe.tunes:
+            tuning = Tuning(Originals.of(skeleton, passage, space.folder, recipe.tune))
         run = _Run(
-            recipe, plan, sink, progress, passage, skeleton, Tracer(), given.saved, shared, blocks
-        )
+            recipe, plan, sink, progress, passage, skeleton, Tracer(), given.saved, shared, blocks,
+            tuning,
+        )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space)
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
@@ -108,6 +115,7 @@ def quantize_blocks(
                 hidden = None
                 if index + 1 < skeleton.count:
                     hidden = keep(space.folder, index + 1, stream, workers)
+                    hidden += [] if tuning is None else tuning.originals.keep(index + 1)
                 resume.commit(journal, sink, index, outcome, hidden)
             done.append(outcome)
     position = {name: number for number, name in enumerate(plan.by_name)}
@@ -117,6 +125,7 @@ def quantize_blocks(
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
+    notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:
         notes.append(outliers.note(found, recipe.llm_int8.threshold))
@@ -126,8 +135,15 @@ def quantize_blocks(
 def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
     """What an earlier run finished; the stream is then where that run stopped."""
 
+    stream, workers, tuning = run.passage.stream, run.passage.workers, run.tuning
+
     def found(index: int, kept: Any) -> bool:
-        return take_up(space.folder, index, kept, run.passage.stream, run.passage.workers)
+        if tuning is None or not isinstance(kept, list):
+            return take_up(space.folder, index, kept, stream, workers)
+        half = len(kept) // 2
+        return tuning.originals.take_up(index, kept[half:]) and take_up(
+            space.folder, index, kept[:half], stream, workers
+        )
 
     with run.progress.stage("calibrate"):
         return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found)
@@ -148,6 +164,9 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
             after = [block.run(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
+    if run.tuning is not None:
+        with progress.stage("calibrate"):
+            run.tuning.originals.advance(block)
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
@@ -190,12 +209,16 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 recipe=run.recipe,
                 checkpoint=run.skeleton.checkpoint,
                 shared=run.shared,
-                sink=run.sink,
+                write=run.sink.quantized if run.tuning is None else run.tuning.hold,
                 workers=workers,
                 device=device,
             )
             results += workers.map(work, jobs)
     give_back()
+    tuned: list[TunedReport] = []
+    if run.tuning is not None:
+        with progress.stage("quantize"):
+            tuned = run.tuning.finish(block, run.sink)
     _write_dense(plan, index, block, changed, run.sink, progress)
     with progress.stage("calibrate"):
         if run.saved is not None:
@@ -209,7 +232,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             del there
     layers = [layer for reports, _ in results for layer in reports]
     notes += [note for _, said in results for note in said]
-    return Outcome(layers, notes, None, expert_reports(block, wanted, counts), columns)
+    experts = expert_reports(block, wanted, counts)
+    return Outcome(layers, notes, None, experts, columns, tuned)
 
 
 def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None:

@@ -199,13 +199,16 @@ def measure_importance(
         if len(blocks) < count:
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
+            passage = Passage.of(stream, workers, device)
+            if sweeping is not None:
+                sweeping.begin(skeleton, passage)
             if space is not None:
-                kept_importance.take_up_hidden(space, blocks, stream, workers)
+                kept_importance.take_up_hidden(space, blocks, stream, workers, sweeping)
             for kept in (scaling, sweeping):
                 if kept is not None:
                     del kept.kept[len(blocks) :]
             resume.say(progress, len(blocks), count)
-            tracer, passage = Tracer(stacked=True), Passage.of(stream, workers, device)
+            tracer = Tracer(stacked=True)
             coming = stack.enter_context(ahead(skeleton, device))
             for index in progress.blocks(count, first=len(blocks)):
                 give_back()

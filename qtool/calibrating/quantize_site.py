@@ -1,6 +1,6 @@
 """One site of a block: the matrices that read one input, quantized by what was measured of it.
 
-    Job -> GPTQ's factor of the Gram matrix, or none -> codes -> sink
+    Job -> GPTQ's factor of the Gram matrix, or none -> codes -> written, or kept to be tuned
         -> dequantized, back into the block: the next one is fed by what the artifact holds
 
 A site's matrices are one job, since they share the factor; jobs of a block are independent.
@@ -28,11 +28,11 @@ from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
-from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.scheme import GroupQuant, Scheme
 
 Floats = NDArray[np.float32]
+Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale
 
 REPORTED_ROWS = 256  # of each matrix, for its relative error
 
@@ -76,7 +76,7 @@ def quantize_site(
     recipe: Recipe,
     checkpoint: Weights,
     shared: SharedScales,
-    sink: Sink,
+    write: Write,
     workers: Workers,
     device: Device | None = None,
 ) -> tuple[list[LayerReport], list[str]]:
@@ -127,7 +127,7 @@ def quantize_site(
             else:
                 plain = rtn.Options(recipe.clips, shared.largest(planned, block.weights))
                 quant = rtn.quantize(weight, seen, scheme, plain, 1, rounding).quant
-        sink.quantized(planned, quant, scale)
+        write(planned, quant, scale)
         dequantized = quant.dequantize()
         parts.append(_reported(weight, dequantized))
         coarse.append(layer_errors.coarseness(weight, dequantized, scheme))

@@ -73,8 +73,13 @@ class LoadedBlock:
 
     def run(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         """The block's output, [samples, length, width]."""
-        with torch.no_grad(), self.online.inside(self):
-            output = self.module(hidden, *call.args, **call.kwargs)
+        with torch.no_grad():
+            return self.outputs(self.module, hidden, call)
+
+    def outputs(self, module: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+        """What the block's module, or a copy that shares its weights, makes of hidden states."""
+        with self.online.inside(self):
+            output = module(hidden, *call.args, **call.kwargs)
         result = output[0] if isinstance(output, tuple) else output
         if not isinstance(result, torch.Tensor) or result.shape != hidden.shape:
             raise UnsupportedError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
+from qtool.plan import duration
 from qtool.plan.budget import Memory, choose
 from qtool.plan.duration import (
     FLOPS_PER_CORE,
@@ -26,6 +27,7 @@ from qtool.plan.duration import (
 from qtool.plan.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
 from qtool.plan.shapes import Block, Input, Setting, Shapes, groups, micro_batch, usable_cores
 from qtool.recipe.file import Calibration
+from qtool.recipe.methods import TuneOptions
 
 # Millions of weights a second on one core: without importance, with.
 _ENCODED = {
@@ -53,6 +55,7 @@ class Measuring:
     scales: bool = False  # channels are scaled
     searches: bool = False  # which is searched for
     sweeps: bool = False  # GPTQ chooses codes
+    tune: TuneOptions | None = None  # scales are moved afterwards
 
     @property
     def grams(self) -> bool:
@@ -111,6 +114,7 @@ def shapes_of(
         grams=measuring.grams,
         chained=measuring.searches,  # scales are shared by all that read a norm
         solves=measuring.sweeps,
+        tunes=measuring.tune is not None,
     )
 
 
@@ -210,6 +214,8 @@ def run_cost(
             flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
             if measuring.grams and first:  # X'X, of which half is computed
                 flops += experts * shapes.tokens * share * width**2
+            if measuring.tune is not None:
+                seconds += duration.tuning(measuring.tune, shapes, share, tensor.parameters, cores)
             if tensor.swept:
                 flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)

@@ -68,7 +68,9 @@ def _made_by(found: GgufInspection) -> str | None:
     chain, steps = keys.get("transforms"), []
     if isinstance(chain, list):
         steps += [one for one in chain if isinstance(one, str)]
-    steps += ["gptq"] if keys.get("method") == "gptq" else []
+    method = keys.get("method")  # a list where scales were tuned, too; rtn goes without saying
+    steps += [one for one in method if isinstance(one, str)] if isinstance(method, list) else []
+    steps += ["gptq"] if method == "gptq" else []
     said = f"recipe {keys['name']}" + (f": {', then '.join(steps)}" if steps else "")
     settings = keys.get("calibration")
     if found.text("qtool.calibration") is not None and isinstance(settings, dict):

@@ -38,11 +38,14 @@ def keep(
     sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
     # numpy's own tofile does not tell of a full disk by its number.
     (space.folder / f"importance-{index}").write_bytes(sums.view(np.uint8).data)
+    hidden = [] if last else keep_hidden(space.folder, index + 1, stream, workers)
+    if not last and sweeping is not None and sweeping.originals is not None:
+        hidden += sweeping.originals.keep(index + 1)
     space.journal.commit(
         _unit(index),
         sites=[[s.id, s.names, s.expert, s.count, s.square.size] for s in block],
         sums=checksum(sums.view(np.uint8)),
-        hidden=[] if last else keep_hidden(space.folder, index + 1, stream, workers),
+        hidden=hidden,
         **({} if scaling is None else {"scaled": scaling.kept[index]}),
         **({} if sweeping is None else {"swept": sweeping.kept[index]}),
     )
@@ -94,14 +97,22 @@ def _sites(entry: Mapping[str, Any]) -> list[Any] | None:
 
 
 def take_up_hidden(
-    space: Workspace, kept: list[list[Squares]], stream: Stream, workers: Workers
+    space: Workspace,
+    kept: list[list[Squares]],
+    stream: Stream,
+    workers: Workers,
+    sweeping: "Sweeping | None" = None,
 ) -> None:
     """Bring the stream to where the measuring goes on; what has no states is measured again."""
     while kept:
         name = _unit(len(kept) - 1)
-        if take_up_states(
-            space.folder, len(kept), space.journal.done[name].get("hidden"), stream, workers
-        ):
+        hidden = space.journal.done[name].get("hidden")
+        originals = None if sweeping is None else sweeping.originals
+        there = True
+        if originals is not None and isinstance(hidden, list):
+            half = len(hidden) // 2
+            there, hidden = originals.take_up(len(kept), hidden[half:]), hidden[:half]
+        if there and take_up_states(space.folder, len(kept), hidden, stream, workers):
             return
         space.journal.forget_from(name)
         kept.pop()

@@ -122,7 +122,10 @@ def make_gguf_plan(
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     memory, seconds = estimate.run_cost(
         planned, header, calibration, facts.active_share, threads, max_ram,
-        estimate.Measuring(bool(recipe.scaling), recipe.searches_scales, recipe.sweeps),
+        estimate.Measuring(
+            bool(recipe.scaling), recipe.searches_scales, recipe.sweeps,
+            recipe.tune if recipe.tunes else None,
+        ),
         recipe.rotates,
     )  # fmt: skip
     swept = sum(tensor.nbytes for tensor in planned if tensor.swept)  # there twice meanwhile

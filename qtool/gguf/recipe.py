@@ -29,7 +29,7 @@ from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
 from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
-from qtool.recipe.methods import SweepOptions
+from qtool.recipe.methods import SweepOptions, TuneOptions
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
 from qtool.recipe.weights import Weights
@@ -112,8 +112,10 @@ class GgufRecipe(NamedTable):
 
     format: Literal["gguf"]
     type: str = Field(description="file type, such as q4_k_m")
-    method: Literal["rtn", "gptq"] = Field(
-        default="rtn", description="how codes are chosen: as llama.cpp does, or by GPTQ's sweep"
+    method: Literal["rtn", "gptq"] | tuple[Literal["gptq"], Literal["tune"]] = Field(
+        default="rtn",
+        description="how codes are chosen: as llama.cpp does, or by GPTQ's sweep; [gptq, tune] "
+        "moves the scales of a block's matrices afterwards",
     )
     pure: bool = Field(default=False, description="the same type for every matrix")
     output_type: str | None = Field(default=None, description="of output.weight")
@@ -128,10 +130,20 @@ class GgufRecipe(NamedTable):
     smooth: SmoothOptions = SmoothOptions()
     smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
     gptq: SweepOptions = SweepOptions()
+    tune: TuneOptions = TuneOptions()
     calibration: Calibration = Calibration()
 
     check_file_type = field_validator("type")(_file_type)
     check_types = field_validator("output_type", "embedding_type")(_tensor_type)
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def check_list(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        if list(value) != ["gptq", "tune"]:
+            raise PydanticCustomError("method_list", "as a list it is [gptq, tune]")
+        return tuple(value)
 
     @model_validator(mode="after")
     def consistent(self) -> "GgufRecipe":
@@ -177,7 +189,12 @@ class GgufRecipe(NamedTable):
     @property
     def sweeps(self) -> bool:
         """Whether GPTQ chooses the codes."""
-        return self.method == "gptq"
+        return self.method != "rtn"
+
+    @property
+    def tunes(self) -> bool:
+        """Whether scales are moved after that, block by block."""
+        return isinstance(self.method, tuple)
 
     @property
     def rotates(self) -> bool:
@@ -239,6 +256,8 @@ class GgufRecipe(NamedTable):
             del found["transforms"]
         if not self.sweeps:
             del found["method"], found["gptq"]
+        if not self.tunes:
+            del found["tune"]
         return found
 
 

@@ -4,6 +4,7 @@
     rows of each matrix that reads it -> blocks (qtool.gguf.sweep)
                      -> the workspace, from where the file is written
                      -> dequantized, into the decoder block: later ones are fed by these
+    (tuned: all matrices of the block, once they are swept, into the workspace again)
 
 Matrices whose types have no levels to choose among (ternary, plain floats), the embedding and
 the head are not swept: the writer encodes them later, and in decoder blocks the original feeds
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.blockwise import groups_of, merged
 from qtool.calibrating.device import Device
+from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
 from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.importance import Squares, matrices_reading
@@ -34,8 +37,11 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.swept_site import Made, Part, steps_of, sweep_site
+from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
 from qtool.native.sums import checksum
+from qtool.recipe.methods import TuneOptions
+from qtool.runs.summary import TunedReport
 
 
 @dataclass
@@ -46,6 +52,8 @@ class Sweeping:
     folder: Path  # of the workspace
     gram_bytes: int
     tensors: Mapping[int, Sequence[PlannedTensor]]  # to be swept, by decoder block
+    tune: TuneOptions | None = None
+    originals: Originals | None = None  # where blocks are tuned; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     _starts: dict[str, tuple[int, int]] = field(default_factory=dict)  # block and byte, by name
 
@@ -62,7 +70,13 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
-        return cls(gptq.Options(**recipe.gptq.model_dump()), folder, gram_bytes, by_block)
+        options = gptq.Options(**recipe.gptq.model_dump())
+        return cls(options, folder, gram_bytes, by_block, recipe.tune if recipe.tunes else None)
+
+    def begin(self, skeleton: Skeleton, passage: Passage) -> None:
+        """Before anything passes a block."""
+        if self.tune is not None:
+            self.originals = Originals.of(skeleton, passage, self.folder, self.tune)
 
     def take_names(self, source: GgufSource) -> None:
         """Tensors are made of those of the checkpoint that `source` says."""
@@ -84,6 +98,8 @@ class Sweeping:
 
         seen: what was measured already of the inputs, by site id, and is used up.
         """
+        if self.originals is not None:
+            self.originals.advance(block)
         device, room, workers = passage.device, self.gram_bytes, passage.workers
         if device is not None:  # half of it: a factor lies beside what it is made of
             room = min(room, device.sums_bytes // 2)
@@ -115,7 +131,36 @@ class Sweeping:
             for some, said in results + workers.map(work, (j for j in jobs if beside(j[0]))):
                 made += some
                 notes += said
-        self._keep(block.index, made, notes)
+        give_back()
+        tuned = None if self.originals is None else self._tune(self.originals, block, made)
+        self._keep(block.index, made, notes, tuned)
+
+    def _tune(
+        self, originals: Originals, block: LoadedBlock, made: list[Made]
+    ) -> TunedReport | None:
+        """Move the scales of what is in the file of a block, there and in the block; what was made
+        then has other checksums. None where there is nothing to move."""
+        known = self.tensors.get(block.index, ())
+        places = [place for t in known if t.name in self._starts if (place := place_of(t, block))]
+        matrices: dict[str, BlockMatrix] = {}
+        for place in places:
+            tensor = place.tensor
+            matrices |= place.parted(self._read(tensor, 0, tensor.source.rows))
+        if not matrices:
+            return None
+        tuned = originals.tune(block, matrices)
+        sums: dict[str, list[list[int]]] = {}
+        with self._file(block.index).open("r+b") as file:
+            for place in places:
+                file.seek(self._starts[place.tensor.name][1])
+                file.write(place.joined(tuned.matrices).data)
+        for place in places:
+            sums[place.tensor.name] = self._sums(place.tensor)
+        made[:] = [
+            replace(one, sums=sums[one.name][one.matrix]) if one.name in sums else one
+            for one in made
+        ]
+        return TunedReport(block.index, tuned.before, tuned.after)
 
     def _parts(self, index: int, found: BlockSites) -> dict[str, list[Part]]:
         """The matrices that are swept, by the id of the site that they read."""
@@ -137,7 +182,9 @@ class Sweeping:
                 start += matrices * nbytes
         return parts
 
-    def _keep(self, index: int, made: Sequence[Made], notes: Sequence[str]) -> None:
+    def _keep(
+        self, index: int, made: Sequence[Made], notes: Sequence[str], tuned: TunedReport | None
+    ) -> None:
         tensors: dict[str, dict[str, Any]] = {}
         for one in sorted(made, key=lambda one: (one.name, one.matrix)):
             start = self._starts[one.name][1]
@@ -148,7 +195,10 @@ class Sweeping:
             known["signal"] += one.signal
             known["noise"] += one.noise
         left = [t.name for t in self.tensors.get(index, ()) if t.name not in tensors]
-        self.kept.append({"tensors": tensors, "left": left, "notes": [*notes]})
+        kept: dict[str, Any] = {"tensors": tensors, "left": left, "notes": [*notes]}
+        if tuned is not None:
+            kept["tuned"] = [tuned.before, tuned.after]
+        self.kept.append(kept)
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it, or its file, is damaged."""
@@ -157,6 +207,7 @@ class Sweeping:
         try:
             good = sorted([*kept["tensors"], *kept["left"]]) == sorted(known)
             good = good and all(isinstance(note, str) for note in kept["notes"])
+            good = good and all(type(loss) is float for loss in kept.get("tuned", ()))
             for name, entry in kept["tensors"].items() if good else ():
                 float(entry["signal"]), float(entry["noise"]), int(entry["swept"])
                 self._starts[name] = index, int(entry["start"])
@@ -197,6 +248,8 @@ class Sweeping:
         rare = every - sum(entry["swept"] for entry in entries)
         left = sum(len(kept["left"]) for kept in self.kept)
         said = merged([note for kept in self.kept for note in kept["notes"]])
+        losses = enumerate(kept.get("tuned") for kept in self.kept)
+        said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
         if rare:
             said.append(
                 f"{rare} of {every} matrices were not swept, as fewer than {MIN_EXPERT_TOKENS} "

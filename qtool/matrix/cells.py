@@ -89,7 +89,8 @@ def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
         return "itself"
     if isinstance(recipe, GgufRecipe):
         return "itself" if recipe.transforms or recipe.sweeps else "shared"
-    fits = _FROM_STATISTICS.issuperset(recipe.transform_chain) and not recipe.measures_cache
+    fits = _FROM_STATISTICS.issuperset(recipe.transform_chain)
+    fits = fits and not recipe.measures_cache and not recipe.tunes
     return "shared" if fits else "itself"
 
 

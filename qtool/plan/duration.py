@@ -14,6 +14,7 @@ from qtool.plan.shapes import Setting, Shapes, groups
 
 if TYPE_CHECKING:
     from qtool.plan.planned import Planned
+    from qtool.recipe.methods import TuneOptions
     from qtool.recipe.recipe import Recipe
 
 # Rates of one core: matrix products, element-wise rounding (weights per second).
@@ -30,6 +31,9 @@ GRAM_SHARE = 0.55
 # AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
 # compares so many finalists exactly.
 AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
+# A step of tuning takes so many times a forward pass: for what a block gives back, for slopes by
+# inputs and by weights, and for what autograd adds.
+STEP_PASSES = 4.0
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
 SMOOTH_ROWS = 128
 
@@ -37,6 +41,14 @@ SMOOTH_ROWS = 128
 def turning(weights: int) -> float:
     """Seconds that the proof of a rotation takes, and making the `weights` that it changes."""
     return STARTUP_SECONDS[True] + TURNS * weights / TURNED_PER_CORE
+
+
+def tuning(options: "TuneOptions", shapes: Shapes, share: float, weights: int, cores: int) -> float:
+    """Seconds that the scales of a matrix take. share: of the tokens that come to it."""
+    stepped = STEP_PASSES * options.steps * options.batch * shapes.batch * share
+    stepped /= FLOPS_PER_CORE * min(cores, options.batch)
+    original = shapes.tokens * share / (FLOPS_PER_CORE * cores)
+    return 2.0 * weights * (stepped + original)
 
 
 def seconds(
@@ -82,6 +94,8 @@ def seconds(
             if recipe.rounding == "gptq":
                 flops += 2.0 * width**3
         flops += passes * 2.0 * seen * out * width
+        if recipe.tunes:
+            seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
     seconds += flops / (FLOPS_PER_CORE * cores)

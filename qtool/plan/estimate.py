@@ -27,6 +27,13 @@ OUTSIDE_COPIES = 1.0
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # Bytes for each number of a Gram matrix that is being factored, beside its own, and of the factor.
 SOLVE_BYTES, FACTOR_BYTES = 8, 4
+# What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
+# the hidden states and of the block's widest matrix.
+KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
+# What hidden states that are replaced while all this goes on leave free between others, with them.
+TUNED_STATES = 1.5
+# Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
+SLOPE_BYTES = 5
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words),
 # and while it is swept column by column.
 ROUNDING_BYTES_PER_WEIGHT, SWEEP_BYTES_PER_WEIGHT = 14, 18
@@ -50,7 +57,8 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
-    base = TORCH_PROCESS_BYTES + (0 if setting.states_on_disk else shapes.states)
+    states = 0 if setting.states_on_disk else shapes.states
+    base = TORCH_PROCESS_BYTES + int(states * (TUNED_STATES if shapes.tunes else 1.0))
     return Peak(base + most.nbytes, most.of)
 
 
@@ -103,12 +111,19 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     jobs = sum(_job(shapes, one) for one in together[:threads])
+    codes = block.nbytes // 4 if shapes.tunes else 0
+    tuning = []
+    if shapes.tunes:
+        kept = KEPT_OF_HIDDEN * shapes.hidden + KEPT_OF_WIDEST * block.widest
+        slopes = batches * (int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest)
+        tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
     return [
+        *tuning,
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
         Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
-        Peak(block.nbytes + matrices + jobs, "rounding the matrices of a block"),
+        Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
     ]
 
 

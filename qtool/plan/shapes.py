@@ -77,13 +77,14 @@ class Shapes:
     grams: bool  # whether Gram matrices are measured
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
+    tunes: bool = False  # blocks, beside the states of the original model
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
 
     @property
     def states(self) -> int:
-        """Bytes of the hidden states of all tokens."""
-        return 4 * self.tokens * self.hidden
+        """Bytes of the hidden states of all tokens, those of the original model included."""
+        return 4 * self.tokens * self.hidden * (2 if self.tunes else 1)
 
 
 def micro_batch(samples: int, length: int) -> int:
@@ -144,6 +145,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         grams=grams,
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
+        tunes=recipe.tunes,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
     )

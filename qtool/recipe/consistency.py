@@ -9,8 +9,10 @@ from qtool.recipe.weights import Activations, Weights
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
 
-METHODS = ("rtn", "gptq", "awq", "none")
-CHAINS = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"), ("none",))
+METHODS = ("rtn", "gptq", "awq", "tune", "none")
+_ROUNDING = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"))
+CHAINS = (*_ROUNDING, *((*chain, "tune") for chain in _ROUNDING), ("none",))
+TUNED_FORMATS = ("awq", "gptq", "compressed-tensors")
 TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
 
 
@@ -38,6 +40,8 @@ def check(recipe: "Recipe") -> None:
         found = "[" + ", ".join(recipe.method) + "]"
         raise conflict("method", f"{found} is no order that exists; one of {chains}")
     _check_cache(recipe)
+    if recipe.tunes:
+        _check_tuned(recipe)
     cache_alone = recipe.kv_cache is not None and recipe.format == "compressed-tensors"
     if (recipe.rounding == "none") != (recipe.format == "dense") and not (
         recipe.rounding == "none" and cache_alone
@@ -68,6 +72,20 @@ def check(recipe: "Recipe") -> None:
         raise conflict("rotate.kind", "learned rotations are for weights of type int")
     if recipe.weights is not None and recipe.rounding != "none":
         _check_numbers(recipe, recipe.weights)
+
+
+def _check_tuned(recipe: "Recipe") -> None:
+    """Scales that stand beside whole numbers can be moved."""
+    if recipe.format not in TUNED_FORMATS or (recipe.weights and recipe.weights.type != "int"):
+        raise conflict(
+            "method",
+            "tune moves the scales of whole numbers in groups, as the formats "
+            f"{', '.join(TUNED_FORMATS)} have them with weights of type int",
+        )
+    if recipe.activations is not None:
+        raise conflict(
+            "method", "tune is for weights alone: it does not see how inputs are rounded"
+        )
 
 
 def _check_cache(recipe: "Recipe") -> None:

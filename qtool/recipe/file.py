@@ -220,6 +220,7 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         if path == ("format",):
             message += "; or gguf, which has keys of its own"
         if path == ("method",) and "type" in model.model_fields:
+            message = message.replace(" or a list", " or [gptq, tune]")
             message += "; AWQ's scales are `transforms: [awq]` in a GGUF recipe"
         message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)

@@ -1,4 +1,4 @@
-"""The tables `rtn`, `gptq` and `awq` of a recipe: how the methods of these names round."""
+"""The tables `rtn`, `gptq`, `awq` and `tune` of a recipe: how the methods of these names work."""
 
 from typing import Literal
 
@@ -44,4 +44,16 @@ class AwqOptions(Table):
     clip: bool = Field(default=True, description="search each group's range for the least error")
     layout: Literal["gemm", "gemv", "gemv_fast", "llm_awq"] = Field(
         default="gemm", description="of format awq; engines load gemm"
+    )
+
+
+class TuneOptions(Table):
+    """Scales moved down the gradient of a block's error, once all else is done."""
+
+    steps: int = Field(default=60, ge=1, le=100_000, description="of Adam, for each block")
+    batch: int = Field(
+        default=2, ge=1, le=1024, description="micro-batches of about 1024 tokens in a step"
+    )
+    rate: float = Field(
+        default=0.003, gt=0, le=0.1, description="of the first step, relative to each scale"
     )

@@ -27,7 +27,7 @@ from qtool.recipe.file import (
     shipped,
     validate,
 )
-from qtool.recipe.methods import AwqOptions, GptqOptions, RtnOptions
+from qtool.recipe.methods import AwqOptions, GptqOptions, RtnOptions, TuneOptions
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
 from qtool.recipe.weights import (
@@ -65,6 +65,7 @@ class Recipe(NamedTable):
     rtn: RtnOptions = RtnOptions()
     gptq: GptqOptions = GptqOptions()
     awq: AwqOptions = AwqOptions()
+    tune: TuneOptions = TuneOptions()
     llm_int8: LlmInt8 = LlmInt8()
     rotate: RotateOptions = RotateOptions()
     smooth: SmoothOptions = SmoothOptions()
@@ -99,7 +100,16 @@ class Recipe(NamedTable):
     @property
     def clips(self) -> bool:
         """Whether rounding to nearest searches a smaller range."""
-        return self.rtn.clip or (self.method == ("awq",) and self.awq.clip)
+        return self.rtn.clip or (self._rounds_as_awq and self.awq.clip)
+
+    @property
+    def _rounds_as_awq(self) -> bool:
+        return tuple(name for name in self.method if name != "tune") == ("awq",)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether scales are moved after rounding, block by block."""
+        return "tune" in self.method
 
     @property
     def reorders_groups(self) -> bool:
@@ -114,9 +124,10 @@ class Recipe(NamedTable):
             "gptq": {"*": self.rounding == "gptq", "layout": self.format == "gptq"},
             "awq": {
                 "*": "awq" in self.transform_chain,
-                "clip": self.method == ("awq",),
+                "clip": self._rounds_as_awq,
                 "layout": self.format == "awq",
             },
+            "tune": {"*": self.tunes},
             "smooth": {"*": "smooth" in self.transforms, "grid": self.searches_scales},
             "smooth_attention": {"*": "smooth-attention" in self.transforms},
             "rotate": {
@@ -144,7 +155,7 @@ class Recipe(NamedTable):
         """Whether a forward pass is needed."""
         looks = set(self.transform_chain) - {"rotate"} or self.learns_rotations
         measured = self.measures_inputs or self.measures_cache or self.reports_outliers
-        return self.rounding == "gptq" or bool(looks) or measured
+        return self.rounding == "gptq" or self.tunes or bool(looks) or measured
 
     @property
     def depends_on_cpu(self) -> bool:
@@ -268,7 +279,7 @@ def schema() -> dict[str, Any]:
     method = recipe["properties"]["method"]
     names = {"enum": list(METHODS), "type": "string"}
     method.clear()
-    method["anyOf"] = [names, {"type": "array", "items": names, "minItems": 1, "maxItems": 2}]
+    method["anyOf"] = [names, {"type": "array", "items": names, "minItems": 1, "maxItems": 3}]
     recipe["properties"]["transforms"]["items"] = {"enum": list(TRANSFORMS), "type": "string"}
     gguf = GgufRecipe.model_json_schema()
     tables = recipe.pop("$defs") | gguf.pop("$defs")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport
+from qtool.runs.summary import ExpertReport, LayerReport, OutlierReport, TunedReport
 
 
 @dataclass(frozen=True)
@@ -15,3 +15,4 @@ class Outcome:
     calibration: dict[str, Any] | None = None  # digest, samples, length, seed, source kind
     experts: list[ExpertReport] = field(default_factory=list)
     outliers: list[OutlierReport] = field(default_factory=list)  # of LLM.int8()
+    tuned: list[TunedReport] = field(default_factory=list)

@@ -20,7 +20,14 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import OUTPUTS, WEIGHTS, ExpertReport, LayerReport, OutlierReport
+from qtool.runs.summary import (
+    OUTPUTS,
+    WEIGHTS,
+    ExpertReport,
+    LayerReport,
+    OutlierReport,
+    TunedReport,
+)
 from qtool.runs.workspace import Workspace
 
 OUTSIDE = "outside of blocks"
@@ -69,6 +76,7 @@ def commit(
         notes=outcome.notes,
         experts=[asdict(report) for report in outcome.experts],
         outliers=[asdict(report) for report in outcome.outliers],
+        tuned=[asdict(report) for report in outcome.tuned],
         hidden=hidden,
     )
 
@@ -79,6 +87,7 @@ def outcome_of(entry: Mapping[str, Any]) -> Outcome | None:
         layers = [LayerReport(**layer) for layer in entry["layers"]]
         experts = [ExpertReport(**report) for report in entry["experts"]]
         outliers = [OutlierReport(**report) for report in entry["outliers"]]
+        tuned = [TunedReport(**report) for report in entry["tuned"]]
         notes = list(entry["notes"])
     except (KeyError, TypeError):
         return None
@@ -90,8 +99,9 @@ def outcome_of(entry: Mapping[str, Any]) -> Outcome | None:
         and all(isinstance(one.name, str) and isinstance(one.tokens, list) for one in experts)
         and all(type(count) is int for one in experts for count in one.tokens)
         and all(isinstance(one.name, str) and isinstance(one.columns, list) for one in outliers)
+        and all(type(one.before) is float and type(one.after) is float for one in tuned)
     )
-    return Outcome(layers, notes, None, experts, outliers) if good else None
+    return Outcome(layers, notes, None, experts, outliers, tuned) if good else None
 
 
 def finished(journal: Journal, sink: Sink, block: int | None) -> Outcome | None:

@@ -36,6 +36,15 @@ class ExpertReport:
 
 
 @dataclass(frozen=True)
+class TunedReport:
+    """A block whose scales were tuned: squared error of its outputs, relative to their size."""
+
+    block: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class OutlierReport:
     """Columns of one input in which some number reached LLM.int8()'s threshold in calibration."""
 

@@ -1,0 +1,370 @@
+"""Scales tuned by the gradient of a block's error: the numbers, a block, and whole runs."""
+
+import argparse
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import quantizing
+import torch
+
+import qtool
+from qtool.artifact import Artifact
+from qtool.calibrating import tune_block as module
+from qtool.calibrating.originals import tuned_note
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.tune_block import parts, tune_block
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import RecipeError, UnsupportedError
+from qtool.matrix.cells import cells
+from qtool.methods import rtn, tune
+from qtool.plan.plan import make_plan
+from qtool.recipe.methods import TuneOptions
+from qtool.recipe.recipe import load, parse
+from qtool.runs.summary import TunedReport
+from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.run import verify_artifact
+
+ASYMMETRIC = Scheme(3, 16, False)
+SCHEMES = (ASYMMETRIC, Scheme(4, -1, True))
+
+
+def problem(scheme: Scheme, *, ordered: bool = False, rows: int = 300) -> GroupQuant:
+    rng = np.random.default_rng(7)
+    weight = rng.normal(size=(rows, 64)).astype(np.float32)
+    quant = rtn.quantize(weight, None, scheme, rtn.Options()).quant
+    if not ordered:
+        return quant
+    return replace(quant, g_idx=rng.permutation(quant.group_index()).astype(np.int32))
+
+
+def moved_weight(quant: GroupQuant, moved: torch.Tensor) -> torch.Tensor:
+    """The definition, in float64: (code - zero) * scale * exp(p)."""
+    index = torch.from_numpy(quant.group_index().astype(np.int64))
+    return torch.from_numpy(quant.dequantize()).double() * moved[0].exp()[:, index]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_the_gradient_is_that_of_the_definition(scheme: Scheme, ordered: bool) -> None:
+    quant = problem(scheme, ordered=ordered)
+    scales = tune.Grouped(quant).scales()
+    target = torch.randn(quant.shape, dtype=torch.float64)
+    moved = (0.1 * torch.randn(scales.moved.shape, dtype=torch.float64)).requires_grad_()
+    weight = moved_weight(quant, moved)
+    (weight - target).square().sum().backward()
+    by_weight = (2 * (weight - target)).detach().float()
+    found = tune.gradient(scales, weight.detach().float(), by_weight)
+    assert moved.grad is not None
+    torch.testing.assert_close(found, moved.grad.float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_steps_are_those_of_adam(ordered: bool) -> None:
+    """torch's own, in float64, on a loss whose minimum the scales can nearly reach."""
+    quant = problem(ASYMMETRIC, ordered=ordered)
+    scales, weight = tune.Grouped(quant).scales(), torch.from_numpy(quant.dequantize())
+    target = weight.double() * 1.03 + 0.01
+    moved = torch.zeros(scales.moved.shape, dtype=torch.float64, requires_grad=True)
+    oracle = torch.optim.Adam([moved], lr=1.0, betas=(tune.MOMENTUM, tune.MOMENTUM_OF_SQUARES),
+                              eps=tune.SMALLEST)  # fmt: skip
+    steps, rate = 12, 0.01
+    for number in range(1, steps + 1):
+        oracle.zero_grad()
+        (moved_weight(quant, moved) - target).square().mean().backward()
+        oracle.param_groups[0]["lr"] = rate * (1 - (number - 1) / steps)
+        oracle.step()
+        by_weight = 2 * (weight - target.float()) / weight.numel()
+        slope = tune.gradient(scales, weight, by_weight)
+        tune.step(scales, weight, slope, number, tune.rate_at(number, steps, rate))
+    torch.testing.assert_close(scales.moved.double(), moved.detach(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(weight.double(), moved_weight(quant, moved.detach()), rtol=1e-5,
+                               atol=1e-7)  # fmt: skip
+    assert float(scales.moved.abs().max()) > 0.02
+
+
+def test_codes_and_zeros_stay_and_scales_are_rounded_once() -> None:
+    quant = problem(ASYMMETRIC)
+    scales = tune.Grouped(quant).scales()
+    scales.moved += 0.05 * torch.randn(scales.moved.shape)
+    found = tune.Grouped(quant).tuned(scales).quant
+    assert found.codes is quant.codes and found.zero is quant.zero
+    wide = quant.scale.astype(np.float32) * np.exp(scales.moved[0].numpy())
+    assert np.array_equal(found.scale, wide.astype(np.float16))
+    still = tune.Grouped(quant).tuned(tune.Grouped(quant).scales()).quant
+    assert np.array_equal(still.scale, quant.scale)
+
+
+def test_a_scale_beyond_float16_is_refused_and_none_becomes_zero() -> None:
+    quant = problem(ASYMMETRIC)
+    large = replace(quant, scale=np.full_like(quant.scale, 60000))
+    scales = tune.Grouped(large).scales()
+    scales.moved += 1.0
+    with pytest.raises(UnsupportedError, match="larger scale than float16 holds"):
+        tune.Grouped(large).tuned(scales)
+    small = replace(quant, scale=np.full_like(quant.scale, 2.0**-24))
+    scales = tune.Grouped(small).scales()
+    scales.moved -= 5.0
+    assert np.array_equal(tune.Grouped(small).tuned(scales).quant.scale, small.scale)
+
+
+def test_an_eighth_of_the_text_takes_no_part() -> None:
+    assert parts(16) == ([*range(14)], [14, 15])
+    assert parts(9) == ([*range(8)], [8])
+    assert parts(2) == ([0], [1])
+    assert parts(1) == ([0], [0])
+
+
+# A block.
+
+
+Case = tuple[LoadedBlock, dict[str, tune.Grouped], Stream, list[torch.Tensor]]
+
+
+def block_case(folder: Path) -> Case:
+    """The first block of `tiny`, rounded to 3 bits, on words; what the original gives back."""
+    skeleton = Skeleton.open(Checkpoint.open(quantizing.first_block_of_tiny(folder)))
+    # Text that repeats, as a language does: what helps on a part of it helps on the rest.
+    tokens = np.random.default_rng(0).zipf(1.5, size=(16, 64)) % 500
+    stream = skeleton.embed(tokens.astype(np.int64), micro_batch_tokens=128)
+    block = skeleton.block(0)
+    calls = stream.calls[0]
+    targets = [block.run(h, c) for h, c in zip(stream.hidden, calls, strict=True)]
+    matrices = {}
+    for name, weight in block.weights.items():
+        if weight.dim() == 2:
+            scheme = Scheme(3, 64, False)
+            quant = rtn.quantize(weight.numpy(), None, scheme, rtn.Options()).quant
+            matrices[name] = tune.Grouped(quant)
+            weight.copy_(torch.from_numpy(quant.dequantize()))
+    return block, matrices, stream, targets
+
+
+def holds(block: LoadedBlock, matrices: Mapping[str, tune.Grouped]) -> bool:
+    return all(
+        np.array_equal(block.weights[n].numpy(), one.dequantize()) for n, one in matrices.items()
+    )
+
+
+def test_a_block_comes_nearer_on_text_that_took_no_part(tmp_path: Path) -> None:
+    found = []
+    for threads in (1, 3):
+        block, matrices, stream, targets = block_case(tmp_path / "model")
+        with Workers(threads) as workers:
+            tuned = tune_block(block, matrices, stream, targets, workers, TuneOptions(steps=12))
+        assert tuned.after < 0.95 * tuned.before
+        assert holds(block, tuned.matrices)
+        assert all(tuned.matrices[n].quant.codes is one.quant.codes for n, one in matrices.items())
+        assert not any(p.requires_grad or p.grad is not None for p in block.module.parameters())
+        found.append(tuned)
+    assert found[0].after == found[1].after and found[0].before == found[1].before
+    for name, one in found[0].matrices.items():
+        assert np.array_equal(one.quant.scale, found[1].matrices[name].quant.scale), name
+
+
+def test_a_block_that_comes_no_nearer_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right_way = tune.step
+
+    def wrong_way(scales: tune.Scales, weight: torch.Tensor, slope: torch.Tensor, number: int,
+                  rate: float) -> None:  # fmt: skip
+        right_way(scales, weight, -slope, number, rate)
+
+    monkeypatch.setattr(module.tune, "step", wrong_way)
+    block, matrices, stream, targets = block_case(tmp_path / "model")
+    with Workers(2) as workers:
+        tuned = tune_block(block, matrices, stream, targets, workers, TuneOptions(steps=3))
+    assert tuned.after == tuned.before
+    assert holds(block, matrices) and tuned.matrices is matrices
+
+
+def test_what_has_no_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    block, matrices, stream, targets = block_case(tmp_path / "model")
+    kind = type(block.module)
+    plain = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *a, **k: Rounded.apply(plain(*a, **k)))
+    with (
+        Workers(1) as workers,
+        pytest.raises(UnsupportedError, match=r"^model.layers.0: torch has no gradient .*without"),
+    ):
+        tune_block(block, matrices, stream, targets, workers, TuneOptions(steps=1))
+
+
+# Recipes and whole runs.
+
+HEAD = "weights: {bits: 4, group_size: 32, symmetric: false}\n"
+
+
+@pytest.mark.parametrize("format_", ["awq", "gptq", "compressed-tensors"])
+@pytest.mark.parametrize(
+    "method",
+    ["[rtn, tune]", "[gptq, tune]", "[awq, tune]", "[awq, rtn, tune]", "[awq, gptq, tune]"],
+)
+def test_what_is_tuned(method: str, format_: str) -> None:
+    recipe = parse(f"method: {method}\nformat: {format_}\n{HEAD}", "a.yaml", "a")
+    plain = parse(
+        f"method: {method.replace(', tune', '')}\nformat: {format_}\n{HEAD}", "a.yaml", "a"
+    )
+    assert recipe.tunes and not plain.tunes and recipe.calibrates
+    assert (recipe.rounding, recipe.transform_chain) == (plain.rounding, plain.transform_chain)
+    assert recipe.clips == plain.clips and not recipe.idle_options
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("method: tune\nformat: gptq\n" + HEAD, "no order that exists"),
+        ("method: [tune, gptq]\nformat: gptq\n" + HEAD, "no order that exists"),
+        ("method: [none, tune]\nformat: dense\n", "no order that exists"),
+        ("method: [gptq, tune]\nformat: bitsandbytes\n" + HEAD, "tune moves the scales of whole"),
+        (
+            "method: [rtn, tune]\nformat: compressed-tensors\n"
+            "weights: {type: nvfp4, bits: 4, group_size: 16, symmetric: true}\n",
+            "tune moves the scales of whole",
+        ),
+        (
+            "method: [gptq, tune]\nformat: compressed-tensors\n"
+            "weights: {bits: 8, group_size: -1, symmetric: true}\n"
+            "activations: {bits: 8, type: int}\n",
+            "tune is for weights alone",
+        ),
+    ],
+)
+def test_what_is_not(text: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^a\.yaml:1: method: .*{said}"):
+        parse(text, "a.yaml", "a")
+
+
+def test_idle_without_the_method() -> None:
+    assert load("w4g128-gptq", ["tune.steps=5"]).idle_options == ["tune.steps"]
+
+
+def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    (tmp_path / "stats").write_bytes(b"")
+    with pytest.raises(UnsupportedError, match=r"holds no text, which recipe .* needs to tune"):
+        quantizing.quantize(model, "w4g128-awq-gptq-tune", tmp_path / "out",
+                            stats=tmp_path / "stats")  # fmt: skip
+
+
+def test_a_matrix_calibrates_it_by_itself(tmp_path: Path) -> None:
+    names = ["w4g128-awq-gptq", "w4g128-awq-gptq-tune", "w3g128-awq-gptq-tune"]
+    found = cells(names, tmp_path, [], share=True, error_aware=False)
+    assert [cell.calibrated for cell in found] == ["shared", "itself", "itself"]
+
+
+def sets(text: Path) -> list[str]:
+    return [
+        "weights.group_size=32",
+        f"calibration.source={text}",
+        "calibration.samples=12",
+        "calibration.length=256",
+        "awq.grid=4",
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "phi3"])
+def test_a_run_differs_from_the_plain_one_in_scales_alone(name: str, tmp_path: Path) -> None:
+    """In its first block; the codes of later ones are fitted to what comes out of it."""
+    model = quantizing.build(name, tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    plain = quantizing.quantize(model, "w4g128-awq-gptq", tmp_path / "plain", *sets(text))
+    tuned = quantizing.quantize(
+        model, "w4g128-awq-gptq-tune", tmp_path / "tuned", *sets(text), "tune.steps=4"
+    )
+    first = {key: quant for key, quant in plain.quants.items() if ".layers.0." in key}
+    assert first
+    moved = 0
+    for key, quant in first.items():
+        other = tuned.quants[key]
+        assert np.array_equal(quant.codes, other.codes) and np.array_equal(quant.zero, other.zero)
+        moved += not np.array_equal(quant.scale, other.scale)
+    assert moved > len(first) // 2
+    for key, weight in tuned.weights.items():
+        if key not in tuned.quants:
+            continue
+        assert np.array_equal(weight, tuned.quants[key].dequantize()), key
+    assert any("blocks were tuned" in note for note in tuned.summary.notes)
+    assert verify_artifact(tuned.out, against=model).ok
+    stored = dict(Artifact.open(tuned.out).dequantized())
+    assert all(np.array_equal(stored[n], q.dequantize()) for n, q in tuned.quants.items())
+
+
+def test_blocks_and_experts_without_anything_to_tune(tmp_path: Path) -> None:
+    """A block that an override leaves dense, and one of whose experts only a rare one has codes."""
+    model = quantizing.build("qwen3_moe", tmp_path / "model")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "method: [rtn, tune]\nformat: gptq\nweights: {bits: 4, group_size: 32, symmetric: true}\n"
+        "tune: {steps: 3}\noverrides:\n"
+        '  - {match: "model.layers.0.*", dense: true}\n'
+        '  - {match: "model.layers.*.self_attn.*", dense: true}\n'
+        '  - {match: "model.layers.*.experts.[1-9].*", dense: true}\n'
+    )
+    text = quantizing.text_file(tmp_path / "text.txt")
+    made = quantizing.quantize(
+        model, str(recipe), tmp_path / "out", f"calibration.source={text}",
+        "calibration.samples=2", "calibration.length=16",
+    )  # fmt: skip
+    (note,) = (note for note in made.summary.notes if "were tuned" in note)
+    blocks = Checkpoint.open(model).config["num_hidden_layers"]
+    assert f" of {blocks - 1} blocks were tuned" in note
+    errors = [f for f in verify_artifact(made.out, against=model).findings if f.severity == "error"]
+    assert {finding.check for finding in errors} == {"fused"}  # which is the recipe's doing
+
+
+@pytest.mark.parametrize(
+    ("recipe", "plain", "tuned"),
+    [
+        ("q3_k_m", "method=gptq", "method=[gptq, tune]"),
+        ("w3g128-gptq", "method=gptq", "method=[gptq, tune]"),
+    ],
+)
+def test_what_is_tuned_is_nearer(recipe: str, plain: str, tuned: str, tmp_path: Path) -> None:
+    """On text that took no part divergence from the original falls."""
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
+    text = tmp_path / "text.txt"
+    text.write_text(inspect.getsource(argparse), encoding="utf-8")
+    found = []
+    for method in ([plain], [tuned, "tune.steps=15", "tune.rate=0.003"]):
+        out = tmp_path / f"{len(found)}{'.gguf' if recipe.startswith('q') else ''}"
+        chosen = [*method, "calibration.samples=48", "calibration.length=256"]
+        qtool.quantize(model, recipe, out, changes=chosen, threads=2)
+        measured = qtool.evaluate(out, text, against=model, windows=8, length=256, threads=2)
+        found.append(measured.found["kld"]["mean"])
+    assert found[1] < 0.98 * found[0]
+
+
+def test_the_note() -> None:
+    reports = [TunedReport(0, 1.0, 0.5), TunedReport(1, 0.2, 0.2), TunedReport(2, 1.0, 0.9)]
+    (said,) = tuned_note(reports)
+    assert said.startswith("scales of 2 of 3 blocks were tuned; ")
+    assert "median 0.900, least 0.500" in said
+    assert tuned_note([]) == []
+
+
+def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    checkpoint = Checkpoint.open(model)
+    many = ["weights.group_size=32", "calibration.samples=512"]
+    plain = make_plan(load("w4g128-awq-gptq", many), checkpoint, threads=2)
+    tuned = make_plan(load("w4g128-awq-gptq-tune", many), checkpoint, threads=2)
+    longer = make_plan(
+        load("w4g128-awq-gptq-tune", [*many, "tune.steps=600"]), checkpoint, threads=2
+    )
+    assert tuned.disk_bytes == 2 * plain.disk_bytes > 0
+    assert tuned.peak_rss_bytes > plain.peak_rss_bytes
+    assert plain.seconds < tuned.seconds < longer.seconds
+    assert tuned.layout == plain.layout
