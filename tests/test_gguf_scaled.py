@@ -300,7 +300,10 @@ def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path
         (["transforms=[smooth, smooth]"], "smooth is there more than once"),
         (["type=f16", "transforms=[awq]"], "type f16 has no such groups"),
         (["type=tq1_0", "transforms=[smooth]", "smooth.alpha=search"], "type tq1_0 has no such"),
-        (["method=awq"], r"'rtn' or 'gptq', found \"awq\"; AWQ's scales are `transforms: \[awq\]`"),
+        (
+            ["method=awq"],
+            r"'gptq' or \[gptq, tune\], found \"awq\"; AWQ's scales are `transforms: \[awq\]`",
+        ),
     ):
         with pytest.raises(RecipeError, match=why):
             recipes.load("q4_0", chosen)
