@@ -58,7 +58,7 @@ def test_threads_and_names_change_no_byte(recipe: str, root: Path, tmp_path: Pat
         assert word.encode() not in blob, word
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq", TUNED])
+@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq"])
 def test_threads_change_no_byte_of_a_mixture_of_experts(
     recipe: str, root: Path, tmp_path: Path
 ) -> None:

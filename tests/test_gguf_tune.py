@@ -12,6 +12,7 @@ from test_gguf_gptq import check_fed, model_of
 from test_resume import damage
 
 from qtool import native_gguf
+from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
@@ -109,7 +110,6 @@ def test_slopes_of_scales_and_minima_are_those_of_the_definition() -> None:
     ("name", "recipe", "more"),
     [
         ("llama", "q4_k_m", []),  # small widths: Q5_0 and others
-        ("mixtral", "q3_k_m", []),  # experts of their own tensors
         ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
         ("tiny", "q4_k_m", ["transforms=[awq]"]),
@@ -172,15 +172,23 @@ def test_a_run_that_dies_goes_on(
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+@pytest.mark.parametrize("which", [".", "originals"])
 def test_damaged_states_are_made_again(
-    models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of the quantized model, or of the original: both begin anew."""
     chosen = ["q4_k_m", *FEW, *sets]
     out = begun(model_of(models, "tiny"), tmp_path, monkeypatch, *chosen)
-    (kept,) = tmp_path.glob(".out.partial/originals/hidden-*")
+    (kept,) = (tmp_path / ".out.partial" / which).glob("hidden-*")
     damage(kept, kept.stat().st_size // 2)
     write(model_of(models, "tiny"), out, *chosen)
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_routed_experts_are_refused(models: Path, sets: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="does not tune the scales of routed experts"):
+        write(model_of(models, "mixtral"), tmp_path / "out.gguf", "q3_k_m", *FEW, *sets)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_recipe_says(models: Path) -> None:

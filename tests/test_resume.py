@@ -164,6 +164,7 @@ def damage(path: Path, position: int) -> None:
         ("w4g128-awq", "journal"),
         ("w4g128-awq", "hidden"),
         (TUNED, "originals"),
+        (TUNED, "hidden"),
         ("q4_k_m", "artifact"),
         ("q4_k_m", "journal"),
     ],

@@ -138,12 +138,9 @@ def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
     stream, workers, tuning = run.passage.stream, run.passage.workers, run.tuning
 
     def found(index: int, kept: Any) -> bool:
-        if tuning is None or not isinstance(kept, list):
-            return take_up(space.folder, index, kept, stream, workers)
-        half = len(kept) // 2
-        return tuning.originals.take_up(index, kept[half:]) and take_up(
-            space.folder, index, kept[:half], stream, workers
-        )
+        if tuning is not None:
+            return tuning.originals.take_up(space.folder, index, kept)
+        return take_up(space.folder, index, kept, stream, workers)
 
     with run.progress.stage("calibrate"):
         return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found)

@@ -103,12 +103,16 @@ def keep(folder: Path, index: int, stream: Stream, workers: Workers) -> list[int
 
 def take_up(folder: Path, index: int, kept: Any, stream: Stream, workers: Workers) -> bool:
     """Put the states before block `index` into the stream, if they are there as `kept` says."""
+    return whole(folder, index, kept, stream, workers) and put(folder, index, kept, stream)
+
+
+def whole(folder: Path, index: int, kept: Any, stream: Stream, workers: Workers) -> bool:
+    """Whether the states before block `index` are there as `kept` says; the stream stays."""
     starts, size = _starts(stream)
     path = _path(folder, index)
     if not isinstance(kept, list) or len(kept) != len(starts):
         return False
     sums: list[int] = kept
-    hidden = stream.hidden
     shapes = _shapes(stream)
     try:
         with _opened(path, os.O_RDONLY) as descriptor:
@@ -120,15 +124,22 @@ def take_up(folder: Path, index: int, kept: Any, stream: Stream, workers: Worker
                 return checksum(_bytes(found)) == sums[number]
 
             # All are looked at before the first is believed; they need not fit in memory twice.
-            if not all(workers.map(good, range(len(starts)))):
-                return False
-            if isinstance(hidden, OnDisk):
-                hidden.turn_to(index, sums)
-            else:
-                for number in range(len(starts)):
-                    hidden[number] = _read(descriptor, starts[number], shapes[number])
+            return all(workers.map(good, range(len(starts))))
     except OSError:
         return False
+
+
+def put(folder: Path, index: int, kept: list[int], stream: Stream) -> bool:
+    """Put the states before block `index`, which are whole(), into the stream."""
+    hidden = stream.hidden
+    if isinstance(hidden, OnDisk):
+        hidden.turn_to(index, kept)
+        return True
+    starts, _ = _starts(stream)
+    shapes = _shapes(stream)
+    with _opened(_path(folder, index), os.O_RDONLY) as descriptor:
+        for number in range(len(starts)):
+            hidden[number] = _read(descriptor, starts[number], shapes[number])
     return True
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qtool.calibrating.hidden import OnDisk, keep, take_up
+from qtool.calibrating.hidden import OnDisk, keep, put, whole
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, States
@@ -58,9 +58,19 @@ class Originals:
         """Write the original's states before block `index`; the checksum of each micro-batch."""
         return keep(self.folder, index, self.original.stream, self.original.workers)
 
-    def take_up(self, index: int, kept: Any) -> bool:
-        """Whether the states before block `index` are there as `kept` says; they are in place."""
-        return take_up(self.folder, index, kept, self.original.stream, self.original.workers)
+    def take_up(self, folder: Path, index: int, kept: Any) -> bool:
+        """Put the states of both before block `index` in place, if both are there as `kept` says,
+        those of the quantized model in the run's folder first; else both stay."""
+        if not isinstance(kept, list):
+            return False
+        half = len(kept) // 2
+        sides = (
+            (folder, kept[:half], self.quantized),
+            (self.folder, kept[half:], self.original),
+        )
+        if not all(whole(at, index, sums, by.stream, by.workers) for at, sums, by in sides):
+            return False
+        return all(put(at, index, sums, by.stream) for at, sums, by in sides)
 
 
 def tuned_note(reports: Sequence[TunedReport]) -> list[str]:

@@ -98,11 +98,11 @@ def tune_block(
     taking, held = parts(len(stream.hidden))
     before = _mean_loss(task, held, workers)
     _descend(task, taking, workers, options)
-    moved = {name: one.tuned(task.scales[name]) for name, one in matrices.items()}
-    _put_back(block, moved)
-    after = _mean_loss(task, held, workers)
-    if after < before:
-        return Tuned(moved, before, after)
+    if (moved := _moved(matrices, task.scales)) is not None:
+        _put_back(block, moved)
+        after = _mean_loss(task, held, workers)
+        if after < before:
+            return Tuned(moved, before, after)
     _put_back(block, matrices)
     return Tuned(matrices, before, before)
 
@@ -112,6 +112,18 @@ def parts(count: int) -> tuple[list[int], list[int]]:
     every = list(range(count))
     held = every[-max(1, count // HELD_OUT) :]
     return every[: -len(held)] or held, held
+
+
+def _moved(
+    matrices: Mapping[str, Kind], scales: Mapping[str, tune.Scales]
+) -> dict[str, Kind] | None:
+    """None where a scale has gone to where no format has it."""
+    if not all(bool(one.moved.isfinite().all()) for one in scales.values()):
+        return None
+    try:
+        return {name: one.tuned(scales[name]) for name, one in matrices.items()}
+    except UnsupportedError:
+        return None
 
 
 def _mean_loss(task: _Task, numbers: Sequence[int], workers: Workers) -> float:
@@ -142,7 +154,7 @@ def _descend(task: _Task, taking: Sequence[int], workers: Workers, options: Tune
 
 
 def _step(task: _Task, found: Sequence[Slopes], number: int, rate: float, name: str) -> None:
-    """One matrix follows the slopes that micro-batches found; of an expert none may have met it."""
+    """One matrix follows the slopes that micro-batches found; nothing may have read it."""
     slopes = [one[name] for one in found if name in one]
     if slopes:
         slope = sum(slopes[1:], slopes[0])
@@ -154,12 +166,13 @@ def _slopes(task: _Task, copies: "SimpleQueue[nn.Module]", number: int) -> Slope
     module = copies.get()
     try:
         with _collected(task, module) as found:
+            loss = task.loss(module, number)
             try:
-                loss = task.loss(module, number)
-                if loss.requires_grad:  # else none of the experts that are tuned was met
-                    torch.autograd.backward(loss)
-            except (NotImplementedError, RuntimeError) as error:
+                torch.autograd.backward(loss)
+            except RuntimeError as error:
                 said = " ".join(str(error).split())[:200]
+                if "alloc" in said:
+                    raise MemoryError(said) from error
                 raise UnsupportedError(
                     f"{task.block.prefix[:-1]}: torch has no gradient of what "
                     f"{type(module).__name__} computes ({said}), so its scales cannot be tuned; "

@@ -114,7 +114,7 @@ def shapes_of(
         grams=measuring.grams,
         chained=measuring.searches,  # scales are shared by all that read a norm
         solves=measuring.sweeps,
-        tunes=measuring.tune is not None,
+        tunes=0 if measuring.tune is None else measuring.tune.batch,
     )
 
 

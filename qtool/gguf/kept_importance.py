@@ -108,11 +108,11 @@ def take_up_hidden(
         name = _unit(len(kept) - 1)
         hidden = space.journal.done[name].get("hidden")
         originals = None if sweeping is None else sweeping.originals
-        there = True
-        if originals is not None and isinstance(hidden, list):
-            half = len(hidden) // 2
-            there, hidden = originals.take_up(len(kept), hidden[half:]), hidden[:half]
-        if there and take_up_states(space.folder, len(kept), hidden, stream, workers):
+        if originals is not None:
+            there = originals.take_up(space.folder, len(kept), hidden)
+        else:
+            there = take_up_states(space.folder, len(kept), hidden, stream, workers)
+        if there:
             return
         space.journal.forget_from(name)
         kept.pop()

@@ -30,7 +30,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
-from qtool.plan import unmatched
+from qtool.plan import notes, unmatched
 from qtool.recipe.portable import portable
 from qtool.runs.provenance import environment
 from qtool.transforms.scaled import Record, to_json
@@ -119,6 +119,9 @@ def make_gguf_plan(
         )
     lossy = _requantized(source, planned, requantize)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None
+    if recipe.tunes:
+        experts = (one.name for one in planned if one.swept and "_exps" in one.name)
+        notes.refuse_experts(source.path, experts)
     header = 64 * len(planned) + sum(_roughly(value) for value in source.metadata.values())
     memory, seconds = estimate.run_cost(
         planned, header, calibration, facts.active_share, threads, max_ram,

@@ -111,11 +111,13 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     jobs = sum(_job(shapes, one) for one in together[:threads])
-    codes = block.nbytes // 4 if shapes.tunes else 0
+    codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
     tuning = []
     if shapes.tunes:
         kept = KEPT_OF_HIDDEN * shapes.hidden + KEPT_OF_WIDEST * block.widest
-        slopes = batches * (int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest)
+        slopes = min(batches, shapes.tunes) * (
+            int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest
+        )
         tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
     return [
         *tuning,

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
 from qtool.plan.planned import Planned
 from qtool.recipe.consistency import without
 from qtool.recipe.recipe import Recipe
@@ -91,3 +93,14 @@ def wide_codes(tensors: Sequence[Planned]) -> list[str]:
         f"note: {'/'.join(map(str, bits))}-bit codes take 8 bits each in int-quantized, which "
         f"packs none: {rate:.3f} bits per weight with their scales"
     ]
+
+
+def refuse_experts(path: Path, experts: Iterable[str]) -> None:
+    """UnsupportedError where scales of routed experts would be tuned: models keep those of a block
+    in one parameter, and torch makes a gradient by all of it for each expert that is met."""
+    name = next(iter(experts), None)
+    if name is not None:
+        raise UnsupportedError(
+            f"{path}: this version does not tune the scales of routed experts ({name}); take "
+            "`tune` out of the recipe's method"
+        )

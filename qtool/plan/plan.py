@@ -184,6 +184,10 @@ def make_plan(
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
     fit(recipe, tensors, actions)
+    if recipe.tunes:
+        names = (name for name, action in actions.items() if isinstance(action, Scheme))
+        experts = (name for name in names if structure.expert_of(name) is not None)
+        notes.refuse_experts(checkpoint.path, experts)
     actions |= _untie(checkpoint, actions, compare_all)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))

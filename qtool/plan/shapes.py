@@ -77,7 +77,7 @@ class Shapes:
     grams: bool  # whether Gram matrices are measured
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
-    tunes: bool = False  # blocks, beside the states of the original model
+    tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
 
@@ -145,7 +145,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         grams=grams,
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
-        tunes=recipe.tunes,
+        tunes=recipe.tune.batch if recipe.tunes else 0,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
     )
