@@ -207,7 +207,8 @@ class Sweeping:
         try:
             good = sorted([*kept["tensors"], *kept["left"]]) == sorted(known)
             good = good and all(isinstance(note, str) for note in kept["notes"])
-            good = good and all(type(loss) is float for loss in kept.get("tuned", ()))
+            losses = kept.get("tuned", [0.0, 0.0])
+            good = good and [type(loss) for loss in losses] == [float, float]
             for name, entry in kept["tensors"].items() if good else ():
                 float(entry["signal"]), float(entry["noise"]), int(entry["swept"])
                 self._starts[name] = index, int(entry["start"])
