@@ -35,6 +35,17 @@ SETS = (
     "awq.grid=6",
 )
 MUCH = 1 << 40
+PROCESS = estimate.TORCH_PROCESS_BYTES
+# The highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py --wide have
+# measured them: hidden, inner and key widths, samples of 512 tokens.
+MEASURED = [
+    ("w4g128-gptq", (1024, 2816, 256), 8, 664),
+    ("w4g128-awq", (1024, 2816, 256), 8, 630),
+    ("w4g128-gptq", (2048, 5632, 512), 8, 1175),
+    ("w4g128-awq", (2048, 5632, 512), 8, 1043),
+    ("w4g128-gptq", (4096, 11008, 4096), 16, 2953),
+    ("w4g128-awq", (4096, 11008, 4096), 16, 2574),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +278,33 @@ def test_states_count_among_what_the_disk_must_hold(
     states = 2 * 4 * 9 * 500 * 64
     assert summary.memory["disk_bytes"] == states
     assert summary.size_bytes + states - 10_000 < asked[0] <= summary.size_bytes + states
+
+
+@pytest.mark.parametrize(("recipe", "widths", "samples", "measured"), MEASURED)
+def test_the_estimate_is_a_little_more_than_what_was_measured(
+    recipe: str, widths: tuple[int, int, int], samples: int, measured: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
+    model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
+    sets = [f"calibration.samples={samples}", "calibration.length=512"]
+    planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
+    assert measured <= planned / 2**20 <= 1.1 * measured
+
+
+SEARCH = ["transforms=[smooth]", "smooth.alpha=search"]
+
+
+@pytest.mark.parametrize(
+    ("light", "other"),
+    [
+        (load("w4g128-gptq"), load("w4g128-gptq", ["gptq.static_groups=false"])),
+        (load("w8a8-dynamic", SEARCH), load("nvfp4-w4a4", SEARCH)),
+    ],
+)
+def test_what_kernels_do_not_read_back_takes_more(light: Any, other: Any, tmp_path: Path) -> None:
+    """Groups of columns that are no neighbours, and small floats."""
+    shapes = header_files.llama(2, 1024, 2816, 256)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
+    few, more = (make_plan(one, model, threads=2).peak_rss_bytes for one in (light, other))
+    assert few < more

@@ -22,6 +22,7 @@ from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_ra
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
+from qtool.dequantize import dequantize
 from qtool.methods import gptq, rtn
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
@@ -128,11 +129,12 @@ def quantize_site(
                 plain = rtn.Options(recipe.clips, shared.largest(planned, block.weights))
                 quant = rtn.quantize(weight, seen, scheme, plain, 1, rounding).quant
         write(planned, quant, scale)
-        dequantized = quant.dequantize()
+        dequantized = dequantize(quant)
         parts.append(_reported(weight, dequantized))
         coarse.append(layer_errors.coarseness(weight, dequantized, scheme))
         if planned.name in block.weights:
             block.weights[planned.name].copy_(torch.from_numpy(dequantized))
+        del quant, dequantized  # before the next one takes as much
     of = WEIGHTS if seen is None or seen.gram is None else OUTPUTS
     reports = [
         LayerReport(planned.name, str(planned.action), error, of, one)

@@ -25,8 +25,6 @@ OUTSIDE_COPIES = 1.0
 # Temporary float32 numbers for each token of a micro-batch under way, in widths of the hidden
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
-# Bytes for each number of a Gram matrix that is being factored, beside its own, and of the factor.
-SOLVE_BYTES, FACTOR_BYTES = 8, 4
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
 # the hidden states and of the block's widest matrix.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
@@ -34,9 +32,17 @@ KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 TUNED_STATES = 1.5
 # Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
 SLOPE_BYTES = 5
-# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words),
-# and while it is swept column by column.
-ROUNDING_BYTES_PER_WEIGHT, SWEEP_BYTES_PER_WEIGHT = 14, 18
+# Bytes for each number of a Gram matrix that is being factored as a whole, beside its own, and of
+# the factor; wider ones than WHOLE are factored in place.
+SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
+# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
+ROUNDING_BYTES_PER_WEIGHT = 14
+# The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
+# what they stand for, words.
+LIGHT_BYTES_PER_WEIGHT = 6
+# What malloc keeps for each thread of the arrays that were there before: at most two, since those
+# above 32 MiB, its highest threshold, go back to the system.
+KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,9 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     jobs = sum(_job(shapes, one) for one in together[:threads])
+    if shapes.grams:
+        most = max((one.largest for one in block.inputs), default=0)
+        jobs += threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
     codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
     tuning = []
     if shapes.tunes:
@@ -131,10 +140,13 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
 
 def _job(shapes: Shapes, one: Input) -> int:
     """What a thread needs to round the matrices that read one input, one after another."""
-    if not shapes.solves:
+    if not shapes.grams:
         return ROUNDING_BYTES_PER_WEIGHT * one.largest
-    sweep = FACTOR_BYTES * one.width**2 + SWEEP_BYTES_PER_WEIGHT * one.largest
-    return max(SOLVE_BYTES * one.width**2, sweep)
+    each = LIGHT_BYTES_PER_WEIGHT if shapes.light else ROUNDING_BYTES_PER_WEIGHT
+    if not shapes.solves:
+        return each * one.largest
+    solve = SOLVE_BYTES * one.width**2 if one.width <= WHOLE else 0
+    return max(solve, FACTOR_BYTES * one.width**2 + each * one.largest)
 
 
 def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:

@@ -78,6 +78,7 @@ class Shapes:
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
+    light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
 
@@ -99,7 +100,9 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = 0
     turned: list[int] = []
+    floats = False
     for tensor in tensors:
+        floats |= tensor.scheme is not None and tensor.scheme.is_float
         largest = max(largest, tensor.parameters)
         if tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
@@ -146,6 +149,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
         tunes=recipe.tune.batch if recipe.tunes else 0,
+        light=not floats and not recipe.reorders_groups,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
     )
