@@ -161,7 +161,8 @@ def _open(
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise SourceError(
-            f"{path}: one of {count} parts, of which {len(missing)} are not beside it: "
+            f"{path}: one of {count} parts, of which {len(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not beside it: "
             f"{', '.join(missing[:3])}{more}; fetch them"
         )
     headers: list[Header] = []

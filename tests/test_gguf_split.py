@@ -71,7 +71,7 @@ def test_split_refusals(tmp_path: Path) -> None:
 
     files = split(tmp_path)
     files[1].unlink()
-    refused(r"of which 1 are not beside it: big-00002-of-00003\.gguf; fetch", error=SourceError)
+    refused(r"of which 1 is not beside it: big-00002-of-00003\.gguf; fetch", error=SourceError)
     split(tmp_path)
     _rewrite(files[1], no=2)
     refused("00002-of-00003.gguf: split.no and split.count are 2 and 3, expected 1 and 3")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gallery import raw
 
 from qtool import tiny
 from qtool.verification.run import verify_artifact
@@ -53,3 +54,24 @@ def test_what_is_told(
         (folder / "config.json").write_text(json.dumps(config))
     verdict = verify_artifact(folders[1], against=folders[0])
     assert [f.severity for f in verdict.findings if f.check == "settings"] == found
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_head_that_is_the_embedding_is_tied_in_all_but_name(
+    changed: bool, tmp_path: Path
+) -> None:
+    """What holds one of the two against a source that stores both, alike or not."""
+    folders = tmp_path / "source", tmp_path / "artifact"
+    for folder, is_tied in zip(folders, (False, True), strict=True):
+        shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": is_tied}))
+    with raw.edited(folders[0]) as tensors:
+        head = tensors["model.embed_tokens.weight"].array.copy()
+        if changed:
+            head.flat[-1] ^= 1
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].changed(head)
+    with raw.edited(folders[1]) as tensors:
+        tensors.pop("lm_head.weight", None)
+    findings = verify_artifact(folders[1], against=folders[0]).findings
+    assert any(f.check == "settings" for f in findings) is changed

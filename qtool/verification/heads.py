@@ -4,7 +4,10 @@ import re
 import zlib
 from collections.abc import Iterator
 
+import numpy as np
+
 from qtool import structure
+from qtool.calibrating.weights import Weights
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
 from qtool.layer_names import is_head
@@ -12,6 +15,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 
 CHECK = "head"
+_ROWS = 4096  # of an embedding, in memory at once
 # Model classes that classify or embed: Qwen3Model, LlamaForSequenceClassification and the like.
 _HEADLESS = re.compile(r".*((?<!LMHead)Model|Classification|QuestionAnswering)")
 
@@ -34,6 +38,32 @@ def heads_of(subject: Subject) -> list[str]:
     """The output heads that are there."""
     heads = [n for n in subject.present if is_head(n.removesuffix(".weight"))]
     return [n for n in heads if n.endswith(".weight")]
+
+
+def head_is_embedding(source: Weights) -> bool:
+    """Whether a model's head is its embedding, number for number, whatever its config.json says."""
+    kinds = {name: structure.outside_reason(name) for name in source.tensors}
+    heads, embeddings = (
+        [name for name, kind in kinds.items() if kind == wanted and name.endswith(".weight")]
+        for wanted in ("output head", "embedding")
+    )
+    if len(heads) != 1:
+        return False
+    head = source.tensors[heads[0]]
+    alike = [n for n in embeddings if source.tensors[n].shape == head.shape]
+    return any(
+        source.tensors[name].dtype == head.dtype and _same(source, name, heads[0], head.shape[0])
+        for name in alike
+    )
+
+
+def _same(source: Weights, one: str, other: str, rows: int) -> bool:
+    """Whether two tensors have the same bytes; some rows at a time."""
+    for first in range(0, rows, _ROWS):
+        last = min(rows, first + _ROWS)
+        if not np.array_equal(source.part(one, first, last), source.part(other, first, last)):
+            return False
+    return True
 
 
 def _headless(subject: Subject) -> bool:

@@ -17,7 +17,7 @@ from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
 from qtool.verification.finding import Finding
-from qtool.verification.heads import heads_of
+from qtool.verification.heads import head_is_embedding, heads_of
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -62,6 +62,8 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     different = [k for k in keys if not _unsaid(here.get(k)) and not _alike(here[k], there[k])]
     if _TIED in different and here[_TIED] is False and heads_of(subject):
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
+    if _TIED in different and here[_TIED] is True and head_is_embedding(source):
+        different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
     # A language model alone, or one class under two names.
     if (
         is_alone(subject.config, source.config)
