@@ -240,8 +240,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Emulat
     base = tmp_path_factory.getbasetemp()
     kept = os.environ.get("QTOOL_TEST_EMULATOR")
     library = build(Path(kept) if kept else base if worker_id == "master" else base.parent)
-    on_gpu = os.environ.get("QTOOL_TEST_DEVICE") == "cuda"
-    return OnGpu(library) if on_gpu else Emulator(library)
+    device = os.environ.get("QTOOL_TEST_DEVICE")
+    if device == "ptx":
+        from cuda_ptx import OnPtx
+
+        return OnPtx(library)
+    return OnGpu(library) if device == "cuda" else Emulator(library)
 
 
 def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
