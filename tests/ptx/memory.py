@@ -76,7 +76,7 @@ class Shadow:
 
     def __init__(self, size: int, rooms: int, grain: int) -> None:
         self.size, self.grain = size, grain
-        self.stride = -(-size // 16) * 16
+        self.stride = -(-size // 32) * 32  # of the widest access
         self.bytes = np.zeros(rooms * self.stride, np.uint8)
         self.filled = np.zeros(rooms * self.stride // grain, bool)
         self.views = {}
