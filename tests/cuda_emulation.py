@@ -61,6 +61,8 @@ def build(folder: Path) -> ctypes.CDLL:
 class Emulator:
     """Runs tasks whose arrays are numpy's."""
 
+    own_nan = False  # whether a NaN that arithmetic makes has other bits than the CPU's
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.core = (25, 16)  # bits and columns of a tensor core (kernels/cuda/tensor.h)
@@ -146,6 +148,7 @@ class OnGpu(Emulator):
     only read must, and counters, which are zero again. QTOOL_TEST_FENCE=0: with nothing around
     them, so that compute-sanitizer knows where they end."""
 
+    own_nan = True
     FENCE = int(os.environ.get("QTOOL_TEST_FENCE", "256"))
 
     def run(self, task: Task, out: NDArray[Any], order: int = 0) -> NDArray[Any]:

@@ -22,6 +22,8 @@ class OnPtx(Emulator):
     """Tasks by the machine, which writes into their arrays. What it finds is said in the words of the
     emulated grid."""
 
+    own_nan = True
+
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self.arch = os.environ.get("QTOOL_TEST_ARCH", "sm_90")

@@ -197,12 +197,20 @@ class Code:
         self._writer = Writer(kernel, tables, self.homes)
         self._made: dict[int, Callable[..., Any]] = {}
 
+    def noise(self) -> dict[str, Any]:
+        """What registers hold that no instruction writes: a compiler reads some of them, of which
+        nothing comes. No result may depend on it."""
+        found = {}
+        for name in {name for names in self.inputs for name in names} - self.homes.keys():
+            size = self._writer.size(name)
+            found[name] = np.frombuffer(b"\xa5" * size, f"u{size}")[0] if size else np.bool_(True)
+        return found
+
     def text(self, number: int) -> str:
         block, writer = self.blocks[number], self._writer
         writer.begin(block)
         arguments = []
         for k, name in enumerate(self.inputs[number]):
-            # What is never written is found missing when it is read.
             form = self.homes.get(name, f"u{writer.size(name)}" if writer.size(name) else "b")
             arguments.append(f"a{k}")
             writer.forms[name] = {form: f"a{k}"}

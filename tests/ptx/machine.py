@@ -68,7 +68,8 @@ def compiled(module: Module, name: str, most_arrays: int) -> Compiled:
             places[table] = (most_arrays + len(tables) + 1) << APART
             tables.append(Array(table, values))
     blocks, watched = flow(kernel)
-    return Compiled(kernel, Code(kernel, blocks, places), watched, tables, _grains(kernel))
+    code = Code(kernel, blocks, places)
+    return Compiled(kernel, code, watched & code.homes.keys(), tables, _grains(kernel))
 
 
 class Machine(Memory):
@@ -95,7 +96,7 @@ class Machine(Memory):
             "%ctaid.x": number % np.uint32(grid.blocks[0]),
             "%ctaid.y": number // np.uint32(grid.blocks[0]), "%ctaid.z": zero,
         }  # fmt: skip
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = own.code.noise()
         self.mine: set[str] = set()  # whose arrays are nobody else's
         self.defined: dict[str, NDArray[np.bool_]] = {}
 
@@ -111,9 +112,7 @@ class Machine(Memory):
 
     def _read(self, name: str, lanes: Any, full: bool) -> Any:
         value = self.values.get(name)
-        if value is None:
-            raise Fault(f"register {name} is read that was never written, lane", int(lanes[0]), 0)
-        if name in self.own.watched and not self.defined[name][lanes].all():
+        if value is None or (name in self.own.watched and not self.defined[name][lanes].all()):
             raise Fault(f"register {name} is read that was never written, lane", int(lanes[0]), 0)
         if value.ndim == 0:
             return value
@@ -150,7 +149,8 @@ class Machine(Memory):
             number = min(ready)
             parts = ready.pop(number)
             lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
-            full = len(lanes) == len(self.lanes)
+            if full := len(lanes) == len(self.lanes):
+                lanes = self.lanes
             block = code.blocks[number]
             given = [self._read(name, lanes, full) for name in code.inputs[number]]
             results, guard = code.block(number)(self, lanes, *given)

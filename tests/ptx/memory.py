@@ -23,6 +23,16 @@ from ptx.emit import LOCAL, SHARED
 APART = 40  # bits of an address inside of an array
 NOBODY, SEVERAL = -1, -2
 Lanes = NDArray[np.int64]
+HIGHEST, EVERY = np.maximum.reduce, np.logical_and.reduce  # without the way that methods go
+STEPS = np.arange(32)
+
+
+def turned(at: Any, nbytes: int) -> Any:
+    """Addresses over a power of two; those that are no multiple of it become huge."""
+    if nbytes == 1:
+        return at
+    places = nbytes.bit_length() - 1
+    return at >> np.uint64(places) | at << np.uint64(64 - places)
 
 
 class Fault(Exception):
@@ -79,27 +89,40 @@ class Shadow:
         self.stride = -(-size // 32) * 32  # of the widest access
         self.bytes = np.zeros(rooms * self.stride, np.uint8)
         self.filled = np.zeros(rooms * self.stride // grain, bool)
+        self.fillings = self.filled.reshape(rooms, -1)
+        self.whole = bytearray(self.fillings.shape[1])  # 1 where every room is filled
         self.views = {}
         for width in (1, 2, 4, 8):
             for count in (1, 2, 4):
                 self.views[width, count] = self.bytes.view(f"u{width}").reshape(-1, count)
 
+    def columns(self, width: int, count: int) -> Any:
+        """The same by rooms."""
+        return self.views[width, count].reshape(len(self.fillings), -1, count)
+
+    def column(self, at: int, nbytes: int, what: str) -> tuple[int, slice]:
+        """As places, of one address in every room."""
+        self._check(at, at, nbytes, what)
+        grain = at // self.grain
+        return at // nbytes, slice(grain, grain + nbytes // self.grain)
+
+    def _check(self, top: int, every: int, nbytes: int, what: str) -> None:
+        if top + nbytes > self.size:
+            raise Fault(f"{what} memory, byte", top, self.size)
+        if every & (nbytes - 1):
+            raise Fault(f"{what} memory at an address that is no multiple of its size, byte", top,
+                        self.size)  # fmt: skip
+
     def places(self, room: Lanes, at: Any, nbytes: int, what: str) -> tuple[Any, Any]:
         """Numbers of the runs of so many bytes, and of their grains."""
-        at = np.broadcast_to(np.asarray(at, np.uint64), room.shape)
-        if (top := int(at.max())) + nbytes > self.size:
-            raise Fault(f"{what} memory, byte", top, self.size)
-        if int(np.bitwise_or.reduce(at)) & (nbytes - 1):
-            odd = int(at[(at & np.uint64(nbytes - 1)) != 0][0])
-            raise Fault(f"{what} memory at an address that is no multiple of its size, byte", odd,
-                        self.size)  # fmt: skip
-        place = (room * self.stride + at.astype(np.int64)) // nbytes
+        if at.ndim == 0:
+            at = np.full(room.shape, at)
+        run = turned(at, nbytes)
+        if int(HIGHEST(run)) >= self.size // nbytes:
+            self._check(int(at.max()), int(np.bitwise_or.reduce(at)), nbytes, what)
+        place = room * (self.stride // nbytes) + run.view(np.int64)
         count = nbytes // self.grain
-        grains = place if count == 1 else place[:, None] * count + np.arange(count)
-        return place, grains
-
-    def clear(self) -> None:
-        self.filled[:] = False
+        return place, place if count == 1 else place[:, None] * count + STEPS[:count]
 
 
 class Meetings:
@@ -177,17 +200,26 @@ class Memory:
             raise Fault(f"{what} outside of every array, at address", one, len(self.arrays))
         array = self.arrays[number - 1]
         inside = at - np.uint64(number << APART)
-        top = int(inside.max())
-        if top + nbytes > len(array.bytes):
-            many = np.atleast_1d(inside)
-            wrong = int(many[many.astype(np.float64) + nbytes > len(array.bytes)][0].astype(np.int64))
-            raise Fault(f"{what} outside of the array {array.name}, byte", wrong, len(array.bytes))
-        if int(np.bitwise_or.reduce(inside)) & (nbytes - 1):
-            many = np.atleast_1d(inside)
-            odd = int(many[(many & np.uint64(nbytes - 1)) != 0][0])
-            raise Fault(f"{what} at an address that is no multiple of its size, byte", odd,
-                        len(array.bytes))  # fmt: skip
-        return array, inside.astype(np.int64) // nbytes
+        run = turned(inside, nbytes)
+        if int(HIGHEST(run) if at.ndim else run) >= len(array.bytes) // nbytes:
+            self._refuse(array, np.atleast_1d(inside), nbytes, what)
+        return array, run.view(np.int64)
+
+    @staticmethod
+    def _refuse(array: Array, inside: Any, nbytes: int, what: str) -> None:
+        """Says which address lies outside, or is no multiple of so many bytes."""
+        size = len(array.bytes)
+        past = (inside > np.uint64(max(size - nbytes, 0))) | (size < nbytes)
+        if past.any():
+            wrong = int(inside[past][0].view(np.int64))
+            raise Fault(f"{what} outside of the array {array.name}, byte", wrong, size)
+        odd = int(inside[(inside & np.uint64(nbytes - 1)) != 0][0])
+        raise Fault(f"{what} at an address that is no multiple of its size, byte", odd, size)
+
+    @staticmethod
+    def _several(at: Any) -> bool:
+        """Whether addresses are of more than one array."""
+        return bool(np.bitwise_or.reduce(at ^ at[0]) >> np.uint64(APART))
 
     def _apart(self, at: Any) -> list[Any]:
         """Which of several addresses are in one array."""
@@ -195,7 +227,7 @@ class Memory:
         return [number == one for one in np.unique(number)]
 
     def load_global(self, lanes: Lanes, at: Any, size: int, count: int, only: bool) -> Any:
-        if at.ndim and (at[0] ^ at.min() | at[0] ^ at.max()) >> np.uint64(APART):
+        if at.ndim and self._several(at):
             found = np.empty((count, len(at)), f"u{size}")
             for own in self._apart(at):
                 part = self.load_global(lanes[own], at[own], size, count, only)
@@ -239,7 +271,7 @@ class Memory:
 
     def store_global(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
         at = np.broadcast_to(np.asarray(at), lanes.shape)
-        if (at[0] ^ at.min() | at[0] ^ at.max()) >> np.uint64(APART):
+        if self._several(at):
             for own in self._apart(at):
                 parts = [np.broadcast_to(value, lanes.shape)[own] for value in values]
                 self.store_global(lanes[own], at[own], size, parts)
@@ -290,11 +322,11 @@ class Memory:
         place, grains = self.shared.places(block, at, size * count, "read outside of shared")
         if not self.shared.filled[grains].all():
             raise Fault("read of shared memory that no thread wrote, byte",
-                        int(np.broadcast_to(at, lanes.shape)[0]), self.shared.size)  # fmt: skip
+                        int(at.max()), self.shared.size)  # fmt: skip
         shape = (-1,) + (1,) * (grains.ndim - 1)
         if not self.meetings.read(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
             raise Fault("race: shared memory is read while another thread writes it, byte",
-                        int(np.broadcast_to(at, lanes.shape)[0]), self.shared.size)  # fmt: skip
+                        int(at.max()), self.shared.size)  # fmt: skip
         found = self.shared.views[size, count][place]
         return found[:, 0] if count == 1 else found.T
 
@@ -305,25 +337,55 @@ class Memory:
         shape = (-1,) + (1,) * (grains.ndim - 1)
         if not self.meetings.write(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
             raise Fault("race: shared memory is written while another thread uses it, byte",
-                        int(np.broadcast_to(at, lanes.shape)[0]), self.shared.size)  # fmt: skip
+                        int(at.max()), self.shared.size)  # fmt: skip
         self.shared.filled[grains] = True
         for k, value in enumerate(values):
             self.shared.views[size, len(values)][place, k] = value
 
     def load_local(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:
+        if at.ndim == 0:
+            return self._load_one(lanes, int(at), size, count)
         place, grains = self.local.places(lanes, at, size * count, "read outside of local")
-        if not self.local.filled[grains].all():
+        if not EVERY(self.local.filled[grains], axis=None):
             raise Fault("read of local memory that the thread did not write, byte",
-                        int(np.broadcast_to(at, lanes.shape)[0]), self.local.size)  # fmt: skip
+                        int(at.max()), self.local.size)  # fmt: skip
         found = self.local.views[size, count][place]
         return found[:, 0] if count == 1 else found.T
 
     def store_local(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
+        if at.ndim == 0:
+            return self._store_one(lanes, int(at), size, values)
         nbytes = size * len(values)
         place, grains = self.local.places(lanes, at, nbytes, "write outside of local")
         self.local.filled[grains] = True
         for k, value in enumerate(values):
             self.local.views[size, len(values)][place, k] = value
+
+    def _load_one(self, lanes: Lanes, at: int, size: int, count: int) -> Any:
+        """From one address for all lanes."""
+        local, nbytes = self.local, size * count
+        place, grains = local.column(at, nbytes, "read outside of local")
+        if not all(local.whole[grains]):
+            part = local.fillings[:, grains] if lanes is self.lanes else local.fillings[lanes, grains]
+            if not part.all():
+                raise Fault("read of local memory that the thread did not write, byte", at, local.size)
+        columns = local.columns(size, count)
+        found = columns[:, place] if lanes is self.lanes else columns[lanes, place]
+        return found[:, 0].copy() if count == 1 else found.T.copy()
+
+    def _store_one(self, lanes: Lanes, at: int, size: int, values: list[Any]) -> None:
+        local = self.local
+        place, grains = local.column(at, size * len(values), "write outside of local")
+        columns = local.columns(size, len(values))
+        if lanes is self.lanes:
+            local.whole[grains] = b"\1" * (grains.stop - grains.start)
+            local.fillings[:, grains] = True
+            for k, value in enumerate(values):
+                columns[:, place, k] = value
+        else:
+            local.fillings[lanes, grains] = True
+            for k, value in enumerate(values):
+                columns[lanes, place, k] = value
 
     # Addresses that say by themselves which space they are of.
 
