@@ -9,9 +9,10 @@ import numpy as np
 from cuda_emulation import Emulator
 from numpy.typing import NDArray
 from packed_definitions import same
-
 from ptx import building, machine
-from ptx.memory import APART, NOBODY, Array, of_address
+from ptx.arrays import begin_of, of_address
+from ptx.spaces import NOBODY
+
 from qtool.cuda.tasks import FIELDS, Task
 
 ARRAYS = [name.removesuffix("_bytes") for name in FIELDS if name.endswith("_bytes")]
@@ -19,8 +20,8 @@ WRITTEN = ("values", "sums", "done")
 
 
 class OnPtx(Emulator):
-    """Tasks by the machine, which writes into their arrays. What it finds is said in the words of the
-    emulated grid."""
+    """Tasks by the machine, which writes into their arrays. What it finds is said in the words of
+    the emulated grid."""
 
     own_nan = True
 
@@ -52,15 +53,13 @@ class OnPtx(Emulator):
             may = name in WRITTEN
             arrays.append(of_address(name, address, size, may, own.grains["global"]))
             if address:
-                fields[name] = (number + 1) << APART
+                fields[name] = begin_of(number)
         values = arrays[ARRAYS.index("values")]
         owner, _ = values.notes()
         each = len(values.bytes) // elements // values.grain
         if written is not None:
             owner[np.repeat(written != 0, each)] = len(self.fields()) << 32
-        grid = machine.Grid(
-            task.blocks, task.threads, self.core, task.waits and self.programmatic
-        )
+        grid = machine.Grid(task.blocks, task.threads, self.core, task.waits and self.programmatic)
         parameters = [0, *(fields.get(name, 0) for name in FIELDS)]
         said = machine.run(own, grid, [*arrays, *own.tables], parameters)
         self._early = {array.real for array in arrays if array.early}

@@ -48,7 +48,7 @@ def encoded(
 def same(
     emulator: Emulator, found: NDArray[np.uint8], want: NDArray[np.uint8], block: BlockType, of: str
 ) -> None:
-    """Every byte; where a NaN has another sign, as on a GPU, not of blocks that stand for no numbers.
+    """Every byte; where a NaN has another sign, as on a GPU, not of blocks that are no numbers.
 
     Weights that are so large are refused, here and there.
     """

@@ -6,7 +6,7 @@
     rules_*.py      what becomes of each instruction
     arithmetic.py   integers and floats as the PTX ISA has them
     tensor.py       mma
-    memory.py       spaces of memory, and all that is checked of an access
+    memory.py       all that is checked of an access; arrays.py and spaces.py hold the bytes
     machine.py      a grid: which lanes run, barriers
     building.py     PTX by NVRTC
 

@@ -212,7 +212,9 @@ def shift_right(a: Any, amount: Any) -> Any:
     """Of signed numbers, which fill up with the sign, and of others."""
     bits = a.dtype.itemsize * 8
     found = a >> np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype)
-    return found if a.dtype.kind == "i" else select(np.asarray(amount >= bits), a.dtype.type(0), found)
+    return (
+        found if a.dtype.kind == "i" else select(np.asarray(amount >= bits), a.dtype.type(0), found)
+    )
 
 
 @named
@@ -222,12 +224,14 @@ def leading_zeros(x: Any) -> Any:
 
 @named
 def permute(a: Any, b: Any, selector: Any) -> Any:
-    """prmt: byte k is byte s of a and b one after the other, or, from 8 on, eight times its sign."""
+    """prmt: byte k is byte s of a and b in a row, or, from 8 on, eight times its sign."""
     both = a.astype(_U8) | b.astype(_U8) << np.uint64(32)
     found: Any = np.uint32(0)
     for k in range(4):
         s = selector >> np.uint32(4 * k) & np.uint32(15)
-        byte = (both >> ((s & np.uint32(7)) * np.uint32(8)).astype(_U8)).astype(_U4) & np.uint32(255)
+        byte = (both >> ((s & np.uint32(7)) * np.uint32(8)).astype(_U8)).astype(_U4) & np.uint32(
+            255
+        )
         sign = (byte >> np.uint32(7)) * np.uint32(255)
         found = found | select(np.asarray(s >= 8), sign, byte) << np.uint32(8 * k)
     return found

@@ -1,6 +1,6 @@
 """PTX of a kernel, by NVRTC with the options that qtool.cuda.compiling has, kept beside its cubins.
 
-cuda-core asks the driver which PTX it could load, and here is none: NVRTC is called as cuda-core would.
+cuda-core asks the driver which PTX it could load, and here is none: NVRTC is called as it would.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     def block_7(m, lanes, r1_u4, f3_f4): ...; return (f9_f4, r2_u4), p1_b
 
-`m` is the machine (memory.py), `lanes` which threads run. What a register holds has a form for each
-way to look at its bits: u4, i4, f4 for 32 bits (bytes, as numpy names them), b for predicates; a form
-is made when an instruction first asks for it.
+`m` is the machine, `lanes` which threads run. What a register holds has a form for each way to look
+at its bits: u4, i4, f4 for 32 bits (bytes, as numpy names them), b for predicates; a form is made
+when an instruction first asks for it.
 """
 
 import re
@@ -154,7 +154,7 @@ class Writer:
         self.forms[register] = {form: self.keep(expression)}
 
     def number(self, register: str, expression: str, form: str) -> None:
-        """The float that an operation makes. A NaN is PTX's own, where anything can see its bits."""
+        """The float that an operation makes; a NaN is PTX's own where its bits can be seen."""
         seen = register in self.outputs or self.consumers.get(register, set()) - _NUMERIC
         self.define(register, f"nan_{form}({expression})" if seen else expression, form)
 
@@ -180,7 +180,9 @@ def _home(kernel: Kernel, blocks: list[Block]) -> dict[str, str]:
                 if kind == "pred":
                     homes[name] = "b"
                 elif name not in homes or homes[name][0] == "u":
-                    floats = kind[0] == "f" or f"f{size_of(kind) * 8}" in ins.parts[1:2] + ins.parts[-1:]
+                    floats = (
+                        kind[0] == "f" or f"f{size_of(kind) * 8}" in ins.parts[1:2] + ins.parts[-1:]
+                    )
                     floats &= ins.parts[0] != "setp"
                     homes[name] = f"{'f' if floats else 'u'}{size_of(kind)}"
     return homes

@@ -159,7 +159,7 @@ def _perhaps(blocks: list[Block]) -> frozenset[str]:
 
 
 def flow(kernel: Kernel) -> tuple[list[Block], frozenset[str]]:
-    """The blocks of a kernel in the order of its text, and the registers that have to be watched."""
+    """The blocks of a kernel as its text has them, and the registers that have to be watched."""
     blocks = _blocks(kernel)
     while blocks and not blocks[-1].code and blocks[-1].end == "go":
         blocks.pop()  # behind the last ret

@@ -1,6 +1,6 @@
-"""A grid of threads that run a kernel's PTX: lanes of numpy's arrays are the threads of as many blocks
-as fit, each thread at a basic block of its own. Of those that are waited for, the lanes of the first
-block of the code go on, so that they meet again where the code does.
+"""A grid of threads that run a kernel's PTX: lanes of numpy's arrays are the threads of as many
+blocks as fit, each at a basic block of its own. The lanes that are furthest back in the code go on,
+so that threads meet again where the code does.
 
 bar.sync lets a block's threads go on when all have come; a thread that has ended never comes.
 """
@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptx import rules_float, rules_integer, rules_memory, tensor
+from ptx import rules_float, rules_integer, tensor
 from ptx.arithmetic import Unspecified
+from ptx.arrays import Array, Order, begin_of
 from ptx.emit import Code
 from ptx.flow import flow
-from ptx.memory import APART, Array, Fault, Memory, Order
+from ptx.memory import Memory
 from ptx.parse import Kernel, Module
 from ptx.rules_memory import space_of
+from ptx.spaces import Fault
 
 __all__ = ["Compiled", "Fault", "Grid", "compiled", "rules_float", "rules_integer", "run"]
 
@@ -65,7 +67,7 @@ def compiled(module: Module, name: str, most_arrays: int) -> Compiled:
     tables, places = [], {}
     for table, values in module.tables.items():
         if any(word.partition("+")[0] == table for word in named):
-            places[table] = (most_arrays + len(tables) + 1) << APART
+            places[table] = begin_of(most_arrays + len(tables))
             tables.append(Array(table, values))
     blocks, watched = flow(kernel)
     code = Code(kernel, blocks, places)
@@ -102,9 +104,11 @@ class Machine(Memory):
 
     def multiply(self, lanes: Any, a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
         """mma, by whole warps."""
-        if len(lanes) % 32 or (lanes.reshape(-1, 32) != lanes[::32, None] + np.arange(32)).any() or (
-            lanes[::32] % 32
-        ).any():
+        if (
+            len(lanes) % 32
+            or (lanes.reshape(-1, 32) != lanes[::32, None] + np.arange(32)).any()
+            or (lanes[::32] % 32).any()
+        ):
             raise Fault("mma.sync by a part of a warp, lane", int(lanes[0]), len(self.lanes))
         full = [[np.broadcast_to(x, lanes.shape) for x in own] for own in (a, b, c)]
         fraction, columns = self.core
@@ -189,7 +193,7 @@ class Machine(Memory):
 
 def run(own: Compiled, grid: Grid, arrays: list[Array], parameters: list[int]) -> str | None:
     """Runs all blocks; what the first access was that is not allowed. Parameters that are addresses
-    are those of arrays: number n begins at (n + 1) << APART."""
+    are those of arrays: begin_of."""
     blocks = grid.blocks[0] * grid.blocks[1]
     if own.kernel.threads not in (0, grid.threads):
         return f"{grid.threads} threads a block are not the kernel's {own.kernel.threads}"

@@ -23,7 +23,7 @@ _IGNORED = (".pragma", ".loc", ".file")
 
 @dataclass(frozen=True)
 class Instruction:
-    """`@guard name operands;`, or a label, which has no operands and a name that ends in a colon."""
+    """`@guard name operands;`, or a label, which is a name that ends in a colon."""
 
     name: str
     operands: tuple[str, ...] = ()

@@ -160,7 +160,9 @@ def _permute(w: Writer, ins: Instruction) -> None:
         masks[place] = masks.get(place, 0) | 255 << (8 * k)
     terms = []
     for (name, up), mask in masks.items():
-        moved = f"{name} {'<<' if up > 0 else '>>'} {w.immediate(str(abs(up)), 'u4')}" if up else name
+        moved = (
+            f"{name} {'<<' if up > 0 else '>>'} {w.immediate(str(abs(up)), 'u4')}" if up else name
+        )
         terms.append(f"({moved} & {w.immediate(str(mask), 'u4')})")
     return w.define(to, " | ".join(terms), "u4")
 

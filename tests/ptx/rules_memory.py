@@ -20,7 +20,9 @@ def _load(w: Writer, ins: Instruction) -> None:
     if "param" in ins.parts:
         name = ins.operands[1].strip("[] ")
         number = w.kernel.parameters.index(name)
-        return w.define(targets[0], f"m.parameters[{number}].astype({form_of(type_)})", form_of(type_))
+        return w.define(
+            targets[0], f"m.parameters[{number}].astype({form_of(type_)})", form_of(type_)
+        )
     at, size, count = w.address(ins.operands[1]), size_of(type_), len(targets)
     more = f", {'nc' in ins.parts}" if space_of(ins) == "global" else ""
     found = w.keep(f"m.load_{space_of(ins)}(lanes, {at}, {size}, {count}{more})")

@@ -23,7 +23,7 @@ def _halves(words: list[NDArray[np.uint32]]) -> NDArray[np.uint16]:
 
 
 def _parts(bits: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A half as part * 2^(exponent - 10), subnormal ones with the exponent of the smallest normal."""
+    """A half as part * 2^(exponent - 10), subnormal ones with the least exponent of others."""
     bits = bits.astype(np.int64)
     exponent = bits >> 10 & 31
     part = (bits & 1023) + np.where(exponent > 0, 1024, 0)
@@ -58,7 +58,9 @@ def fused(a: Any, b: Any, sums: Any, fraction: int) -> Any:
     # The highest 24 bits: sums are below 2^53, and so exact in float64.
     drop = np.maximum(np.frexp(size.astype(np.float64))[1] - 24, 0)
     with np.errstate(all="ignore"):
-        scaled = np.ldexp((size >> drop).astype(np.float64), (most - fraction + drop).astype(np.int32))
+        scaled = np.ldexp(
+            (size >> drop).astype(np.float64), (most - fraction + drop).astype(np.int32)
+        )
         found = scaled.astype(np.float32)
     return np.where(none, sums, np.where(total < 0, -found, found)).astype(np.float32)
 
