@@ -19,7 +19,8 @@ TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-sass gpu-check wheel clean
+	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx cuda-ptx-short cuda-sass \
+	gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -57,6 +58,25 @@ kernels:
 # ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.
 cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
+
+# The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
+# (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, and of sm_75 products, packing and what
+# dequantizes, where its code is another; some shapes and kinds of weights alone.
+ARCH ?= sm_90
+PTX_TESTS := $(addprefix tests/test_cuda_,dequantize.py encode.py gemv.py gguf.py programmatic.py \
+	quantize.py swept.py) tests/test_ptx_kernels.py
+PTX_SHORT := (dequantize and not gptq and not test_awq and not pack_quantized) or ptx_kernels \
+	or test_pack or exact or test_what_is or (times_vectors and 3-) \
+	or (test_cuda_encode and (sums or several or float16 or (cpus and not IQ))) \
+	or (test_groups and 4-) or test_odd or test_any_levels \
+	or (test_a_block and (Q4_K or g32))
+PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
+cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
+	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
+cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
+	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
+	QTOOL_TEST_ARCH=sm_75 $(PTX) tests/test_cuda_dequantize.py tests/test_cuda_gemv.py \
+		tests/test_ptx_kernels.py -k "test_words or test_gguf or four or (times_vectors and 3-)"
 
 # What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
 cuda-sass: $(VENV)/.installed-test

@@ -10,6 +10,7 @@ when an instruction first asks for it.
 import re
 import struct
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
+@cache
 def size_of(type_: str) -> int:
     """Bytes of .u32 and its like."""
     return int(re.sub(r"\D.*", "", type_[1:]) or 0) // 8
@@ -198,8 +200,9 @@ class Code:
         self.outputs = [sorted(block.outputs) for block in blocks]
         self._writer = Writer(kernel, tables, self.homes)
         self._made: dict[int, Callable[..., Any]] = {}
+        self.noise = self._noise()
 
-    def noise(self) -> dict[str, Any]:
+    def _noise(self) -> dict[str, Any]:
         """What registers hold that no instruction writes: a compiler reads some of them, of which
         nothing comes. No result may depend on it."""
         found = {}

@@ -98,7 +98,7 @@ class Machine(Memory):
             "%ctaid.x": number % np.uint32(grid.blocks[0]),
             "%ctaid.y": number // np.uint32(grid.blocks[0]), "%ctaid.z": zero,
         }  # fmt: skip
-        self.values: dict[str, Any] = own.code.noise()
+        self.values: dict[str, Any] = dict(own.code.noise)
         self.mine: set[str] = set()  # whose arrays are nobody else's
         self.defined: dict[str, NDArray[np.bool_]] = {}
 

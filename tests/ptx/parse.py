@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ _WORD = re.compile(r"[%$\w]+")
 _IGNORED = (".pragma", ".loc", ".file")
 
 
+@cache
+def _parts(name: str) -> list[str]:
+    return name.split(".")
+
+
 @dataclass(frozen=True)
 class Instruction:
     """`@guard name operands;`, or a label, which is a name that ends in a colon."""
@@ -30,9 +35,9 @@ class Instruction:
     guard: str = ""
     negated: bool = False
 
-    @cached_property
+    @property
     def parts(self) -> list[str]:
-        return self.name.split(".")
+        return _parts(self.name)
 
 
 @dataclass
