@@ -60,23 +60,19 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
 
 # The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
-# (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, and of sm_75 products, packing and what
-# dequantizes, where its code is another; some shapes and kinds of weights alone.
+# (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
+# that encode or round; and what dequantizes and multiplies, whose code is another on sm_75.
 ARCH ?= sm_90
-PTX_TESTS := $(addprefix tests/test_cuda_,dequantize.py encode.py gemv.py gguf.py programmatic.py \
-	quantize.py swept.py) tests/test_ptx_kernels.py
-PTX_SHORT := (dequantize and not gptq and not test_awq and not pack_quantized) or ptx_kernels \
-	or test_pack or exact or test_what_is or (times_vectors and 3-) \
-	or (test_cuda_encode and (sums or several or float16 or (cpus and not IQ))) \
-	or (test_groups and 4-) or test_odd or test_any_levels \
-	or (test_a_block and (Q4_K or g32))
 PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
+PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
+PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
+	(sums or several or float16 or (cpus and not IQ))) or (test_cuda_quantize and (test_groups or \
+	test_odd or test_any_levels or Q4_K))
 cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
-	QTOOL_TEST_ARCH=sm_75 $(PTX) tests/test_cuda_dequantize.py tests/test_cuda_gemv.py \
-		tests/test_ptx_kernels.py -k "test_words or test_gguf or four or (times_vectors and 3-)"
+	QTOOL_TEST_ARCH=sm_75 $(PTX) tests/test_cuda_dequantize.py tests/test_cuda_gemv.py
 
 # What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
 cuda-sass: $(VENV)/.installed-test

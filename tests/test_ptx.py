@@ -66,6 +66,8 @@ def test_a_fused_product_is_rounded_once() -> None:
     """Also where float64 would round the sum to what lies halfway between two float32."""
     given = bits([1 + 2**-23, 24929.0]), bits([1 + 2**-23, 673.0]), bits([-1 - 2**-22, 2.0**-30])
     check("fma.rn.f32 %f0, %f1, %f2, %f3; mov.b32 %r0, %f0;", bits([2.0**-46, 16777218]), *given)
+    check("mul.rn.f16x2 %r0, %r1, %r2;", [0x7FFF3E02], [0x7C003C01], [0x00003E00])
+    check("add.rn.f16x2 %r0, %r1, %r2;", [0x3C023C00], [0x3C013C00], [0x10001000])
     random = np.random.default_rng(0)
     values = [(random.integers(0, 1 << 16, 512) & 0xBFFF).astype(np.uint16) for _ in range(3)]
     values = [np.where((v & 0x7C00) == 0x7C00, v & 0x83FF, v) for v in values]

@@ -139,7 +139,7 @@ class Global:
             self._check_read(array, lanes, place, size * count, only)
         array.only_read |= only
         found = array.view(size, count)[place]
-        return found[..., 0] if count == 1 else found.T
+        return (found[..., 0] if count == 1 else found.T).copy()
 
     def _check_read(self, array: Array, lanes: Lanes, place: Any, nbytes: int, only: bool) -> None:
         if self.waits and array.real and not self.waited[lanes].all():

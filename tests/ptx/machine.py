@@ -160,12 +160,14 @@ class Machine(Memory):
             results, guard = code.block(number)(self, lanes, *given)
             for name, value in zip(code.outputs[number], results, strict=True):
                 self._write(name, value, lanes, full)
+            if self.waits and block.end in ("ret", "bar") and not self.waited[lanes].all():
+                # Before its first barrier, as the emulated grid asks.
+                lane = int(lanes[np.argmin(self.waited[lanes])]) % self.threads
+                what = "a thread does not wait for the kernels before, number"
+                raise Fault(what, lane, self.threads)
             if block.end == "ret":
-                if self.waits and not self.waited[lanes].all():
-                    lane = int(lanes[np.argmin(self.waited[lanes])]) % self.threads
-                    raise Fault("a thread does not wait for the kernels before, number", lane,
-                                self.threads)  # fmt: skip
-            elif block.end == "if":
+                continue
+            if block.end == "if":
                 yes = ~guard if block.negated else guard
                 count = np.count_nonzero(yes)
                 if yes.ndim == 0 or count in (0, len(lanes)):
