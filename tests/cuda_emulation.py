@@ -62,6 +62,7 @@ class Emulator:
     """Runs tasks whose arrays are numpy's."""
 
     own_nan = False  # whether a NaN that arithmetic makes has other bits than the CPU's
+    programmatic = True  # whether kernels wait for those before them
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library

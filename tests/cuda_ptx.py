@@ -30,7 +30,7 @@ class OnPtx(Emulator):
         self.arch = os.environ.get("QTOOL_TEST_ARCH", "sm_90")
         number = int(self.arch.removeprefix("sm_"))
         self.core = machine.HOPPER if number >= 90 else machine.AMPERE
-        self.programmatic = number >= 90
+        self.programmatic = number >= 90  # before, all launches are plain
         self.library.set_core(*self.core)
         self._early: set[int] = set()
 
