@@ -61,7 +61,7 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 
 # The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
 # (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
-# that encode or round; and what dequantizes and multiplies, whose code is another on sm_75.
+# that encode or round; and those whose code is another on sm_75, with fewer of those that round.
 ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
@@ -72,7 +72,8 @@ cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
-	QTOOL_TEST_ARCH=sm_75 $(PTX) tests/test_cuda_dequantize.py tests/test_cuda_gemv.py
+	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/test_cuda_,dequantize.py gemv.py quantize.py) \
+		-k "not test_cuda_quantize or test_scales"
 
 # What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
 cuda-sass: $(VENV)/.installed-test

@@ -58,6 +58,7 @@ def test_bytes_are_permuted() -> None:
     a, b = [0x83828180], [0x07060504]
     check("prmt.b32 %r0, %r1, %r2, 0x7410;", [0x07048180], a, b)
     check("prmt.b32 %r0, %r1, %r2, 0xba98;", [0xFFFFFFFF], a, b)
+    check("prmt.b32 %r0, %r1, %r2, 0x7410U;", [0x07048180], a, b)
     check("prmt.b32 %r0, %r1, %r2, 0xfe0c;", [0x0000_8000], a, b)
     check("prmt.b32 %r0, %r1, %r2, %r3;", [0x07048180, 0xFF], a * 2, b * 2, [0x7410, 0xFFF8])
 

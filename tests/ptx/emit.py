@@ -45,6 +45,11 @@ def size_of(type_: str) -> int:
     return int(re.sub(r"\D.*", "", type_[1:]) or 0) // 8
 
 
+def whole(text: str) -> int:
+    """An immediate; U says that it is unsigned."""
+    return int(text.rstrip("U"), 0)
+
+
 def form_of(type_: str) -> str:
     """How to look at .s32: i4."""
     if type_ == "pred":
@@ -100,14 +105,14 @@ class Writer:
 
     def immediate(self, text: str, form: str) -> str:
         if form == "b":
-            return self.constant(np.bool_(int(text, 0) != 0))
+            return self.constant(np.bool_(whole(text) != 0))
         size = int(form[1:])
         if text[:2] in ("0f", "0F", "0d", "0D"):
             raw = bytes.fromhex(text[2:])[::-1]
             if len(raw) != size:
                 raise NotImplementedError(f"{text} as {form}")
         else:
-            raw = struct.pack("<Q", int(text, 0) % (1 << 64))[:size]
+            raw = struct.pack("<Q", whole(text) % (1 << 64))[:size]
         return self.constant(np.frombuffer(raw, form)[0])
 
     def use(self, text: str, form: str) -> str:
@@ -165,7 +170,7 @@ class Writer:
         found = _ADDRESS.fullmatch(text)
         if not found:
             raise NotImplementedError(text)
-        base, more = found[1], int(found[2] or "0", 0)
+        base, more = found[1], whole(found[2] or "0")
         if not base.startswith("%"):
             return self.constant(np.uint64(self.symbol(base) + more))
         at = self.use(base, "u8")

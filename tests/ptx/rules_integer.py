@@ -1,6 +1,6 @@
 """Instructions on integers, bits and predicates, and those that move any number."""
 
-from ptx.emit import LOCAL, SHARED, SPECIAL, Writer, bits_of, form_of, rule, size_of, strict
+from ptx.emit import LOCAL, SHARED, SPECIAL, Writer, bits_of, form_of, rule, size_of, strict, whole
 from ptx.parse import Instruction, split
 
 INTEGERS = [f"{kind}{bits}" for kind in "us" for bits in (16, 32, 64)]
@@ -90,7 +90,7 @@ def _shift(w: Writer, ins: Instruction) -> None:
     if amount.startswith("%"):
         name = "shift_left" if left else "shift_right"
         return w.define(to, f"{name}({value}, {w.use(amount, 'u4')})", form)
-    by, bits = int(amount, 0), 8 * size_of(ins.parts[-1])
+    by, bits = whole(amount), 8 * size_of(ins.parts[-1])
     if by >= bits and (left or form[0] == "u"):
         return w.define(to, f"{value} & {form}.type(0)", form)
     by = min(by, bits - 1)
@@ -101,7 +101,7 @@ def _shift(w: Writer, ins: Instruction) -> None:
 def _extract(w: Writer, ins: Instruction) -> None:
     strict(ins, "u32")
     to, a, at, count = ins.operands
-    position, length = int(at, 0), int(count, 0)
+    position, length = whole(at), whole(count)
     if not 0 < position + length <= 32:
         raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
     value = f"{w.use(a, 'u4')} >> {w.immediate(at, 'u4')}"
@@ -113,7 +113,7 @@ def _insert(w: Writer, ins: Instruction) -> None:
     strict(ins, "b32", "b64")
     form = bits_of(ins.parts[-1])
     to, a, b, at, count = ins.operands
-    position, length = int(at, 0), int(count, 0)
+    position, length = whole(at), whole(count)
     if not 0 < position + length <= 8 * int(form[1:]):
         raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
     mask = (1 << length) - 1 << position
@@ -135,12 +135,12 @@ def _any_logic(w: Writer, ins: Instruction) -> None:
     names = [w.use(name, "u4") for name in (a, b, c)]
     terms = []
     for k in range(8):
-        if int(table, 0) >> k & 1:
+        if whole(table) >> k & 1:
             signs = ["" if k >> (2 - n) & 1 else "~" for n in range(3)]
             terms.append(" & ".join(sign + name for sign, name in zip(signs, names, strict=True)))
-    if int(table, 0) == 0xEA:
+    if whole(table) == 0xEA:
         terms = [f"{names[0]} & {names[1]}", names[2]]
-    elif int(table, 0) == 0xC0:
+    elif whole(table) == 0xC0:
         terms = [f"{names[0]} & {names[1]}"]
     w.define(to, " | ".join(terms) or f"{names[0]} & {w.immediate('0', 'u4')}", "u4")
 
@@ -151,11 +151,11 @@ def _permute(w: Writer, ins: Instruction) -> None:
     to, a, b, selector = ins.operands
     x, y = w.use(a, "u4"), w.use(b, "u4")
     chosen = w.immediate(selector, "u4") if not selector.startswith("%") else None
-    if chosen is None or int(selector, 0) & 0x8888:
+    if chosen is None or whole(selector) & 0x8888:
         return w.define(to, f"permute({x}, {y}, {chosen or w.use(selector, 'u4')})", "u4")
     masks: dict[tuple[str, int], int] = {}
     for k in range(4):
-        s = int(selector, 0) >> (4 * k) & 7
+        s = whole(selector) >> (4 * k) & 7
         place = (y if s & 4 else x, 8 * (k - (s & 3)))
         masks[place] = masks.get(place, 0) | 255 << (8 * k)
     terms = []
