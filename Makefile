@@ -67,7 +67,7 @@ PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist wor
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
 	(sums or several or float16 or (cpus and not IQ))) or (test_cuda_quantize and (test_groups or \
-	test_odd or test_any_levels or Q4_K))
+	test_odd or test_any_levels or Q4_K or True-True-True))
 cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
