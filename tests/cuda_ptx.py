@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from packed_definitions import same
 from ptx import building, machine
 from ptx.arrays import begin_of, of_address
-from ptx.spaces import NOBODY
+from ptx.spaces import NOBODY, SEVERAL
 
 from qtool.cuda.tasks import FIELDS, Task
 
@@ -58,7 +58,7 @@ class OnPtx(Emulator):
         owner, _ = values.notes()
         each = len(values.bytes) // elements // values.grain
         if written is not None:
-            owner[np.repeat(written != 0, each)] = len(self.fields()) << 32
+            owner[np.repeat(written != 0, each)] = SEVERAL
         grid = machine.Grid(task.blocks, task.threads, self.core, task.waits and self.programmatic)
         parameters = [0, *(fields.get(name, 0) for name in FIELDS)]
         said = machine.run(own, grid, [*arrays, *own.tables], parameters)
