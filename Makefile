@@ -19,7 +19,8 @@ TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-sass gpu-check wheel clean
+	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx cuda-ptx-short cuda-sass \
+	gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -57,6 +58,22 @@ kernels:
 # ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.
 cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
+
+# The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
+# (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
+# that encode or round; and those whose code is another on sm_75, with fewer of those that round.
+ARCH ?= sm_90
+PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
+PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
+PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
+	(sums or several or float16 or (cpus and not IQ))) or (test_cuda_quantize and (test_groups or \
+	test_odd or test_any_levels or Q4_K or True-True-True))
+cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
+	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
+cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
+	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
+	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/test_cuda_,dequantize.py gemv.py quantize.py) \
+		-k "not test_cuda_quantize or test_scales"
 
 # What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
 cuda-sass: $(VENV)/.installed-test

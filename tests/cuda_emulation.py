@@ -61,6 +61,9 @@ def build(folder: Path) -> ctypes.CDLL:
 class Emulator:
     """Runs tasks whose arrays are numpy's."""
 
+    own_nan = False  # whether a NaN that arithmetic makes has other bits than the CPU's
+    programmatic = True  # whether kernels wait for those before them
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.core = (25, 16)  # bits and columns of a tensor core (kernels/cuda/tensor.h)
@@ -146,6 +149,7 @@ class OnGpu(Emulator):
     only read must, and counters, which are zero again. QTOOL_TEST_FENCE=0: with nothing around
     them, so that compute-sanitizer knows where they end."""
 
+    own_nan = True
     FENCE = int(os.environ.get("QTOOL_TEST_FENCE", "256"))
 
     def run(self, task: Task, out: NDArray[Any], order: int = 0) -> NDArray[Any]:
@@ -240,8 +244,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Emulat
     base = tmp_path_factory.getbasetemp()
     kept = os.environ.get("QTOOL_TEST_EMULATOR")
     library = build(Path(kept) if kept else base if worker_id == "master" else base.parent)
-    on_gpu = os.environ.get("QTOOL_TEST_DEVICE") == "cuda"
-    return OnGpu(library) if on_gpu else Emulator(library)
+    device = os.environ.get("QTOOL_TEST_DEVICE")
+    if device == "ptx":
+        from cuda_ptx import OnPtx
+
+        return OnPtx(library)
+    return OnGpu(library) if device == "cuda" else Emulator(library)
 
 
 def room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

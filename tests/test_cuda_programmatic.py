@@ -27,6 +27,12 @@ KINDS = ("awq", "gptq", "q4_k")
 PLACE = torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def where_kernels_wait(emulator: Emulator) -> None:
+    if not emulator.programmatic:
+        pytest.skip("before sm_90 all launches are plain")
+
+
 @pytest.fixture
 def cuda(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda | None]:
     """torch's, emulated where there is no GPU: then at the end nothing was found to be wrong."""

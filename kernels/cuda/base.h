@@ -135,8 +135,8 @@ QT_HD float above_masked(uint32_t word, uint32_t mask)
     return float_of_bits(masked_or(word, mask, 0x4b000000));
 }
 
-/* Byte k of the result is byte s of x (s = 0 to 3) or of y (4 to 7), s being nibble k of `from`. From
- * 8 on: the sign of byte s - 8, eight times. */
+/* Byte k of the result is byte s of x (s = 0 to 3) or of y (4 to 7), s being the lowest three bits of
+ * nibble k of `from`: CUDA's __byte_perm takes no fourth one. */
 QT_HD uint32_t byte_perm(uint32_t x, uint32_t y, uint32_t from)
 {
 #if defined(QT_ON_DEVICE)
@@ -144,10 +144,22 @@ QT_HD uint32_t byte_perm(uint32_t x, uint32_t y, uint32_t from)
 #else
     uint32_t found = 0;
     for (int k = 0; k < 4; k++) {
-        uint32_t s = from >> (4 * k) & 15, byte = (s & 4 ? y : x) >> (8 * (s & 3)) & 255;
-        found |= (s & 8 ? (byte & 128 ? 255u : 0u) : byte) << (8 * k);
+        uint32_t s = from >> (4 * k) & 7, byte = (s & 4 ? y : x) >> (8 * (s & 3)) & 255;
+        found |= byte << (8 * k);
     }
     return found;
+#endif
+}
+
+/* The sign of each byte, eight times. */
+QT_HD uint32_t signs_of_bytes(uint32_t word)
+{
+#if defined(QT_ON_DEVICE)
+    uint32_t found;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(found) : "r"(word));
+    return found;
+#else
+    return (word >> 7 & 0x01010101) * 255;
 #endif
 }
 

@@ -67,7 +67,7 @@ QT_HD void eight_numbers(const Task &t, int64_t i, float *x)
 }
 
 template <class TYPE> struct Encode {
-    enum { BLOCK = 64, WHOLE = TYPE::whole ? TYPE::bytes : 0 };
+    enum { BLOCK = 64, WHOLE = TYPE::whole ? TYPE::bytes : 0, KEPT = TYPE::whole ? TYPE::bytes : 2 };
     typedef NoRoom Room;
     static QT_MEMBER void first(const Task &t, Place place, int32_t thread, Room &)
     {
@@ -75,7 +75,7 @@ template <class TYPE> struct Encode {
         if (block >= t.rows * row_blocks)
             return;
         int64_t row = block / row_blocks, col = (block - row * row_blocks) * TYPE::weights;
-        uint8_t bytes[WHOLE + 2];
+        uint8_t bytes[KEPT];
         Out<uint8_t> out(t.values, t.values_bytes);
         lane::panel p = {{},
                          nullptr,

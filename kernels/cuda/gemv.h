@@ -117,11 +117,11 @@ template <class LAYOUT> struct Gemv {
     }
     static QT_MEMBER void third(const Task &t, Place block, int32_t thread, Room &room)
     {
-        if (thread || !t.done)
+        if (thread)
             return;
         Scratch<uint32_t> done(t.done, t.done_bytes);
-        bool last = done.count_up(block.x) + 1 == (uint32_t)t.splits;
-        room.last.put(0, last);
+        bool last = t.done && done.count_up(block.x) + 1 == (uint32_t)t.splits;
+        room.last.put(0, last); /* always: compilers read it before they look at t.done */
         if (last)
             done.put(block.x, 0);
     }

@@ -117,7 +117,7 @@ QT_HD void bytes_of_book(uint32_t *words, const uint32_t *book)
     for (int k = 0; k < 2; k++) {
         uint32_t code = words[k], pairs = code | code >> 4;
         uint32_t at = byte_perm(pairs, 0, 0x4420) & 0x7777;
-        uint32_t upper = byte_perm(code << 4, 0, 0xba98);
+        uint32_t upper = signs_of_bytes(code << 4);
         words[k] = (byte_perm(book[0], book[1], at) & ~upper) |
                    (byte_perm(book[2], book[3], at) & upper);
     }

@@ -1,0 +1,135 @@
+"""Memory of a launch, and what is checked of every access.
+
+global      inside of an array, at a multiple of its size; written once, by one thread, and
+            never where a kernel says that it only reads; read by others only in order (Order)
+shared      the same of its own size; no two threads touch a grain in one phase, of which one
+            writes; nothing is read that no thread wrote
+local       nothing is read that the thread did not write
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ptx.arrays import Array, Global, Order
+from ptx.emit import LOCAL, SHARED
+from ptx.spaces import EVERY, Fault, Lanes, Meetings, Shadow
+
+
+class Memory(Global):
+    """All spaces of some blocks: `sizes` in bytes, and the `grains` of what is noted of them."""
+
+    def __init__(
+        self,
+        arrays: list[Array],
+        blocks: int,
+        threads: int,
+        first: int,
+        order: Order,
+        sizes: dict[str, int],
+        grains: dict[str, int],
+        waits: bool,
+    ) -> None:
+        super().__init__(arrays, blocks, threads, first, order, waits)
+        self.shared = Shadow(sizes["shared"], blocks, grains["shared"])
+        self.local = Shadow(sizes["local"], len(self.lanes), grains["local"])
+        self.meetings = Meetings(len(self.shared.filled))
+
+    def load_shared(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:
+        block = self.block[lanes]
+        place, grains = self.shared.places(block, at, size * count, "read outside of shared")
+        if not self.shared.filled[grains].all():
+            raise Fault("read of shared memory that no thread wrote, byte",
+                        int(at.max()), self.shared.size)  # fmt: skip
+        shape = (-1,) + (1,) * (grains.ndim - 1)
+        if not self.meetings.read(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
+            raise Fault("race: shared memory is read while another thread writes it, byte",
+                        int(at.max()), self.shared.size)  # fmt: skip
+        found = self.shared.views[size, count][place]
+        return found[:, 0] if count == 1 else found.T
+
+    def store_shared(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
+        block = self.block[lanes]
+        nbytes = size * len(values)
+        place, grains = self.shared.places(block, at, nbytes, "write outside of shared")
+        shape = (-1,) + (1,) * (grains.ndim - 1)
+        if not self.meetings.write(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
+            raise Fault("race: shared memory is written while another thread uses it, byte",
+                        int(at.max()), self.shared.size)  # fmt: skip
+        self.shared.filled[grains] = True
+        for k, value in enumerate(values):
+            self.shared.views[size, len(values)][place, k] = value
+
+    def load_local(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:
+        if at.ndim == 0:
+            return self._load_one(lanes, int(at), size, count)
+        place, grains = self.local.places(lanes, at, size * count, "read outside of local")
+        if not EVERY(self.local.filled[grains], axis=None):
+            raise Fault("read of local memory that the thread did not write, byte",
+                        int(at.max()), self.local.size)  # fmt: skip
+        found = self.local.views[size, count][place]
+        return found[:, 0] if count == 1 else found.T
+
+    def store_local(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
+        if at.ndim == 0:
+            return self._store_one(lanes, int(at), size, values)
+        nbytes = size * len(values)
+        place, grains = self.local.places(lanes, at, nbytes, "write outside of local")
+        self.local.filled[grains] = True
+        for k, value in enumerate(values):
+            self.local.views[size, len(values)][place, k] = value
+
+    def _load_one(self, lanes: Lanes, at: int, size: int, count: int) -> Any:
+        """From one address for all lanes."""
+        local, nbytes = self.local, size * count
+        place, grains = local.column(at, nbytes, "read outside of local")
+        if not all(local.whole[grains]):
+            part = (
+                local.fillings[:, grains] if lanes is self.lanes else local.fillings[lanes, grains]
+            )
+            if not part.all():
+                raise Fault(
+                    "read of local memory that the thread did not write, byte", at, local.size
+                )
+        columns = local.columns(size, count)
+        found = columns[:, place] if lanes is self.lanes else columns[lanes, place]
+        return found[:, 0].copy() if count == 1 else found.T.copy()
+
+    def _store_one(self, lanes: Lanes, at: int, size: int, values: list[Any]) -> None:
+        local = self.local
+        place, grains = local.column(at, size * len(values), "write outside of local")
+        columns = local.columns(size, len(values))
+        if lanes is self.lanes:
+            local.whole[grains] = b"\1" * (grains.stop - grains.start)
+            local.fillings[:, grains] = True
+            for k, value in enumerate(values):
+                columns[:, place, k] = value
+        else:
+            local.fillings[lanes, grains] = True
+            for k, value in enumerate(values):
+                columns[lanes, place, k] = value
+
+    # Addresses that say by themselves which space they are of.
+
+    def _spaces(self, lanes: Lanes, at: Any) -> list[tuple[str, Any, Any]]:
+        at = np.broadcast_to(np.asarray(at), lanes.shape)
+        begins = {"global": 0, "local": LOCAL, "shared": SHARED}
+        high = at >> np.uint64(56)
+        return [
+            (space, own, at[own] - np.uint64(begin))
+            for space, begin in begins.items()
+            if (own := high == begin >> 56).any()
+        ]
+
+    def load_generic(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:
+        found = np.empty((count, len(lanes)), f"u{size}")
+        for space, own, there in self._spaces(lanes, at):
+            more = (False,) if space == "global" else ()
+            load = getattr(self, f"load_{space}")
+            found[:, own] = load(lanes[own], there, size, count, *more)
+        return found[0] if count == 1 else found
+
+    def store_generic(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
+        for space, own, there in self._spaces(lanes, at):
+            parts = [np.broadcast_to(value, lanes.shape)[own] for value in values]
+            getattr(self, f"store_{space}")(lanes[own], there, size, parts)

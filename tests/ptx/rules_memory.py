@@ -1,0 +1,58 @@
+"""Loads, stores, atomics, and what waits. The machine checks each access (memory.py)."""
+
+from ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
+from ptx.parse import Instruction, split
+
+_TYPES = [f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)] + ["f32", "f64"]
+_SPACES = ("global", "shared", "local")
+
+
+def space_of(ins: Instruction) -> str:
+    found = [part for part in ins.parts if part in _SPACES]
+    return found[0] if found else "generic"
+
+
+@rule("ld")
+def _load(w: Writer, ins: Instruction) -> None:
+    strict(ins, "param", "nc", "cg", "v2", "v4", *_SPACES, *_TYPES)
+    type_ = ins.parts[-1]
+    targets = split(ins.operands[0].strip("{}"))
+    if "param" in ins.parts:
+        name = ins.operands[1].strip("[] ")
+        number = w.kernel.parameters.index(name)
+        return w.define(
+            targets[0], f"m.parameters[{number}].astype({form_of(type_)})", form_of(type_)
+        )
+    at, size, count = w.address(ins.operands[1]), size_of(type_), len(targets)
+    more = f", {'nc' in ins.parts}" if space_of(ins) == "global" else ""
+    found = w.keep(f"m.load_{space_of(ins)}(lanes, {at}, {size}, {count}{more})")
+    for k, name in enumerate(targets):
+        own = f"{found}[{k}]" if count > 1 else found
+        if type_[0] in "sf":
+            own += f".view({form_of(type_)})"
+        w.define(name, own, form_of(type_))
+    return None
+
+
+@rule("st")
+def _store(w: Writer, ins: Instruction) -> None:
+    strict(ins, "cg", "v2", "v4", *_SPACES, *_TYPES)
+    form = bits_of(ins.parts[-1])
+    values = [w.use(name, form) for name in split(ins.operands[1].strip("{}"))]
+    at = w.address(ins.operands[0])
+    w.line(f"m.store_{space_of(ins)}(lanes, {at}, {form[1:]}, [{', '.join(values)}])")
+
+
+@rule("atom")
+def _atomic(w: Writer, ins: Instruction) -> None:
+    if ins.name != "atom.acq_rel.gpu.global.add.u32":
+        raise NotImplementedError(ins.name)
+    to, at, value = ins.operands
+    w.define(to, f"m.count_up(lanes, {w.address(at)}, {w.use(value, 'u4')})", "u4")
+
+
+@rule("griddepcontrol")
+def _wait(w: Writer, ins: Instruction) -> None:
+    strict(ins, "wait", "launch_dependents")
+    if "wait" in ins.parts:
+        w.line("m.wait(lanes)")
