@@ -1,7 +1,7 @@
 """What each tensor costs as each type: measured once, and kept in a file for other sizes.
 
-    {"of": what it was measured of, "tokens": n,
-     "tensors": {"blk.0.attn_q.weight": {"Q4_K": [bytes, loss], ...}, ...}}
+{"of": what it was measured of, "tokens": n,
+ "tensors": {"blk.0.attn_q.weight": {"Q4_K": [bytes, loss], ...}, ...}}
 """
 
 import json

@@ -1,6 +1,7 @@
 """`qtool fit`, from a request to a recipe."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from qtool.errors import UnsupportedError
 from qtool.fitting import costs as kept
@@ -17,7 +18,9 @@ from qtool.gguf.resume import source_files
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import FLOATS
 from qtool.recipe.recipe import parse
+from qtool.runs import program
 from qtool.runs.progress import Progress
+from qtool.runs.provenance import environment
 from qtool.runs.watched import marks
 from qtool.runs.workspace import check_free, workspace
 
@@ -47,16 +50,19 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
                 costs = kept.read(request.costs, known)
                 progress.say(f"costs taken from {request.costs}")
             else:
-                folder = space.folder / "states"
-                folder.mkdir(exist_ok=True)
+                space.agree({**program.facts(), **known, **_environment()})
                 costs = measured(
-                    request, weights, source, free, calibration.tokens, folder, progress
+                    request, weights, source, free, calibration.tokens, space, progress
                 )
                 if request.costs is not None:
                     kept.write(request.costs, costs, known)
             found, text = _choose(request, plan, source, free, costs, progress)
             space.artifact.write_text(text, encoding="utf-8")
     return found
+
+
+def _environment() -> dict[str, Any]:
+    return {"version of torch or kind of CPU": environment()}
 
 
 def _width(source: GgufSource) -> int:
@@ -149,9 +155,7 @@ def _choose(
         chosen = allocate(units, budget)
         if chosen is None:
             break
-        types = {
-            tensor.name: one.name for tensor, one in zip(chosen_for, chosen, strict=True)
-        }
+        types = {tensor.name: one.name for tensor, one in zip(chosen_for, chosen, strict=True)}
         loss = sum(one.loss for one in chosen)
         text = recipe_text(_about(request, loss), request.recipe, types)
         made = make_gguf_plan(parse(text, str(request.out), request.out.stem), source)

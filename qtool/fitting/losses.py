@@ -18,7 +18,7 @@ from qtool import native_gguf
 from qtool.calibrating.workers import Workers
 from qtool.errors import FormatError, SourceError
 from qtool.fitting.allocate import Candidate
-from qtool.fitting.slopes import Slope, Slopes
+from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
 from qtool.gguf.mixtures import fallback
 from qtool.gguf.planned import PlannedTensor
@@ -77,9 +77,7 @@ def _of_block(tensor: PlannedTensor, slopes: Slopes) -> Weighed | None:
     return Weighed(tensor, _rows(source, slopes, found), columns)
 
 
-def _rows(
-    source: SourceTensor, slopes: Slopes, found: Sequence[Slope]
-) -> NDArray[np.float64]:
+def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArray[np.float64]:
     """Of each row; alike within a matrix where it is not known which one it is."""
     parts = [
         one.rows

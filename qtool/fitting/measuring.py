@@ -23,6 +23,7 @@ from qtool.gguf.source import GgufSource, as_floats
 from qtool.gguf.weights import gguf_weights
 from qtool.quality.weights import runnable
 from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
 
 _ROWS = 256  # of the embedding, whose squares are compared with those of what enters block 0
 
@@ -44,15 +45,15 @@ def measured(
     source: GgufSource,
     free: Sequence[PlannedTensor],
     tokens: NDArray[np.int64],
-    folder: Path,
+    space: Workspace,
     progress: Progress,
 ) -> Costs:
-    """free: the tensors whose types are to be chosen. tokens: [samples, length]. folder: for hidden
-    states."""
+    """free: the tensors whose types are to be chosen. tokens: [samples, length]. space: where what
+    is finished is kept."""
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(weights)
         seed = request.settings.seed
-        found = slopes.measure(skeleton, tokens, seed, folder, request.threads, progress)
+        found = slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
     larger = _larger(source, tokens, found.entered)
     tied = all(tensor.name != HEAD for tensor in source.tensors)
     costs = {}

@@ -20,8 +20,7 @@ Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,37 +28,19 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.hidden import keep, put
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting.kept import Kept, Named
+from qtool.fitting.slope import Slope, Slopes
 from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
 
-Vector = NDArray[np.float64]
+HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
 _HEAD_POSITIONS = 128  # of a micro-batch, whose logits are there at once
-
-
-@dataclass(frozen=True)
-class Slope:
-    """Of one matrix, as above."""
-
-    rows: Vector  # [out]
-    columns: Vector  # [in]
-    count: int  # tokens that it read
-
-
-@dataclass
-class Slopes:
-    """Of a model."""
-
-    # By checkpoint tensor, then by the expert's number where one tensor holds all, or -1.
-    matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
-    head: Slope | None = None
-    embedding: Vector = field(default_factory=lambda: np.empty(0))  # columns of what enters block 0
-    entered: float = 0.0  # mean square of what enters block 0
 
 
 @dataclass
@@ -91,49 +72,94 @@ def measure(
     skeleton: Skeleton,
     tokens: NDArray[np.int64],
     seed: int,
-    folder: Path,
+    space: Workspace,
     threads: int,
     progress: Progress,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
-    seed: of the tokens that are drawn. folder: for hidden states, which stay there.
+    seed: of the tokens that are drawn. space: where what is finished is kept.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
-    found = Slopes()
+    count = skeleton.count
     with Workers(threads) as workers:
         stream = skeleton.embed(tokens)
         states = sum(float(hidden.square().sum()) for hidden in stream.hidden)
-        found.entered = states / sum(hidden.numel() for hidden in stream.hidden)
-        kept: list[list[int]] = []
-        sites: list[BlockSites] = []
+        entered = states / sum(hidden.numel() for hidden in stream.hidden)
+        way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
+        found, gradients = _finished(way.kept, count)
+        if gradients is None:
+            way.before(count)
+            own, gradients = _through_head(skeleton, stream, tokens, seed, threads, progress)
+            found = [[] if own is None else [(HEAD, -1, own)]]
+            way.kept.keep_slopes(count, found[0], gradients)
+        elif len(found) > 1:
+            progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
         tracer = Tracer(stacked=True)
-        for index in progress.blocks(skeleton.count, "block forwards"):
+        for done in progress.blocks(count, "block backwards", first=len(found) - 1):
+            index = count - 1 - done
             give_back()
+            way.before(index)
             block = skeleton.block(index)
-            sites.append(tracer.sites(block, stream))
-            place = folder / str(index)
-            place.mkdir(exist_ok=True)
-            kept.append(keep(place, 0, stream, workers))
-            skeleton.advance(block, stream, workers)
-            del block
-        gradients = _through_head(skeleton, stream, tokens, seed, threads, found, progress)
-        for done in progress.blocks(skeleton.count, "block backwards"):
-            index = skeleton.count - 1 - done
-            give_back()
-            put(folder / str(index), 0, kept[index], stream)
-            block = skeleton.block(index)
+            sites = tracer.sites(block, stream)
             seen = _through_block(block, stream, gradients, workers)
-            _take(found, sites[index], seen, tokens.size)
+            found.append(_named(sites, seen, tokens.size))
+            way.kept.keep_slopes(index, found[-1], gradients)
             del block
     squares = sum((gradient.square().sum((0, 1)) for gradient in gradients), torch.zeros(1))
-    found.embedding = np.asarray(squares.double().numpy()) / tokens.size
-    return found
+    slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered)
+    for name, number, slope in (one for block in found for one in block):
+        if name == HEAD:
+            slopes.head = slope
+        else:
+            slopes.matrices.setdefault(name, {})[number] = slope
+    return slopes
 
 
-def _take(found: Slopes, sites: BlockSites, seen: _Seen, tokens: int) -> None:
-    """Sums of a block's matrices, under the names that the checkpoint has for their rows."""
+@dataclass(frozen=True)
+class _Way:
+    """The pass forwards."""
+
+    skeleton: Skeleton
+    tokens: NDArray[np.int64]
+    kept: Kept
+    progress: Progress
+
+    def before(self, index: int) -> None:
+        """Bring the stream before a block, from the nearest states that are kept."""
+        stream = self.kept.stream
+        start = next((n for n in range(index, -1, -1) if self.kept.take_states(n)), None)
+        if start is None:
+            for number, hidden in enumerate(self.skeleton.embed(self.tokens).hidden):
+                stream.hidden[number] = hidden
+            start = 0
+            self.kept.keep_states(0)
+        if start == index:
+            return
+        for number in self.progress.blocks(index, "block forwards", first=start):
+            give_back()
+            self.skeleton.advance(self.skeleton.block(number), stream, self.kept.workers)
+            self.kept.keep_states(number + 1)
+
+
+def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] | None]:
+    """Of the head and the last blocks, what an earlier run has found, and how far the gradients
+    have come; None where it has found nothing."""
+    found: list[Named] = []
+    while len(found) <= count and (one := kept.take_slopes(count - len(found))) is not None:
+        found.append(one)
+    while found:
+        if (gradients := kept.take_gradients(count + 1 - len(found))) is not None:
+            return found, gradients
+        kept.forget(count + 1 - len(found))
+        found.pop()
+    return [], None
+
+
+def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
+    """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
     by_id = {site.id: site for site in sites.sites}
+    found: Named = []
     for linear in sites.linears:
         site = by_id[linear.site]
         slope = _slope(seen.get(linear.matrix, _Sums()), tokens)
@@ -142,9 +168,9 @@ def _take(found: Slopes, sites: BlockSites, seen: _Seen, tokens: int) -> None:
             slope = Slope(np.zeros(linear.out_features), ones, 0)
         number = linear.matrix.expert if site.stacked else None
         for reader in linear.readers:
-            rows = slope.rows[slice(*reader.rows)]
-            own = Slope(rows, slope.columns, slope.count)
-            found.matrices.setdefault(reader.name, {})[-1 if number is None else number] = own
+            own = Slope(slope.rows[slice(*reader.rows)], slope.columns, slope.count)
+            found.append((reader.name, -1 if number is None else number, own))
+    return found
 
 
 def _slope(sums: _Sums, tokens: int) -> Slope | None:
@@ -160,10 +186,10 @@ def _through_head(
     tokens: NDArray[np.int64],
     seed: int,
     threads: int,
-    found: Slopes,
     progress: Progress,
-) -> list[torch.Tensor]:
-    """Gradients by what leaves the last block, a micro-batch each; the head's slope is noted."""
+) -> tuple[Slope | None, list[torch.Tensor]]:
+    """The head's slope, None where there is no one matrix, and gradients by what leaves the last
+    block, a micro-batch each."""
     torch.set_num_threads(threads)
     random = torch.Generator().manual_seed(seed)
     gradients: list[torch.Tensor] = []
@@ -195,8 +221,7 @@ def _through_head(
                 gradients.append(torch.cat(parts, dim=1))
     finally:
         torch.set_num_threads(1)
-    found.head = _slope(sums, tokens.size)
-    return gradients
+    return _slope(sums, tokens.size), gradients
 
 
 def _through_block(
