@@ -1,8 +1,9 @@
 """The cheapest choice of one candidate for each unit that fits into a number of bytes.
 
 A multiple-choice knapsack, solved by dynamic programming over sizes: best[s] is the least loss of
-the units so far that take at most s steps of bytes. Sizes are counted in so many steps of the budget
-and rounded up, so that what is left unused is at most a step a unit: a thousandth of the budget.
+the units so far that take at most s steps of bytes. What there is room for, above the smallest
+candidates, is counted in 200,000 steps, and what they take of it is rounded up, so that at most
+a step a unit is left unused.
 """
 
 from collections.abc import Sequence

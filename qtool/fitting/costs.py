@@ -50,7 +50,7 @@ def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, known: Mapping[str, Any]) -> Costs:
-    """FormatError where it is no such file, SourceError where it is of something else than `known`."""
+    """FormatError where it is no such file, SourceError where it is not of what `known` says."""
     found = st.read_json(path)
     try:
         before = found["of"]

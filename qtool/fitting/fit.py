@@ -9,7 +9,7 @@ from qtool.fitting.allocate import allocate
 from qtool.fitting.costs import Costs
 from qtool.fitting.losses import EMBEDDING, HEAD, usable_types
 from qtool.fitting.recipe_text import recipe_text
-from qtool.fitting.request import Fitted, FitRequest
+from qtool.fitting.request import FitRequest, Fitted
 from qtool.gguf.kinds import model_facts
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -21,6 +21,7 @@ from qtool.recipe.recipe import parse
 from qtool.runs import program
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
+from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import check_free, workspace
 
@@ -80,8 +81,8 @@ def _about(request: FitRequest, loss: float) -> str:
 def _check_recipe(recipe: GgufRecipe) -> None:
     if recipe.file_type.default in FLOATS:
         raise UnsupportedError(
-            f"recipe {recipe.name} makes a file of plain numbers ({recipe.type}), in which there is "
-            "nothing to choose; take one that quantizes, such as q4_k_m"
+            f"recipe {recipe.name} makes a file of plain numbers ({recipe.type}), in which nothing "
+            "is to be chosen; take one that quantizes, such as q4_k_m"
         )
     if recipe.rotates:
         raise UnsupportedError(
@@ -91,8 +92,8 @@ def _check_recipe(recipe: GgufRecipe) -> None:
 
 
 def _free(plan: GgufPlan, request: FitRequest) -> list[PlannedTensor]:
-    """Tensors whose types are to be chosen: all that the recipe quantizes, but for those of which it
-    says the type."""
+    """Tensors whose types are to be chosen: all that the recipe quantizes, but for those of which
+    it says the type."""
     recipe = request.recipe
     given = {EMBEDDING: recipe.embedding_type, HEAD: recipe.output_type}
     return [
@@ -132,8 +133,8 @@ def _check_size(request: FitRequest, plan: GgufPlan, free: Sequence[PlannedTenso
         numbers = sum(tensor.parameters for tensor in plan.tensors)
         raise UnsupportedError(
             f"{request.source}: with these types the smallest file has {least + over:,} bytes, "
-            f"{8 * least / numbers:.3f} bits a weight, and {budget + over:,} are asked for; ask for "
-            "more, or add smaller types to --types"
+            f"{8 * least / numbers:.3f} bits a weight, and {budget + over:,} are asked for; ask "
+            "for more, or add smaller types to --types"
         )
 
 
@@ -171,6 +172,7 @@ def _choose(
                 [tensor.name for tensor in free if tensor.name not in names],
                 costs.tokens,
                 progress.total(),
+                peak_rss_bytes(),
             )
             return found, text
         budget -= over  # the header grows with what the recipe says

@@ -3,9 +3,9 @@
     loss = 1/2 sum over matrices of rows[o] * columns[k] * (W - Q)[o, k]^2
 
 Blocks lie within rows, so that some rows speak for all: of a large tensor pieces are taken from
-all over it, and what they lose is counted up by the weights of the rows that they have. Encoding goes
-as `quantize` does it, with importance where the recipe measures it; GPTQ and AWQ, which make every
-error smaller by a good part, are not gone through, since it is the order that counts.
+all over it, and what they lose is counted up by the weights of the rows that they have. Encoding
+goes as `quantize` does it, with importance where the recipe measures it; GPTQ and AWQ, which make
+every error smaller by a good part, are not gone through, since it is the order that counts.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ class Weighed:
 
 
 def weighed(tensor: PlannedTensor, slopes: Slopes, larger: float, tied: bool) -> list[Weighed]:
-    """Of each way in which the network reads it, that of an embedding and of a head, say; none where
-    nothing was measured.
+    """Of each way in which the network reads it, that of an embedding and of a head, say; none
+    where nothing was measured.
 
     larger: how much larger squares of the embedding's numbers are when they enter block 0. tied:
     the embedding is the head, too.
@@ -96,7 +96,7 @@ def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArr
 def candidates(
     ways: Sequence[Weighed], types: Sequence[BlockType], importance: bool, workers: Workers
 ) -> list[Candidate]:
-    """A tensor as each type that its rows fit in, smallest first; ways: of weighed(), at least one."""
+    """A tensor as each type that its rows fit in, smallest first. ways: of weighed(), not none."""
     source = ways[0].tensor.source
     use = importance and source.name.startswith("blk.")
     usable = usable_types(source, types, use)

@@ -70,8 +70,8 @@ def measured(
 
 
 def _larger(source: GgufSource, tokens: NDArray[np.int64], entered: float) -> float:
-    """How much larger squares of numbers are before block 0 than in the embedding, which some models
-    multiply by a number of their own."""
+    """How much larger squares of numbers are before block 0 than in the embedding, which some
+    models multiply by a number of their own."""
     table = next((tensor for tensor in source.tensors if tensor.name == EMBEDDING), None)
     if table is None:
         return 1.0

@@ -66,6 +66,7 @@ class Fitted:
     kept: Sequence[str]  # quantized tensors that have the recipe's own types
     tokens: int
     seconds: float
+    peak_rss_bytes: int
 
     def lines(self, model: str) -> list[str]:
         """For people: how many tensors have which type, and what it comes to."""
@@ -90,6 +91,7 @@ class Fitted:
             *said,
             f"{self.out}: {self.size_bytes:,} bytes, {self.bits_per_weight:.3f} bits per weight, "
             f"loss about {self.loss:.4f} nats a token{was}",
+            f"{self.seconds:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB",
             f"next: qtool quantize {shlex.quote(model)} --recipe {shlex.quote(str(self.out))}",
         ]
 
@@ -108,4 +110,5 @@ class Fitted:
             ],
             "kept": list(self.kept),
             "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
         }

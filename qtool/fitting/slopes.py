@@ -1,8 +1,8 @@
 """What rounding a matrix costs the whole network, from one pass forwards and one backwards.
 
 A matrix W becomes W + D. To second order the KL divergence from the original's predictions to the
-changed model's, in nats a token, is half the mean of (g' D x)^2, where x is what the matrix reads at
-a token and g the gradient, by what it gives, of log p(y) summed over the text, each y drawn from
+changed model's, in nats a token, is half the mean of (g' D x)^2, where x is what the matrix reads
+at a token and g the gradient, by what it gives, of log p(y) summed over the text, each y drawn from
 the model's own predictions p: of such gradients the mean of the products is the Fisher information,
 which is the second derivative of the divergence. With inputs and gradients taken for independent of
 each other and of their neighbours, and errors likewise,
