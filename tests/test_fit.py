@@ -14,9 +14,8 @@ from test_resume import Died, dying
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
-from qtool.fitting.request import Fitted, FitRequest, block_types
+from qtool.fitting.request import FitRequest, Fitted, block_types
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.recipe import GgufRecipe as Gguf
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.schemas import text as schema_text
@@ -36,11 +35,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(model: Path, out: Path, **given: Any) -> FitRequest:
     recipe = load(given.pop("recipe", "q4_k_m"), given.pop("sets", ["importance=true"]))
-    assert isinstance(recipe, Gguf)
+    assert isinstance(recipe, GgufRecipe)
     settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
     usual: dict[str, Any] = {"size_bytes": None, "bits": None, "costs": None, "threads": 2}
     types = block_types(given.pop("types", "q2_k,q3_k,q4_k,q5_k,q6_k"))
-    return FitRequest(str(model), model, recipe, settings, out, **{**usual, **given, "types": types})
+    usual |= {**given, "types": types}
+    return FitRequest(str(model), model, recipe, settings, out, **usual)
 
 
 def fitted(model: Path, out: Path, **given: Any) -> Fitted:
@@ -194,7 +194,7 @@ def test_what_is_damaged_is_measured_again(
         (("--bits", 4, "--recipe", "w4g128-awq"), "makes no GGUF file"),
         (("--bits", 4, "--recipe", "f16"), "plain numbers"),
         (("--bits", 4, "--set", "transforms=[rotate]"), "rotates the network"),
-        (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "is encoded without importance"),
+        (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "encoded without importance"),
         (("--bits", 1), "the smallest file has"),
         (("--size", "700KB", "--types", "q4_k,q6_k"), "add smaller types"),
     ],
@@ -220,7 +220,7 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
     found = call(*asked)
     assert found.status == 1 and "with another importance and another types" in found.err
     lies = {
-        "[]": "not a file of costs",
+        "[]": "expected a JSON object",
         "{}": "not a file of costs",
         '{"of": {}, "tokens": 1, "tensors": {"a": {"Q4_K": [1, -1]}}}': "not a file of costs",
         '{"of": {}, "tokens": 1, "tensors": {"a": {"Q4_K": [true, 1]}}}': "not a file of costs",

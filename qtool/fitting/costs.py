@@ -53,7 +53,7 @@ def read(path: Path, known: Mapping[str, Any]) -> Costs:
     """FormatError where it is no such file, SourceError where it is not of what `known` says."""
     found = st.read_json(path)
     try:
-        before = found["of"]
+        before = dict(found["of"])
         costs = Costs(
             {
                 str(name): {str(kind): _candidate(kind, *pair) for kind, pair in every.items()}

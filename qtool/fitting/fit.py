@@ -159,7 +159,9 @@ def _choose(
         types = {tensor.name: one.name for tensor, one in zip(chosen_for, chosen, strict=True)}
         loss = sum(one.loss for one in chosen)
         text = recipe_text(_about(request, loss), request.recipe, types)
-        made = make_gguf_plan(parse(text, str(request.out), request.out.stem), source)
+        recipe = parse(text, str(request.out), request.out.stem)
+        assert isinstance(recipe, GgufRecipe)
+        made = make_gguf_plan(recipe, source)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
         if over <= 0:
             found = Fitted(

@@ -202,7 +202,7 @@ def _through_head(
             observer = _observer(index, {Matrix("weight", None): sums})
             for number in progress.blocks(len(stream.hidden), "head, part"):
                 hidden = stream.hidden[number]
-                parts = []
+                parts: list[torch.Tensor] = []
                 for first in range(0, hidden.shape[1], _HEAD_POSITIONS):
                     part = hidden[:, first : first + _HEAD_POSITIONS].detach().requires_grad_()
                     with observer:
@@ -277,6 +277,7 @@ def _observer(index: WeightIndex, seen: _Seen) -> ObserveLinears:
     def made(matrix: Matrix, output: torch.Tensor) -> None:
         if output.requires_grad:
             sums = seen[matrix]
-            output.register_hook(lambda gradient: sums.gave(gradient))
+            hooked: Any = output  # the method has no types
+            hooked.register_hook(sums.gave)
 
     return ObserveLinears(index, given, made)
