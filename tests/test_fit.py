@@ -14,7 +14,7 @@ from test_resume import Died, dying
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
-from qtool.fitting.request import FitRequest, Fitted, block_types
+from qtool.fitting.request import FitRequest, Fitted
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
@@ -38,8 +38,7 @@ def request(model: Path, out: Path, **given: Any) -> FitRequest:
     assert isinstance(recipe, GgufRecipe)
     settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
     usual: dict[str, Any] = {"size_bytes": None, "bits": None, "costs": None, "threads": 2}
-    types = block_types(given.pop("types", "q2_k,q3_k,q4_k,q5_k,q6_k"))
-    usual |= {**given, "types": types}
+    usual |= {"types": "q2_k,q3_k,q4_k,q5_k,q6_k", **given}
     return FitRequest(str(model), model, recipe, settings, out, **usual)
 
 
@@ -61,7 +60,7 @@ def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
     assert run.status == 0, run.err
     # AWQ's record and the calibration's come on top of what the plan knows.
     assert 0.98e6 < out.stat().st_size <= 1.0e6
-    types = {one["name"]: one["type"] for one in found["tensors"]}
+    types = {one["name"]: one["type"] for one in found["chosen"]}
     inspected = json.loads(call("inspect", out, "--json").out)
     stored = {one["name"]: one["dtype"] for one in inspected["tensors"] if one["name"] in types}
     assert stored == types
@@ -88,11 +87,12 @@ def test_more_bytes_lose_less_and_fitting_beats_the_recipe(tiny: Path, tmp_path:
     ]
     assert losses == sorted(losses, reverse=True)
     first = fitted(tiny, tmp_path / "first.yaml", bits=4.5, costs=costs)
-    size, before = first.before
+    made, before = first.before
+    size = made.size_bytes
     assert before is not None
     same = fitted(tiny, tmp_path / "same.yaml", size_bytes=size, costs=costs)
     assert same.loss < before
-    assert same.size_bytes <= size
+    assert same.made.size_bytes <= size
 
 
 def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
@@ -126,18 +126,17 @@ def test_a_gguf_file_costs_what_its_checkpoint_does(tiny: Path, tmp_path: Path, 
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=here)
     fitted(file, tmp_path / "b.yaml", bits=4.5, costs=there)
-    left, right = (json.loads(path.read_text())["tensors"] for path in (here, there))
+    left, right = (json.loads(path.read_text())["losses"] for path in (here, there))
     assert left.keys() == right.keys() and len(left) == 15
     for name, types in left.items():
-        for kind, (nbytes, loss) in types.items():
-            assert right[name][kind][0] == nbytes
-            assert right[name][kind][1] == pytest.approx(loss, rel=2e-3), (name, kind)
+        for kind, loss in types.items():
+            assert right[name][kind] == pytest.approx(loss, rel=2e-3), (name, kind)
 
 
 def test_what_the_recipe_says_stays(tiny: Path, tmp_path: Path) -> None:
     sets = ["importance=true", "embedding_type=q8_0", "overrides=[{match: attn_v, type: q6_k}]"]
     found = fitted(tiny, tmp_path / "a.yaml", bits=5.5, sets=sets)
-    names = {name for name, _ in found.tensors}
+    names = set(found.chosen)
     assert "token_embd.weight" not in names and not any("attn_v" in name for name in names)
     recipe = load(str(tmp_path / "a.yaml"))
     assert isinstance(recipe, GgufRecipe) and recipe.embedding_type == "q8_0"
@@ -191,11 +190,13 @@ def test_what_is_damaged_is_measured_again(
         (("--size", "many"), "no size"),
         (("--bits", 4, "--types", "q4_k,q4_k_m"), "did you mean Q4_K"),
         (("--bits", 4, "--types", "f16"), "no type that matrices are quantized to"),
-        (("--bits", 4, "--recipe", "w4g128-awq"), "makes no GGUF file"),
+        (("--bits", 4, "--recipe", "w4g128-awq"), "whose matrices all have the same bits"),
+        (("--bits", 4, "--recipe", "w4g128-gptq", "--types", "4,q8_0"), "no number of bits"),
+        (("--bits", 4, "--recipe", "w8a8-dynamic"), "rounds inputs, too"),
         (("--bits", 4, "--recipe", "f16"), "plain numbers"),
         (("--bits", 4, "--set", "transforms=[rotate]"), "rotates the network"),
         (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "encoded without importance"),
-        (("--bits", 1), "the smallest file has"),
+        (("--bits", 1), "the smallest artifact has"),
         (("--size", "700KB", "--types", "q4_k,q6_k"), "add smaller types"),
     ],
 )
@@ -222,10 +223,10 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
     lies = {
         "[]": "expected a JSON object",
         "{}": "not a file of costs",
-        '{"of": {}, "tokens": 1, "tensors": {"a": {"Q4_K": [1, -1]}}}': "not a file of costs",
-        '{"of": {}, "tokens": 1, "tensors": {"a": {"Q4_K": [true, 1]}}}': "not a file of costs",
-        '{"of": {}, "tokens": 1, "tensors": {"a": {"Q4_K": 3}}}': "not a file of costs",
-        '{"of": 5, "tokens": 1, "tensors": {}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": -1}}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": true}}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": 3}}': "not a file of costs",
+        '{"of": 5, "tokens": 1, "losses": {}}': "not a file of costs",
         "{": "",
     }
     for lie, said in lies.items():
@@ -238,17 +239,16 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
 
 def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What a few pieces of a tensor tell is near to what all of it does."""
-    from qtool.fitting import losses
+    from qtool.fitting import sampled
 
     every, some = tmp_path / "every.json", tmp_path / "some.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)
-    monkeypatch.setattr(losses, "_PIECE", 1 << 12)
-    monkeypatch.setattr(losses, "_SAMPLED", 1 << 15)
+    monkeypatch.setattr(sampled, "_PIECE", 1 << 12)
+    monkeypatch.setattr(sampled, "_SAMPLED", 1 << 15)
     fitted(tiny, tmp_path / "b.yaml", bits=4.5, costs=some)
-    left, right = (json.loads(path.read_text())["tensors"] for path in (every, some))
+    left, right = (json.loads(path.read_text())["losses"] for path in (every, some))
     ratios = [
-        right[name][kind][1] / loss for name, types in left.items() for kind, (_, loss) in
-        types.items()
+        right[name][kind] / loss for name, types in left.items() for kind, loss in types.items()
     ]  # fmt: skip
     assert any(ratio != 1 for ratio in ratios)
     assert 0.8 < np.median(ratios) < 1.25 and max(ratios) < 2 and min(ratios) > 0.5
@@ -265,6 +265,6 @@ def test_experts_are_weighed_by_the_tokens_they_read(
     asked = request(model, tmp_path / "a.yaml", bits=5.0, recipe="q4_0", sets=sets,
                     types="q4_0,q5_0,q8_0")  # fmt: skip
     found = fit(asked, Progress(quiet=True))
-    experts = [name for name, _ in found.tensors if "_exps" in name]
+    experts = [name for name in found.chosen if "_exps" in name]
     assert len(experts) == 3 * 2 and not found.kept
-    assert found.bits_per_weight <= 5.0
+    assert found.made.bits_per_weight <= 5.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qtool.fitting.allocate import Candidate, allocate
-from qtool.fitting.recipe_text import recipe_text
+from qtool.fitting.recipe_text import gguf_text
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load, parse
 
@@ -76,7 +76,7 @@ def test_the_text_says_what_was_chosen_and_what_the_recipe_said() -> None:
         "blk.1.attn_k.weight": "IQ4_XS",
         "dense_2.weight": "Q8_0",
     }
-    text = recipe_text("for a test", base, types)
+    text = gguf_text(base, "for a test", types)
     assert text.startswith("# for a test\n")
     found = parse(text, "mine.yaml", "mine")
     assert isinstance(found, GgufRecipe)

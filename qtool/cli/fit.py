@@ -1,4 +1,4 @@
-"""`qtool fit`: a recipe whose types make the best file of a given size."""
+"""`qtool fit`: a recipe whose types make the best artifact of a given size."""
 
 import json
 from pathlib import Path
@@ -22,18 +22,19 @@ def fit(
     recipe: Annotated[
         str,
         typer.Option(
-            help="what to begin with: a GGUF recipe's name, or a YAML file",
+            help="what to begin with: a shipped recipe's name, or a YAML file",
             autocompletion=completing.recipe_names,
         ),
     ] = "q4_k_m-awq-gptq",
     size: Annotated[
-        str | None, typer.Option(help="of the file that the recipe makes, such as 4.2GB")
+        str | None, typer.Option(help="of what the recipe makes, such as 4.2GB")
     ] = None,
     bits: Annotated[
         float | None, typer.Option(min=0.1, max=32, help="bits a weight, instead of --size")
     ] = None,
     types: Annotated[
-        str | None, typer.Option(help="to choose among, such as q3_k,q4_k,q5_k,q6_k")
+        str | None,
+        typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
     ] = None,
     calibration: Annotated[
         str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
@@ -56,28 +57,24 @@ def fit(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Choose the type of each tensor of MODEL so that a GGUF file of a given size loses least.
+    """Choose the type, or the bits, of each matrix of MODEL so that a given size loses least.
 
     What an error in each matrix costs the whole network is measured once, forwards and backwards;
     the recipe that comes out is for `qtool quantize`.
     """
     from qtool.errors import UsageError
-    from qtool.fitting.request import SAMPLES, FitRequest, block_types
+    from qtool.fitting.request import SAMPLES, FitRequest, block_types, widths
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import calibration_sets, load
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
-    chosen = block_types(types)
     nbytes = None if size is None else parse_size(size)
     base = load(recipe, set_ or [])
     sets = calibration_sets(calibration, samples or SAMPLES, length, seed)
     settings = load(recipe, (set_ or []) + sets).calibration
-    if not isinstance(base, GgufRecipe):
-        raise UsageError(
-            f"recipe {base.name} makes no GGUF file; --recipe takes one that does, such as q4_k_m"
-        )
+    (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
@@ -91,7 +88,7 @@ def fit(
         source = resolve(model)
     found = run(
         FitRequest(
-            model, source, base, settings, out, nbytes, bits, chosen, costs,
+            model, source, base, settings, out, nbytes, bits, types, costs,
             threads or default_threads(), fresh,
         ),
         progress,

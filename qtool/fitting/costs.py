@@ -1,52 +1,36 @@
-"""What each tensor costs as each type: measured once, and kept in a file for other sizes.
+"""What each choice loses: measured once, and kept in a file for other sizes.
 
 {"of": what it was measured of, "tokens": n,
- "tensors": {"blk.0.attn_q.weight": {"Q4_K": [bytes, loss], ...}, ...}}
+ "losses": {"blk.0.attn_q.weight": {"Q4_K": nats a token, ...}, ...}}
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from qtool.errors import FormatError, SourceError
-from qtool.fitting.allocate import Candidate
-from qtool.fitting.request import FitRequest
+from qtool.fitting.ways import Losses
 from qtool.formats import safetensors_file as st
-from qtool.runs.identity import file_facts
 from qtool.runs.staging import staged_file
 
 
 @dataclass(frozen=True)
 class Costs:
-    """By tensor, then by type."""
+    """Losses, and over how many tokens they were measured."""
 
-    tensors: Mapping[str, Mapping[str, Candidate]]
+    losses: Losses
     tokens: int
-
-
-def facts(request: FitRequest, files: Sequence[Path], digest: str) -> dict[str, Any]:
-    """What costs hang on, by the names that a person knows it by. files: of the model. digest: of
-    the tokens."""
-    return {
-        "model": [file_facts(file) for file in files],
-        "calibration text": digest,
-        "importance": request.recipe.importance,
-        "types": [kind.name for kind in request.types],
-    }
 
 
 def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
     """The file; it must not be there."""
-    tensors = {
-        name: {kind: [one.nbytes, one.loss] for kind, one in every.items()}
-        for name, every in costs.tensors.items()
-    }
-    text = json.dumps({"of": known, "tokens": costs.tokens, "tensors": tensors}, indent=1)
+    found = {"of": known, "tokens": costs.tokens, "losses": costs.losses}
+    text = json.dumps(found, indent=1) + "\n"
     with staged_file(path, len(text)) as (staged, _):
-        staged.write_text(text + "\n", encoding="utf-8")
+        staged.write_text(text, encoding="utf-8")
 
 
 def read(path: Path, known: Mapping[str, Any]) -> Costs:
@@ -54,13 +38,11 @@ def read(path: Path, known: Mapping[str, Any]) -> Costs:
     found = st.read_json(path)
     try:
         before = dict(found["of"])
-        costs = Costs(
-            {
-                str(name): {str(kind): _candidate(kind, *pair) for kind, pair in every.items()}
-                for name, every in found["tensors"].items()
-            },
-            int(found["tokens"]),
-        )
+        losses = {
+            str(unit): {str(choice): _loss(loss) for choice, loss in every.items()}
+            for unit, every in found["losses"].items()
+        }
+        costs = Costs(losses, int(found["tokens"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(
             f"{path}: not a file of costs as `qtool fit --costs` writes it ({error}); name another "
@@ -76,7 +58,7 @@ def read(path: Path, known: Mapping[str, Any]) -> Costs:
     return costs
 
 
-def _candidate(kind: str, nbytes: int, loss: float) -> Candidate:
-    if type(nbytes) is not int or nbytes < 0 or not isfinite(loss) or loss < 0:
-        raise ValueError(f"{kind}: {nbytes} bytes, loss {loss}")
-    return Candidate(kind, nbytes, float(loss))
+def _loss(found: Any) -> float:
+    if type(found) not in (int, float) or not isfinite(found) or found < 0:
+        raise ValueError(f"a loss of {found!r}"[:60])
+    return float(found)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.calibrating.workers import Workers
 from qtool.errors import FormatError, SourceError
-from qtool.fitting.allocate import Candidate
+from qtool.fitting.sampled import pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
 from qtool.gguf.mixtures import fallback
@@ -26,8 +26,6 @@ from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-_PIECE = 1 << 16  # weights
-_SAMPLED = 1 << 20  # weights of a tensor that are looked at, in such pieces
 
 Floats = NDArray[np.float32]
 
@@ -93,25 +91,22 @@ def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArr
     return np.repeat([one.rows.mean() for one in found], each)
 
 
-def candidates(
+def losses_of(
     ways: Sequence[Weighed], types: Sequence[BlockType], importance: bool, workers: Workers
-) -> list[Candidate]:
-    """A tensor as each type that its rows fit in, smallest first. ways: of weighed(), not none."""
-    source = ways[0].tensor.source
-    use = importance and source.name.startswith("blk.")
-    usable = usable_types(source, types, use)
-    losses = np.sum([_losses(one, usable, use, workers) for one in ways], axis=0)
-    return [
-        Candidate(kind.name, source.rows * kind.row_bytes(source.in_features), float(loss))
-        for kind, loss in zip(usable, losses, strict=True)
-    ]
+) -> NDArray[np.float64]:
+    """[types], of a tensor. ways: of weighed(), not none. types: of usable_types()."""
+    use = importance and _measured(ways[0].tensor.source)
+    found: NDArray[np.float64] = np.sum([_losses(one, types, use, workers) for one in ways], axis=0)
+    return found
 
 
 def _losses(
     one: Weighed, types: Sequence[BlockType], importance: bool, workers: Workers
 ) -> NDArray[np.float64]:
     """[types], of pieces, as all rows would have it."""
-    found = workers.map(lambda span: _lost(one, types, importance, *span), _spans(one))
+    source = one.tensor.source
+    spans = pieces(source.rows, source.in_features, len(one.columns))
+    found = workers.map(lambda span: _lost(one, types, importance, *span), spans)
     lost = np.sum(found, axis=0)
     share = float(one.rows.sum()) / lost[-1] if lost[-1] > 0 else 0.0
     scaled: NDArray[np.float64] = lost[:-1] * share
@@ -122,34 +117,24 @@ def usable_types(
     source: SourceTensor, types: Sequence[BlockType], importance: bool
 ) -> list[BlockType]:
     """What a tensor may be stored as, smallest first: in place of a type whose blocks do not divide
-    its rows the one that llama.cpp falls back to. importance: whether it is encoded with some."""
+    its rows the one that llama.cpp falls back to. importance: whether the recipe measures it."""
     found = {fallback(kind, source.in_features, source.name) for kind in types}
-    usable = [kind for kind in found if importance or not kind.needs_importance]
+    use = importance and _measured(source)
+    usable = [kind for kind in found if use or not kind.needs_importance]
     return sorted(usable, key=lambda kind: (kind.bits_per_weight, kind.number))
 
 
-def _spans(one: Weighed) -> list[tuple[int, int, int]]:
-    """Matrix, first and last row of the pieces that are looked at."""
-    source, matrices = one.tensor.source, len(one.columns)
-    each = source.rows // matrices
-    step = max(1, min(each, _PIECE // source.in_features))
-    every = [
-        (matrix, matrix * each + first, matrix * each + min(each, first + step))
-        for matrix in range(matrices)
-        for first in range(0, each, step)
-    ]
-    most = max(matrices, _SAMPLED // (step * source.in_features))
-    if len(every) <= most:
-        return every
-    places = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int))
-    return [every[place] for place in places]
+def _measured(source: SourceTensor) -> bool:
+    """Whether importance of what it reads is measured: llama.cpp looks at blocks alone."""
+    return source.name.startswith("blk.")
 
 
 def _lost(
-    one: Weighed, types: Sequence[BlockType], importance: bool, matrix: int, first: int, last: int
+    one: Weighed, types: Sequence[BlockType], importance: bool, first: int, last: int
 ) -> list[float]:
     """What each type loses in some rows; last the weights of these rows."""
     source, rows = one.tensor.source, one.rows[first:last]
+    matrix = first // (source.rows // len(one.columns))
     weight = as_floats(source, np.ascontiguousarray(source.read(first, last)), threads=1)
     if not np.isfinite(weight).all():
         raise SourceError(
