@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD
 from qtool.gguf.recipe import GgufRecipe
@@ -19,8 +18,7 @@ def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
     Layers whose tensors of a kind have one type share a line. What the recipe says itself of other
     tensors comes first, as it counts.
     """
-    keys = base.model_dump(mode="json", exclude_unset=True)
-    overrides = keys.pop("overrides", [])
+    keys: dict[str, str] = {}
     layers: dict[tuple[str, str], list[int]] = {}
     others: list[tuple[str, str]] = []
     for name, kind in types.items():
@@ -32,9 +30,8 @@ def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
             others.append((name, kind))
     made = [(_pattern(name, numbers), kind) for (name, kind), numbers in sorted(layers.items())]
     made += [(f"^{re.escape(name)}$", kind) for name, kind in others]
-    lines = _head(about, keys, overrides)
-    lines += [f"- {{match: '{pattern}', type: {kind.lower()}}}" for pattern, kind in made]
-    return "\n".join(lines) + "\n"
+    overrides = [f"{{match: '{pattern}', type: {kind.lower()}}}" for pattern, kind in made]
+    return _text(base, about, keys, overrides)
 
 
 def checkpoint_text(
@@ -42,24 +39,29 @@ def checkpoint_text(
 ) -> str:
     """`base` with bits of modules, by what engines fuse; about: the first line, without its mark.
 
-    The recipe's own bits are said once for all; its overrides come first and are of other modules.
+    What is as the recipe says of all is not said again; its overrides are of other modules.
     """
+    assert base.weights is not None
+    usual = str(base.weights.bits)
+    made = [
+        json.dumps({"match": name, "weights": {"bits": int(width)}})
+        for unit, width in bits.items()
+        if width != usual
+        for name in modules[unit]
+    ]
+    return _text(base, about, {}, made)
+
+
+def _text(
+    base: Recipe | GgufRecipe, about: str, more: Mapping[str, str], overrides: Sequence[str]
+) -> str:
+    """`base` with more keys, and overrides after its own."""
     keys = base.model_dump(mode="json", exclude_unset=True)
-    overrides = keys.pop("overrides", [])
-    usual = max(set(bits.values()), key=list(bits.values()).count, default="")
-    if usual:
-        keys["weights"] = {**keys["weights"], "bits": int(usual)}
-    lines = _head(about, keys, overrides)
-    for unit, width in bits.items():
-        if width != usual:
-            patch = {"weights": {"bits": int(width)}}
-            lines += [f"- {json.dumps({'match': name, **patch})}" for name in modules[unit]]
+    every = [*map(json.dumps, keys.pop("overrides", [])), *overrides]
+    lines = [f"# {about}", *(f"{key}: {json.dumps(value)}" for key, value in (keys | more).items())]
+    if every:
+        lines += ["overrides:", *(f"- {item}" for item in every)]
     return "\n".join(lines) + "\n"
-
-
-def _head(about: str, keys: Mapping[str, Any], overrides: Sequence[Any]) -> list[str]:
-    lines = [f"# {about}", *(f"{key}: {json.dumps(value)}" for key, value in keys.items())]
-    return [*lines, "overrides:", *(f"- {json.dumps(override)}" for override in overrides)]
 
 
 def _pattern(name: str, layers: list[int]) -> str:
