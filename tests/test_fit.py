@@ -143,12 +143,17 @@ def test_what_the_recipe_says_stays(tiny: Path, tmp_path: Path) -> None:
     assert recipe.overrides[0].match == "attn_v" and recipe.importance
 
 
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    """Of a run that nothing came between."""
+    return fitted(tiny, tmp_path_factory.mktemp("whole") / "out.yaml", bits=4.5)
+
+
 @pytest.mark.parametrize("after", range(1, 8))
 def test_a_run_that_dies_goes_on(
-    after: int, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    after: int, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every line of the journal: three states, a head, two blocks; the same recipe."""
-    whole = fitted(tiny, tmp_path / "whole.yaml", bits=4.5)
     with monkeypatch.context() as patched:
         dying(after, patched)
         try:
@@ -161,17 +166,15 @@ def test_a_run_that_dies_goes_on(
         assert (tmp_path / ".out.yaml.partial" / "journal").exists()
         found = fitted(tiny, tmp_path / "out.yaml", bits=4.5)
         assert found.loss == whole.loss
-    texts = [(tmp_path / f"{name}.yaml").read_text() for name in ("whole", "out")]
-    assert texts[0] == texts[1]
+    assert (tmp_path / "out.yaml").read_text() == whole.out.read_text()
     assert not (tmp_path / ".out.yaml.partial").exists()
 
 
 @pytest.mark.parametrize("damaged", ["states/0/hidden-0", "states/1/hidden-0", "slopes-2",
                                      "slopes-1", "gradients/hidden-1"])  # fmt: skip
 def test_what_is_damaged_is_measured_again(
-    damaged: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damaged: str, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fitted(tiny, tmp_path / "whole.yaml", bits=4.5)
     with monkeypatch.context() as patched, pytest.raises(Died):
         dying(5, patched)
         fitted(tiny, tmp_path / "out.yaml", bits=4.5)
