@@ -66,15 +66,18 @@ ADDMMS = {torch.addmm, torch.Tensor.addmm}
 
 # What an observer is told of each call: matrix, input [..., in], bias.
 Observer = Callable[[Matrix, torch.Tensor, torch.Tensor | None], None]
+Made = Callable[[Matrix, torch.Tensor], None]  # of each result: matrix, output [..., out]
 
 
 class ObserveLinears(TorchCalls):
-    """Within, `observer` hears of linear calls on the block's parameters, before they are made."""
+    """Within, `observer` hears of linear calls on the block's parameters, before they are made, and
+    `made` of what they gave."""
 
-    def __init__(self, index: WeightIndex, observer: Observer) -> None:
+    def __init__(self, index: WeightIndex, observer: Observer, made: Made | None = None) -> None:
         super().__init__()
         self._index = index
         self._observer = observer
+        self._made = made
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
@@ -85,12 +88,16 @@ class ObserveLinears(TorchCalls):
             seen = args[0], args[1].t(), None
         elif func in ADDMMS and len(args) == 3 and args[2].ndim == 2:
             seen = args[1], args[2].t(), args[0]
+        matrix = None
         if seen is not None:
             x, weight, bias = seen
             matrix = self._index.matrix(weight)
             if matrix is not None:
                 self._observer(matrix, x, bias)
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if matrix is not None and self._made is not None:
+            self._made(matrix, found)
+        return found
 
 
 def _linear_arguments(

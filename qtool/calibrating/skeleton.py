@@ -264,7 +264,7 @@ class Skeleton:
             with (
                 replaced(self.blocks, pass_on, self._returns_tuple),
                 EmbeddingRows(self.checkpoint, self._tables(), positions),
-                torch.no_grad(),
+                torch.set_grad_enabled(hidden.requires_grad),
             ):
                 ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
                 logits = self.model(input_ids=ids, use_cache=False).logits

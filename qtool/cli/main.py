@@ -25,6 +25,7 @@ from qtool.cli.diff import diff
 from qtool.cli.doctor import doctor
 from qtool.cli.download import download
 from qtool.cli.eval import evaluate
+from qtool.cli.fit import fit
 from qtool.cli.generate import generate
 from qtool.cli.inspect import inspect
 from qtool.cli.matrix import matrix
@@ -84,7 +85,7 @@ def _options(
         typer.echo(_FIRST.format(version=__version__), nl=False)
 
 
-for _command in (quantize, calibrate, plan, inspect, diff, convert, recipes, bench):
+for _command in (quantize, calibrate, fit, plan, inspect, diff, convert, recipes, bench):
     app.command()(_command)
 app.command("eval")(evaluate)
 app.command()(generate)

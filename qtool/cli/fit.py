@@ -1,0 +1,100 @@
+"""`qtool fit`: a recipe whose types make the best artifact of a given size."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qtool.cli import completing
+from qtool.printable import printable
+
+
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
+            autocompletion=completing.models,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="recipe to write, a YAML file")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="what to begin with: a shipped recipe's name, or a YAML file",
+            autocompletion=completing.recipe_names,
+        ),
+    ] = "q4_k_m-awq-gptq",
+    size: Annotated[
+        str | None, typer.Option(help="of what the recipe makes, such as 4.2GB")
+    ] = None,
+    bits: Annotated[
+        float | None, typer.Option(min=0.1, max=32, help="bits a weight, instead of --size")
+    ] = None,
+    types: Annotated[
+        str | None,
+        typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="samples of the text; 16 by default")
+    ] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="a file: what was measured is kept there, and taken from it again"),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Choose the type, or the bits, of each matrix of MODEL so that a given size loses least.
+
+    What an error in each matrix costs the whole network is measured once, forwards and backwards;
+    the recipe that comes out is for `qtool quantize`.
+    """
+    from qtool.errors import UsageError
+    from qtool.fitting.request import SAMPLES, FitRequest, block_types, widths
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.recipe import calibration_sets, load
+
+    if (size is None) == (bits is None):
+        raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
+    nbytes = None if size is None else parse_size(size)
+    base = load(recipe, set_ or [])
+    sets = calibration_sets(calibration, samples or SAMPLES, length, seed)
+    settings = load(recipe, (set_ or []) + sets).calibration
+    (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
+    from qtool.calibrating.allocator import share_heap
+
+    share_heap()
+    from qtool.fitting.fit import fit as run
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.runs.progress import Progress
+
+    progress = Progress(quiet=json_)
+    with progress.stage("download"):
+        source = resolve(model)
+    found = run(
+        FitRequest(
+            model, source, base, settings, out, nbytes, bits, types, costs,
+            threads or default_threads(), fresh,
+        ),
+        progress,
+    )  # fmt: skip
+    if json_:
+        typer.echo(json.dumps(found.json()))
+        return
+    for line in found.lines(model):
+        typer.echo(printable(line))

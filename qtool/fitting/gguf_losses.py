@@ -1,0 +1,156 @@
+"""What it costs to store each tensor of a GGUF file as each type: errors weighed by slopes.
+
+    loss = 1/2 sum over matrices of rows[o] * columns[k] * (W - Q)[o, k]^2
+
+Blocks lie within rows, so that some rows speak for all: of a large tensor pieces are taken from
+all over it, and what they lose is counted up by the weights of the rows that they have. Encoding
+goes as `quantize` does it, with importance where the recipe measures it; GPTQ and AWQ, which make
+every error smaller by a good part, are not gone through, since it is the order that counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import native_gguf
+from qtool.calibrating.workers import Workers
+from qtool.errors import FormatError, SourceError
+from qtool.fitting.sampled import pieces
+from qtool.fitting.slope import Slope, Slopes
+from qtool.gguf.importance import matrices_reading
+from qtool.gguf.mixtures import fallback
+from qtool.gguf.planned import PlannedTensor
+from qtool.gguf.source import SourceTensor, as_floats
+from qtool.gguf_types import BlockType
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A tensor and what errors in it cost."""
+
+    tensor: PlannedTensor
+    rows: NDArray[np.float64]  # [rows], of all matrices one after another
+    columns: NDArray[np.float64]  # [matrices, in]
+
+    def importance(self) -> Floats:
+        """As an encoder has it, [matrices, in]."""
+        return self.columns.astype(np.float32)
+
+
+def weighed(tensor: PlannedTensor, slopes: Slopes, larger: float, tied: bool) -> list[Weighed]:
+    """Of each way in which the network reads it, that of an embedding and of a head, say; none
+    where nothing was measured.
+
+    larger: how much larger squares of the embedding's numbers are when they enter block 0. tied:
+    the embedding is the head, too.
+    """
+    source, found = tensor.source, []
+    shape = (source.rows, source.in_features)
+    if source.name == EMBEDDING and slopes.embedding.shape == shape[1:]:
+        rows = np.full(shape[0], 1 / shape[0])
+        found.append(Weighed(tensor, rows, (slopes.embedding * larger)[None]))
+    head = slopes.head
+    is_head = source.name == HEAD or (source.name == EMBEDDING and tied)
+    if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
+        found.append(Weighed(tensor, head.rows, head.columns[None]))
+    if source.name not in (EMBEDDING, HEAD) and (one := _of_block(tensor, slopes)) is not None:
+        found.append(one)
+    return found
+
+
+def _of_block(tensor: PlannedTensor, slopes: Slopes) -> Weighed | None:
+    source = tensor.source
+    found = matrices_reading(source, slopes.matrices, lambda slope: slope.columns.size)
+    if not found:
+        return None
+    columns = np.stack([slope.columns for slope in found])
+    if source.columns is not None:
+        columns = columns[:, source.columns]
+    return Weighed(tensor, _rows(source, slopes, found), columns)
+
+
+def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArray[np.float64]:
+    """Of each row; alike within a matrix where it is not known which one it is."""
+    parts = [
+        one.rows
+        for name in source.origin
+        for _, one in sorted(slopes.matrices.get(name, {}).items())
+    ]
+    every = np.concatenate(parts) if parts else np.empty(0)
+    rows = np.arange(source.rows, dtype=np.int64)
+    order = rows if source.order is None else source.order(rows)
+    if source.cut is None and order.size and int(order.max()) < every.size:
+        return every[order]
+    each = source.rows // len(found)
+    return np.repeat([one.rows.mean() for one in found], each)
+
+
+def losses_of(
+    ways: Sequence[Weighed], types: Sequence[BlockType], importance: bool, workers: Workers
+) -> NDArray[np.float64]:
+    """[types], of a tensor. ways: of weighed(), not none. types: of usable_types()."""
+    use = importance and _measured(ways[0].tensor.source)
+    found: NDArray[np.float64] = np.sum([_losses(one, types, use, workers) for one in ways], axis=0)
+    return found
+
+
+def _losses(
+    one: Weighed, types: Sequence[BlockType], importance: bool, workers: Workers
+) -> NDArray[np.float64]:
+    """[types], of pieces, as all rows would have it."""
+    source = one.tensor.source
+    spans = pieces(source.rows, source.in_features, len(one.columns))
+    found = workers.map(lambda span: _lost(one, types, importance, *span), spans)
+    lost = np.sum(found, axis=0)
+    share = float(one.rows.sum()) / lost[-1] if lost[-1] > 0 else 0.0
+    scaled: NDArray[np.float64] = lost[:-1] * share
+    return scaled
+
+
+def usable_types(
+    source: SourceTensor, types: Sequence[BlockType], importance: bool
+) -> list[BlockType]:
+    """What a tensor may be stored as, smallest first: in place of a type whose blocks do not divide
+    its rows the one that llama.cpp falls back to. importance: whether the recipe measures it."""
+    found = {fallback(kind, source.in_features, source.name) for kind in types}
+    use = importance and _measured(source)
+    usable = [kind for kind in found if use or not kind.needs_importance]
+    return sorted(usable, key=lambda kind: (kind.bits_per_weight, kind.number))
+
+
+def _measured(source: SourceTensor) -> bool:
+    """Whether importance of what it reads is measured: llama.cpp looks at blocks alone."""
+    return source.name.startswith("blk.")
+
+
+def _lost(
+    one: Weighed, types: Sequence[BlockType], importance: bool, first: int, last: int
+) -> list[float]:
+    """What each type loses in some rows; last the weights of these rows."""
+    source, rows = one.tensor.source, one.rows[first:last]
+    matrix = first // (source.rows // len(one.columns))
+    weight = as_floats(source, np.ascontiguousarray(source.read(first, last)), threads=1)
+    if not np.isfinite(weight).all():
+        raise SourceError(
+            f"{source.name}: a weight in rows {first} to {last - 1} is not finite; the source is "
+            "damaged, and nothing good can be made of it"
+        )
+    chosen = one.importance()[matrix] if importance else None
+    columns = one.columns[matrix]
+    found = []
+    for kind in types:
+        try:
+            blocks = native_gguf.encode(weight, kind, chosen, threads=1)
+        except FormatError:  # weights that this type cannot hold
+            found.append(float("inf"))
+            continue
+        back = native_gguf.dequantize(blocks, kind, source.in_features, threads=1)
+        errors = np.square(weight - back, dtype=np.float64) @ columns
+        found.append(0.5 * float(errors @ rows))
+    return [*found, float(rows.sum())]

@@ -1,0 +1,168 @@
+"""Bits of the matrices in a checkpoint's artifact, to choose among.
+
+What engines fuse into one layer has one scheme: q/k/v, gate/up, and all experts of a block.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import structure
+from qtool.calibrating.calibration import calibration_tokens
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting.recipe_text import checkpoint_text
+from qtool.fitting.request import FitRequest, widths
+from qtool.fitting.sampled import pieces
+from qtool.fitting.slope import Slope, Slopes
+from qtool.fitting.ways import Losses, Made, Ways
+from qtool.formats.safetensors_file import to_float32
+from qtool.gguf.open import is_gguf
+from qtool.methods import rtn
+from qtool.plan.experts import as_quantized
+from qtool.plan.plan import Plan, make_plan
+from qtool.plan.planned import Planned
+from qtool.quality.weights import runnable
+from qtool.recipe.recipe import Recipe, parse
+from qtool.runs.progress import Progress
+
+_MIXED = ("gptq", "compressed-tensors")  # formats whose matrices may differ in bits
+
+
+@contextmanager
+def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
+    """UnsupportedError where there is nothing to choose."""
+    _check(request, recipe)
+    checkpoint = as_quantized(recipe, Checkpoint.open(request.source))
+    plan = make_plan(recipe, checkpoint)
+    bits = widths(request.types)
+    units = _units(plan, recipe)
+    plans = {width: make_plan(_of_width(recipe, width), checkpoint) for width in bits}
+    weights = runnable(checkpoint)
+
+    def tokens() -> tuple[NDArray[np.int64], str]:
+        found = calibration_tokens(request.settings, weights.folder)
+        return found.tokens, found.digest
+
+    def losses(slopes: Slopes, _: NDArray[np.int64], progress: Progress) -> Losses:
+        found, names = {}, list(units)
+        with Workers(request.threads) as workers:
+            for number in progress.blocks(len(names), "layer"):
+                unit = units[names[number]]
+                known = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in unit}
+                if all(known.values()):
+                    found[names[number]] = {
+                        str(width): sum(
+                            _lost(checkpoint, made.by_name[name], slope, workers)
+                            for name, slope in known.items()
+                            if slope is not None
+                        )
+                        for width, made in plans.items()
+                    }
+        return found
+
+    def made(text: str) -> Made:
+        other = parse(text, str(request.out), request.out.stem)
+        assert isinstance(other, Recipe)
+        return _made(make_plan(other, checkpoint))
+
+    yield Ways(
+        weights,
+        {
+            name: {
+                str(width): sum(made.by_name[one.name].nbytes for one in unit)
+                for width, made in plans.items()
+            }
+            for name, unit in units.items()
+        },
+        {name: len(unit) for name, unit in units.items()},
+        _made(plan),
+        {name: (_bits(unit[0]), sum(one.nbytes for one in unit)) for name, unit in units.items()},
+        tokens,
+        losses,
+        partial(checkpoint_text, recipe, {k: [one.module for one in u] for k, u in units.items()}),
+        made,
+        {"weights": recipe.model_dump(mode="json", include={"weights", "format"}), "bits": bits},
+        _hidden_bytes(checkpoint, plan),
+    )
+
+
+def _check(request: FitRequest, recipe: Recipe) -> None:
+    if recipe.format not in _MIXED or recipe.weights is None or recipe.weights.type != "int":
+        raise UnsupportedError(
+            f"recipe {recipe.name} makes {recipe.format}, whose matrices all have the same bits; "
+            "take one of GGUF, or of whole numbers in gptq or compressed-tensors, such as w4a16-ct"
+        )
+    if recipe.activations is not None:
+        raise UnsupportedError(
+            f"recipe {recipe.name} rounds inputs, too, for which engines want one kind of weights; "
+            "take one that rounds weights alone, such as w4a16-ct"
+        )
+    if is_gguf(request.source):
+        raise SourceError(
+            f"{request.source}: GGUF, and recipe {recipe.name} makes safetensors; take a GGUF "
+            "recipe, or turn it into a checkpoint first (qtool convert FILE --to hf -o DIR)"
+        )
+
+
+def _hidden_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
+    width = structure.text_config(checkpoint.config).get("hidden_size")
+    return 4 * width * plan.blocks.count if type(width) is int else 0
+
+
+def _of_width(recipe: Recipe, width: int) -> Recipe:
+    assert recipe.weights is not None
+    weights = recipe.weights.model_copy(update={"bits": width})
+    return recipe.model_copy(update={"weights": weights})
+
+
+def _units(plan: Plan, recipe: Recipe) -> dict[str, list[Planned]]:
+    """Matrices whose bits are to be chosen, by what engines fuse: all that are quantized as the
+    recipe says of all, and not by an override."""
+    found: dict[str, list[Planned]] = {}
+    for planned in plan.quantized:
+        found.setdefault(structure.fused_key(planned.module), []).append(planned)
+    return {
+        name: unit
+        for name, unit in found.items()
+        if all(one.scheme == recipe.scheme for one in unit)
+    }
+
+
+def _bits(planned: Planned) -> str:
+    assert planned.scheme is not None
+    return str(planned.scheme.bits)
+
+
+def _made(plan: Plan) -> Made:
+    numbers = sum(tensor.parameters for tensor in plan.tensors if tensor.nbytes)
+    return Made(plan.size_bytes, sum(tensor.nbytes for tensor in plan.tensors), numbers)
+
+
+def _lost(checkpoint: Checkpoint, planned: Planned, slope: Slope, workers: Workers) -> float:
+    """What rounding a matrix to nearest, as `planned` says, costs."""
+    scheme = planned.scheme
+    assert scheme is not None
+    rows, columns = planned.shape
+
+    def lost(span: tuple[int, int]) -> tuple[float, float]:
+        first, last = span
+        raw = checkpoint.part(planned.name, first, last)
+        weight = to_float32(raw, planned.dtype, (last - first, columns))
+        if not np.isfinite(weight).all():
+            raise SourceError(
+                f"{planned.name}: a weight in rows {first} to {last - 1} is not finite; the source "
+                "is damaged, and nothing good can be made of it"
+            )
+        back = rtn.quantize(weight, None, scheme, rtn.Options()).quant.dequantize()
+        own = slope.rows[first:last]
+        errors = np.square(weight - back, dtype=np.float64) @ slope.columns
+        return 0.5 * float(errors @ own), float(own.sum())
+
+    found = workers.map(lost, pieces(rows, columns))
+    total, seen = (sum(part) for part in zip(*found, strict=True))
+    return total * float(slope.rows.sum()) / seen if seen > 0 else 0.0

@@ -1,0 +1,155 @@
+"""Types of the tensors in a GGUF file, to choose among."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.calibrating.calibration import calibration_tokens
+from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
+from qtool.fitting.recipe_text import gguf_text
+from qtool.fitting.request import FitRequest, block_types
+from qtool.fitting.slope import Slopes
+from qtool.fitting.ways import Losses, Made, Ways
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.importance import begin_with_bos
+from qtool.gguf.kinds import model_facts
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.plan import make_gguf_plan
+from qtool.gguf.planned import GgufPlan, PlannedTensor
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import GgufSource, as_floats
+from qtool.gguf.weights import gguf_weights
+from qtool.gguf_types import FLOATS, BlockType
+from qtool.quality.weights import runnable
+from qtool.recipe.recipe import parse
+from qtool.runs.progress import Progress
+
+_ROWS = 256  # of the embedding, whose squares are compared with those of what enters block 0
+
+
+@contextmanager
+def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
+    """UnsupportedError where there is nothing to choose."""
+    _check_recipe(recipe)
+    types = block_types(request.types)
+    if is_gguf(request.source):
+        with gguf_weights(open_source(request.source)) as (weights, source):
+            yield _ways(request, recipe, types, weights, source)
+    else:
+        checkpoint = Checkpoint.open(request.source)
+        yield _ways(request, recipe, types, runnable(checkpoint), hf_source(checkpoint))
+
+
+def _ways(
+    request: FitRequest,
+    recipe: GgufRecipe,
+    types: Sequence[BlockType],
+    weights: Weights,
+    source: GgufSource,
+) -> Ways:
+    plan = make_gguf_plan(recipe, source)
+    free = {tensor.name: tensor for tensor in _free(plan, recipe)}
+    usable = {name: _usable(tensor, types, recipe.importance) for name, tensor in free.items()}
+    width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
+
+    def tokens() -> tuple[NDArray[np.int64], str]:
+        found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
+        return found.tokens, found.digest
+
+    def losses(slopes: Slopes, read: NDArray[np.int64], progress: Progress) -> Losses:
+        larger = _larger(source, read, slopes.entered)
+        tied = all(tensor.name != HEAD for tensor in source.tensors)
+        found, names = {}, list(free)
+        with Workers(request.threads) as workers:
+            for number in progress.blocks(len(names), "tensor"):
+                name = names[number]
+                if ways := weighed(free[name], slopes, larger, tied):
+                    lost = losses_of(ways, usable[name], recipe.importance, workers)
+                    kinds = (kind.name for kind in usable[name])
+                    found[name] = dict(zip(kinds, map(float, lost), strict=True))
+        return found
+
+    def made(text: str) -> Made:
+        other = parse(text, str(request.out), request.out.stem)
+        assert isinstance(other, GgufRecipe)
+        return _made(make_gguf_plan(other, source))
+
+    return Ways(
+        weights,
+        {
+            name: {
+                kind.name: tensor.source.rows * kind.row_bytes(tensor.source.in_features)
+                for kind in usable[name]
+            }
+            for name, tensor in free.items()
+        },
+        dict.fromkeys(free, 1),
+        _made(plan),
+        {name: (tensor.type.name, tensor.nbytes) for name, tensor in free.items()},
+        tokens,
+        losses,
+        partial(gguf_text, recipe),
+        made,
+        {"importance": recipe.importance, "types": [kind.name for kind in types]},
+        4 * width * model_facts(source.metadata).layers,
+    )
+
+
+def _made(plan: GgufPlan) -> Made:
+    numbers = sum(tensor.parameters for tensor in plan.tensors)
+    return Made(plan.size_bytes, plan.tensor_bytes, numbers)
+
+
+def _check_recipe(recipe: GgufRecipe) -> None:
+    if recipe.file_type.default in FLOATS:
+        raise UnsupportedError(
+            f"recipe {recipe.name} makes a file of plain numbers ({recipe.type}), in which nothing "
+            "is to be chosen; take one that quantizes, such as q4_k_m"
+        )
+
+
+def _free(plan: GgufPlan, recipe: GgufRecipe) -> list[PlannedTensor]:
+    """Tensors whose types are to be chosen: all that the recipe quantizes, but for those of which
+    it says the type."""
+    given = {EMBEDDING: recipe.embedding_type, HEAD: recipe.output_type}
+    return [
+        tensor
+        for tensor in plan.tensors
+        if tensor.eligible
+        and tensor.type not in FLOATS
+        and given.get(tensor.name) is None
+        and recipe.options.override_of(tensor.name) is None
+    ]
+
+
+def _usable(tensor: PlannedTensor, types: Sequence[BlockType], importance: bool) -> list[BlockType]:
+    found = usable_types(tensor.source, types, importance)
+    if not found:
+        names = ", ".join(kind.name.lower() for kind in types)
+        raise UnsupportedError(
+            f"{tensor.name}: none of --types ({names}) is encoded without importance, which this "
+            "tensor has none of; add one such as q2_k or iq3_xxs"
+        )
+    return found
+
+
+def _larger(source: GgufSource, tokens: NDArray[np.int64], entered: float) -> float:
+    """How much larger squares of numbers are before block 0 than in the embedding, which some
+    models multiply by a number of their own."""
+    table = next((tensor for tensor in source.tensors if tensor.name == EMBEDDING), None)
+    if table is None:
+        return 1.0
+    rows = tokens.reshape(-1)
+    rows = rows[np.linspace(0, rows.size - 1, min(_ROWS, rows.size)).astype(int)]
+    if int(rows.max()) >= table.rows:
+        return 1.0
+    found = [as_floats(table, np.ascontiguousarray(table.read(row, row + 1))) for row in rows]
+    own = float(np.mean(np.square(found, dtype=np.float64)))
+    return entered / own if own > 0 else 1.0

@@ -1,0 +1,70 @@
+"""A recipe that gives each tensor its type, as YAML that people can read and change."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from qtool.fitting.gguf_losses import EMBEDDING, HEAD
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.recipe import Recipe
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_KEYS = {EMBEDDING: "embedding_type", HEAD: "output_type"}
+
+
+def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
+    """`base` with types of tensors, by GGUF name; about: the first line, without its mark.
+
+    Layers whose tensors of a kind have one type share a line. What the recipe says itself of other
+    tensors comes first, as it counts.
+    """
+    keys: dict[str, str] = {}
+    layers: dict[tuple[str, str], list[int]] = {}
+    others: list[tuple[str, str]] = []
+    for name, kind in types.items():
+        if name in _KEYS:
+            keys[_KEYS[name]] = kind.lower()
+        elif found := _LAYER.fullmatch(name):
+            layers.setdefault((found[2], kind), []).append(int(found[1]))
+        else:
+            others.append((name, kind))
+    made = [(_pattern(name, numbers), kind) for (name, kind), numbers in sorted(layers.items())]
+    made += [(f"^{re.escape(name)}$", kind) for name, kind in others]
+    overrides = [f"{{match: '{pattern}', type: {kind.lower()}}}" for pattern, kind in made]
+    return _text(base, about, keys, overrides)
+
+
+def checkpoint_text(
+    base: Recipe, modules: Mapping[str, Sequence[str]], about: str, bits: Mapping[str, str]
+) -> str:
+    """`base` with bits of modules, by what engines fuse; about: the first line, without its mark.
+
+    What is as the recipe says of all is not said again; its overrides are of other modules.
+    """
+    assert base.weights is not None
+    usual = str(base.weights.bits)
+    made = [
+        json.dumps({"match": name, "weights": {"bits": int(width)}})
+        for unit, width in bits.items()
+        if width != usual
+        for name in modules[unit]
+    ]
+    return _text(base, about, {}, made)
+
+
+def _text(
+    base: Recipe | GgufRecipe, about: str, more: Mapping[str, str], overrides: Sequence[str]
+) -> str:
+    """`base` with more keys, and overrides after its own."""
+    keys = base.model_dump(mode="json", exclude_unset=True)
+    every = [*map(json.dumps, keys.pop("overrides", [])), *overrides]
+    lines = [f"# {about}", *(f"{key}: {json.dumps(value)}" for key, value in (keys | more).items())]
+    if every:
+        lines += ["overrides:", *(f"- {item}" for item in every)]
+    return "\n".join(lines) + "\n"
+
+
+def _pattern(name: str, layers: list[int]) -> str:
+    numbers = "|".join(map(str, sorted(layers)))
+    chosen = numbers if len(layers) == 1 else f"({numbers})"
+    return rf"^blk\.{chosen}\.{re.escape(name)}$"

@@ -1,0 +1,132 @@
+"""What is asked of `qtool fit`, and what it found."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import UsageError
+from qtool.fitting.allocate import Candidate
+from qtool.fitting.ways import Made
+from qtool.gguf.mixture_table import TYPES
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf_types import FLOATS, BlockType
+from qtool.recipe.file import Calibration, did_you_mean
+from qtool.recipe.recipe import Recipe
+
+SAMPLES = 16  # of the text, unless more are asked for
+# Between these there is a type for every half a bit; larger ones gain nothing.
+USUAL = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
+USUAL_WIDTHS = (4, 8)  # that fast kernels know
+_LAYER = re.compile(r"\.?\b\d+\b")
+
+
+def block_types(text: str | None) -> tuple[BlockType, ...]:
+    """`q3_k,q4_k` as types; UsageError for what is none that a matrix is quantized to."""
+    names = USUAL if text is None else [name.strip().upper() for name in text.split(",")]
+    found = []
+    for name in names:
+        kind = TYPES.get(name)
+        if kind is None or kind in FLOATS:
+            known = [one for one, block in TYPES.items() if block not in FLOATS]
+            near = did_you_mean(name, known, 3)
+            raise UsageError(
+                f"--types: {name.lower() or 'nothing'} is no type that matrices are quantized to; "
+                f"{near or 'expected some of ' + ', '.join(known).lower()}"
+            )
+        found.append(kind)
+    return tuple(dict.fromkeys(found))
+
+
+def widths(text: str | None) -> tuple[int, ...]:
+    """`4,8` as bits; UsageError for what is none."""
+    names = list(map(str, USUAL_WIDTHS)) if text is None else [n.strip() for n in text.split(",")]
+    if wrong := [name for name in names if name not in map(str, range(2, 9))]:
+        raise UsageError(
+            f"--types: {wrong[0] or 'nothing'} is no number of bits from 2 to 8, which matrices of "
+            "this recipe have; write it like 4,8"
+        )
+    return tuple(sorted({int(name) for name in names}))
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """`model` as typed, `source` as resolved; one of `size_bytes` and `bits` is given."""
+
+    model: str
+    source: Path
+    recipe: Recipe | GgufRecipe
+    settings: Calibration  # of the text that is measured
+    out: Path
+    size_bytes: int | None  # of the artifact's tensor files
+    bits: float | None  # a weight, all tensors counted
+    types: str | None  # to choose among
+    costs: Path | None
+    threads: int
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The recipe that was written, and what it makes."""
+
+    out: Path
+    made: Made
+    loss: float  # estimated, of what was chosen, in nats a token
+    before: tuple[Made, float | None]  # the recipe as it was, and its loss, where known
+    chosen: Mapping[str, Candidate]
+    members: Mapping[str, int]  # tensors of each
+    kept: Sequence[str]  # those that could not be measured: they are as the recipe has it
+    tokens: int
+    seconds: float
+    peak_rss_bytes: int
+
+    def lines(self, model: str) -> list[str]:
+        """For people: how many of each kind have which type, and what it comes to."""
+        kinds: dict[str, Counter[str]] = {}
+        for name, one in self.chosen.items():
+            kind = _LAYER.sub(".*", name).removeprefix("blk.*.").removesuffix(".weight")
+            kinds.setdefault(kind, Counter())[one.name] += 1
+        width = max(map(len, kinds))
+        said = [
+            f"  {kind:<{width}}  " + ", ".join(f"{n} {name}" for name, n in sorted(found.items()))
+            for kind, found in kinds.items()
+        ]
+        if self.kept:
+            said.append(
+                f"{len(self.kept)} could not be measured and are as the recipe has it: "
+                f"{', '.join(self.kept[:3])}{' ...' if len(self.kept) > 3 else ''}"
+            )
+        old, loss = self.before
+        was = (
+            "" if loss is None else f"; the recipe as it was: {old.size_bytes:,} bytes, {loss:.4f}"
+        )
+        return [
+            *said,
+            f"{self.out}: {self.made.size_bytes:,} bytes, {self.made.bits_per_weight:.3f} bits per "
+            f"weight, loss about {self.loss:.4f} nats a token{was}",
+            f"{self.seconds:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB",
+            f"next: qtool quantize {shlex.quote(model)} --recipe {shlex.quote(str(self.out))}",
+        ]
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool fit`."""
+        return {
+            "recipe": str(self.out),
+            "size_bytes": self.made.size_bytes,
+            "bits_per_weight": self.made.bits_per_weight,
+            "loss": self.loss,
+            "before": {"size_bytes": self.before[0].size_bytes, "loss": self.before[1]},
+            "tokens": self.tokens,
+            "chosen": [
+                {"name": name, "tensors": self.members[name], "type": one.name,
+                 "bytes": one.nbytes, "loss": one.loss}
+                for name, one in self.chosen.items()
+            ],
+            "kept": list(self.kept),
+            "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }  # fmt: skip

@@ -1,0 +1,22 @@
+"""Rows that speak for all of a matrix."""
+
+import numpy as np
+
+_PIECE = 1 << 16  # weights
+_SAMPLED = 1 << 20  # weights of a tensor that are looked at, in such pieces
+
+
+def pieces(rows: int, columns: int, matrices: int = 1) -> list[tuple[int, int]]:
+    """First and last of some rows, all over; of each of several matrices, one below the other."""
+    each = rows // matrices
+    step = max(1, min(each, _PIECE // columns))
+    every = [
+        (matrix * each + first, matrix * each + min(each, first + step))
+        for matrix in range(matrices)
+        for first in range(0, each, step)
+    ]
+    most = max(matrices, _SAMPLED // (step * columns))
+    if len(every) <= most:
+        return every
+    places = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int))
+    return [every[place] for place in places]

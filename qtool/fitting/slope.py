@@ -1,0 +1,28 @@
+"""What an error in one matrix costs: see slopes.py."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Of one matrix: loss = 1/2 sum of rows[o] * columns[k] * error[o, k]^2, in nats a token."""
+
+    rows: Vector  # [out]
+    columns: Vector  # [in]
+    count: int  # tokens that it read
+
+
+@dataclass
+class Slopes:
+    """Of a model."""
+
+    # By checkpoint tensor, then by the expert's number where one tensor holds all, or -1.
+    matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
+    head: Slope | None = None
+    embedding: Vector = field(default_factory=lambda: np.empty(0))  # columns of what enters block 0
+    entered: float = 0.0  # mean square of what enters block 0

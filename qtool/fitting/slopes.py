@@ -1,0 +1,283 @@
+"""What rounding a matrix costs the whole network, from one pass forwards and one backwards.
+
+A matrix W becomes W + D. To second order the KL divergence from the original's predictions to the
+changed model's, in nats a token, is half the mean of (g' D x)^2, where x is what the matrix reads
+at a token and g the gradient, by what it gives, of log p(y) summed over the text, each y drawn from
+the model's own predictions p: of such gradients the mean of the products is the Fisher information,
+which is the second derivative of the divergence. With inputs and gradients taken for independent of
+each other and of their neighbours, and errors likewise,
+
+    loss = 1/2 sum of rows[o] * columns[k] * D[o, k]^2
+    rows[o] = sum over tokens of g[o]^2 / tokens of the text     columns[k] = mean of x[k]^2
+
+An expert's sums are over the tokens that it read. An embedding is a matrix that reads one row at a
+time: each counts alike, and its columns count as the gradient by them says.
+
+The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
+the blocks from the last to the first: one block in memory at a time.
+
+Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and Grosse, Optimizing
+Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.calibrating.allocator import give_back
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
+from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting.kept import Kept, Named
+from qtool.fitting.slope import Slope, Slopes
+from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
+
+HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
+_HEAD_POSITIONS = 128  # of a micro-batch, whose logits are there at once
+
+
+@dataclass
+class _Sums:
+    """Of one matrix over some tokens."""
+
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    count: int = 0
+
+    def read(self, x: torch.Tensor) -> None:
+        rows = x.detach().reshape(-1, x.shape[-1])
+        self.columns = _added(self.columns, rows)
+        self.count += len(rows)
+
+    def gave(self, gradient: torch.Tensor) -> None:
+        self.rows = _added(self.rows, gradient.reshape(-1, gradient.shape[-1]))
+
+
+def _added(before: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    found = rows.square().sum(0, dtype=torch.float64)
+    return found if before is None else before + found
+
+
+_Seen = dict[Matrix, _Sums]
+
+
+def measure(
+    skeleton: Skeleton,
+    tokens: NDArray[np.int64],
+    seed: int,
+    space: Workspace,
+    threads: int,
+    progress: Progress,
+) -> Slopes:
+    """Slopes of all matrices over tokens [samples, length].
+
+    seed: of the tokens that are drawn. space: where what is finished is kept.
+    SourceError where something is not finite, UnsupportedError where torch has no gradient.
+    """
+    count = skeleton.count
+    with Workers(threads) as workers:
+        stream = skeleton.embed(tokens)
+        states = sum(float(hidden.square().sum()) for hidden in stream.hidden)
+        entered = states / sum(hidden.numel() for hidden in stream.hidden)
+        way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
+        found, gradients = _finished(way.kept, count)
+        if gradients is None:
+            way.before(count)
+            own, gradients = _through_head(skeleton, stream, tokens, seed, threads, progress)
+            found = [[] if own is None else [(HEAD, -1, own)]]
+            way.kept.keep_slopes(count, found[0], gradients)
+        elif len(found) > 1:
+            progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
+        tracer = Tracer(stacked=True)
+        for done in progress.blocks(count, "block backwards", first=len(found) - 1):
+            index = count - 1 - done
+            give_back()
+            way.before(index)
+            block = skeleton.block(index)
+            sites = tracer.sites(block, stream)
+            seen = _through_block(block, stream, gradients, workers)
+            found.append(_named(sites, seen, tokens.size))
+            way.kept.keep_slopes(index, found[-1], gradients)
+            del block
+    squares = sum((gradient.square().sum((0, 1)) for gradient in gradients), torch.zeros(1))
+    slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered)
+    for name, number, slope in (one for block in found for one in block):
+        if name == HEAD:
+            slopes.head = slope
+        else:
+            slopes.matrices.setdefault(name, {})[number] = slope
+    return slopes
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The pass forwards."""
+
+    skeleton: Skeleton
+    tokens: NDArray[np.int64]
+    kept: Kept
+    progress: Progress
+
+    def before(self, index: int) -> None:
+        """Bring the stream before a block, from the nearest states that are kept."""
+        stream = self.kept.stream
+        start = next((n for n in range(index, -1, -1) if self.kept.take_states(n)), None)
+        if start is None:
+            for number, hidden in enumerate(self.skeleton.embed(self.tokens).hidden):
+                stream.hidden[number] = hidden
+            start = 0
+            self.kept.keep_states(0)
+        if start == index:
+            return
+        for number in self.progress.blocks(index, "block forwards", first=start):
+            give_back()
+            self.skeleton.advance(self.skeleton.block(number), stream, self.kept.workers)
+            self.kept.keep_states(number + 1)
+
+
+def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] | None]:
+    """Of the head and the last blocks, what an earlier run has found, and how far the gradients
+    have come; None where it has found nothing."""
+    found: list[Named] = []
+    while len(found) <= count and (one := kept.take_slopes(count - len(found))) is not None:
+        found.append(one)
+    while found:
+        if (gradients := kept.take_gradients(count + 1 - len(found))) is not None:
+            return found, gradients
+        kept.forget(count + 1 - len(found))
+        found.pop()
+    return [], None
+
+
+def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
+    """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
+    by_id = {site.id: site for site in sites.sites}
+    found: Named = []
+    for linear in sites.linears:
+        site = by_id[linear.site]
+        slope = _slope(seen.get(linear.matrix, _Sums()), tokens)
+        if slope is None:  # an expert that no token reached costs nothing here
+            ones = np.ones(site.in_features)
+            slope = Slope(np.zeros(linear.out_features), ones, 0)
+        number = linear.matrix.expert if site.stacked else None
+        for reader in linear.readers:
+            own = Slope(slope.rows[slice(*reader.rows)], slope.columns, slope.count)
+            found.append((reader.name, -1 if number is None else number, own))
+    return found
+
+
+def _slope(sums: _Sums, tokens: int) -> Slope | None:
+    if sums.rows is None or sums.columns is None:
+        return None
+    rows, columns = sums.rows.numpy() / tokens, sums.columns.numpy() / max(1, sums.count)
+    return Slope(rows, columns, sums.count)
+
+
+def _through_head(
+    skeleton: Skeleton,
+    stream: Stream,
+    tokens: NDArray[np.int64],
+    seed: int,
+    threads: int,
+    progress: Progress,
+) -> tuple[Slope | None, list[torch.Tensor]]:
+    """The head's slope, None where there is no one matrix, and gradients by what leaves the last
+    block, a micro-batch each."""
+    torch.set_num_threads(threads)
+    random = torch.Generator().manual_seed(seed)
+    gradients: list[torch.Tensor] = []
+    sums = _Sums()
+    try:
+        with skeleton.open_head() as head:
+            head(stream.hidden[0][:1, :1])  # from here on the module has its weights
+            output: Any = skeleton.model.get_output_embeddings()
+            index = WeightIndex(output if output is not None else torch.nn.Module())
+            observer = _observer(index, {Matrix("weight", None): sums})
+            for number in progress.blocks(len(stream.hidden), "head, part"):
+                hidden = stream.hidden[number]
+                parts: list[torch.Tensor] = []
+                for first in range(0, hidden.shape[1], _HEAD_POSITIONS):
+                    part = hidden[:, first : first + _HEAD_POSITIONS].detach().requires_grad_()
+                    with observer:
+                        logits = head(part)
+                    if not bool(torch.isfinite(logits).all()):
+                        raise SourceError(
+                            f"{skeleton.checkpoint.path}: the logits are not finite on this text; "
+                            "the model is broken, or overflows in float32"
+                        )
+                    told = logits.float().log_softmax(-1)
+                    chances = told.detach().exp().reshape(-1, told.shape[-1])
+                    drawn = torch.multinomial(chances, 1, generator=random)
+                    chosen = told.reshape(-1, told.shape[-1]).gather(1, drawn).sum()
+                    parts += torch.autograd.grad(chosen, part)
+                    del logits, told, chances
+                gradients.append(torch.cat(parts, dim=1))
+    finally:
+        torch.set_num_threads(1)
+    return _slope(sums, tokens.size), gradients
+
+
+def _through_block(
+    block: LoadedBlock, stream: Stream, gradients: list[torch.Tensor], workers: Workers
+) -> _Seen:
+    """Sums of a block's matrices; gradients by its output become those by its input."""
+    index = WeightIndex(block.module)
+
+    def one(number: int) -> _Seen:
+        hidden = stream.hidden[number].detach().requires_grad_()
+        call = stream.calls[block.index][number]
+        seen: _Seen = {}
+        try:
+            with torch.enable_grad(), _observer(index, seen):
+                output = block.outputs(block.module, hidden, call)
+            (gradients[number],) = torch.autograd.grad(output, hidden, gradients[number])
+        except RuntimeError as error:
+            said = " ".join(str(error).split())[:200]
+            if "alloc" in said:
+                raise MemoryError(said) from error
+            raise UnsupportedError(
+                f"{block.prefix[:-1]}: torch has no gradient of what {type(block.module).__name__} "
+                f"computes ({said}), so that it cannot be told what its errors cost"
+            ) from error
+        if not bool(torch.isfinite(gradients[number]).all()):
+            raise SourceError(
+                f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
+                "or overflows in float32"
+            )
+        return seen
+
+    total: _Seen = {}
+    for seen in workers.map(one, range(len(stream.hidden))):
+        for matrix, sums in seen.items():
+            _merge(total.setdefault(matrix, _Sums()), sums)
+    return total
+
+
+def _merge(total: _Sums, more: _Sums) -> None:
+    total.count += more.count
+    for name in ("rows", "columns"):
+        before, added = getattr(total, name), getattr(more, name)
+        if added is not None:
+            setattr(total, name, added if before is None else before + added)
+
+
+def _observer(index: WeightIndex, seen: _Seen) -> ObserveLinears:
+    """Within, inputs of linear calls are summed, and later the gradients by their outputs."""
+
+    def given(matrix: Matrix, x: torch.Tensor, _: torch.Tensor | None) -> None:
+        seen.setdefault(matrix, _Sums()).read(x)
+
+    def made(matrix: Matrix, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            sums = seen[matrix]
+            hooked: Any = output  # the method has no types
+            hooked.register_hook(sums.gave)
+
+    return ObserveLinears(index, given, made)

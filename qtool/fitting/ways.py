@@ -1,0 +1,44 @@
+"""A model and a recipe as far as a choice is concerned, whatever the format."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.calibrating.weights import Weights
+from qtool.fitting.slope import Slopes
+from qtool.runs.progress import Progress
+
+Losses = Mapping[str, Mapping[str, float]]  # by unit, then by choice, in nats a token
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a recipe makes, by its plan."""
+
+    size_bytes: int
+    tensor_bytes: int
+    numbers: int  # of the model
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.tensor_bytes / self.numbers
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What is to be chosen, and what comes of it. A unit is a tensor, or some that go together."""
+
+    weights: Weights  # the model to run
+    sizes: Mapping[str, Mapping[str, int]]  # by unit, then by choice, in bytes
+    members: Mapping[str, int]  # of a unit: how many tensors
+    before: Made  # of the recipe as it is
+    chosen_before: Mapping[str, tuple[str, int]]  # of each unit, and its bytes
+    tokens: Callable[[], tuple[NDArray[np.int64], str]]  # to measure over, and their digest
+    losses: Callable[[Slopes, NDArray[np.int64], Progress], Losses]  # of the units that are known
+    text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
+    made: Callable[[str], Made]  # of such a text
+    facts: Mapping[str, Any]  # what losses hang on, beside the model and the text
+    hidden_bytes: int  # of hidden states of one token at one place, for all blocks

@@ -1,0 +1,273 @@
+"""`qtool fit`: sizes that are kept, losses that come true, and what goes wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf_from_hf
+import gguf_models
+import numpy as np
+import pytest
+import quantizing
+from quantizing import Call, first_blocks_of_tiny
+from test_resume import Died, dying
+
+from qtool.fitting import fit as module
+from qtool.fitting.fit import fit
+from qtool.fitting.request import FitRequest, Fitted
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
+from qtool.schemas import text as schema_text
+
+SMALL = ("--samples", 4, "--length", 64)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return quantizing.caller(monkeypatch, capfd)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 2)
+
+
+def request(model: Path, out: Path, **given: Any) -> FitRequest:
+    recipe = load(given.pop("recipe", "q4_k_m"), given.pop("sets", ["importance=true"]))
+    assert isinstance(recipe, GgufRecipe)
+    settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
+    usual: dict[str, Any] = {"size_bytes": None, "bits": None, "costs": None, "threads": 2}
+    usual |= {"types": "q2_k,q3_k,q4_k,q5_k,q6_k", **given}
+    return FitRequest(str(model), model, recipe, settings, out, **usual)
+
+
+def fitted(model: Path, out: Path, **given: Any) -> Fitted:
+    return fit(request(model, out, **given), Progress(quiet=True))
+
+
+def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
+    """What the commands print, and that the file is as large as it was to be."""
+    recipe, costs = tmp_path / "mine.yaml", tmp_path / "costs.json"
+    asked = ("fit", tiny, "--size", "1MB", "--costs", costs, "-o", recipe, *SMALL)
+    made = call(*asked, "--json")
+    assert made.status == 0, made.err
+    found = json.loads(made.out)
+    assert 980_000 < found["size_bytes"] <= 1_000_000
+    assert found["tokens"] == 256 and not found["kept"]
+    out = tmp_path / "out.gguf"
+    run = call("quantize", tiny, "--recipe", recipe, "-o", out, *SMALL, "--json")
+    assert run.status == 0, run.err
+    # AWQ's record and the calibration's come on top of what the plan knows.
+    assert 0.98e6 < out.stat().st_size <= 1.0e6
+    types = {one["name"]: one["type"] for one in found["chosen"]}
+    inspected = json.loads(call("inspect", out, "--json").out)
+    stored = {one["name"]: one["dtype"] for one in inspected["tensors"] if one["name"] in types}
+    assert stored == types
+    # Another size out of the same costs.
+    other = call("fit", tiny, "--bits", 5, "--costs", costs, "-o", tmp_path / "b.yaml", *SMALL)
+    assert other.status == 0 and "costs taken from" in other.err
+    assert "5.0" in other.out or "4.99" in other.out
+    assert f"next: qtool quantize {tiny} --recipe {tmp_path / 'b.yaml'}" in other.out
+
+
+def test_what_it_says_has_the_schema(tiny: Path, tmp_path: Path) -> None:
+    from jsonschema import Draft202012Validator
+
+    found = fitted(tiny, tmp_path / "a.yaml", bits=4.5)
+    Draft202012Validator(json.loads(schema_text("fit"))).validate(found.json())
+
+
+def test_more_bytes_lose_less_and_fitting_beats_the_recipe(tiny: Path, tmp_path: Path) -> None:
+    """At the recipe's own size it loses less than the recipe does, by the same costs."""
+    costs = tmp_path / "costs.json"
+    losses = [
+        fitted(tiny, tmp_path / f"{bits}.yaml", bits=bits, costs=costs).loss
+        for bits in (3.5, 4.5, 5.5)
+    ]
+    assert losses == sorted(losses, reverse=True)
+    first = fitted(tiny, tmp_path / "first.yaml", bits=4.5, costs=costs)
+    made, before = first.before
+    size = made.size_bytes
+    assert before is not None
+    same = fitted(tiny, tmp_path / "same.yaml", size_bytes=size, costs=costs)
+    assert same.loss < before
+    assert same.made.size_bytes <= size
+
+
+def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
+    """The whole shipped model: over the text that costs were measured on, the KL divergence of the
+    file is near to what was estimated, types rounded alone and together."""
+    recipe, costs = tmp_path / "mine.yaml", tmp_path / "costs.json"
+    text = tmp_path / "text.txt"
+    import argparse
+    import inspect
+
+    text.write_text(inspect.getsource(argparse))
+    sets = ("--calibration", text, "--samples", 16, "--length", 128)
+    for bits in (4.2, 5.2):
+        recipe = tmp_path / f"{bits}.yaml"
+        made = call("fit", "tiny", "--recipe", "q4_k_m", "--set", "importance=true", "--bits", bits,
+                    "--costs", costs, "-o", recipe, *sets, "--json")  # fmt: skip
+        assert made.status == 0, made.err
+        out = tmp_path / f"{bits}.gguf"
+        run = call("quantize", "tiny", "--recipe", recipe, "-o", out, *sets)
+        assert run.status == 0, run.err
+        said = call("eval", out, "--against", "tiny", "--text", text, "--windows", 16,
+                    "--length", 128, "--json")  # fmt: skip
+        divergence = json.loads(said.out)["kld"]["mean"]
+        assert json.loads(made.out)["loss"] == pytest.approx(divergence, rel=0.4)
+
+
+def test_a_gguf_file_costs_what_its_checkpoint_does(tiny: Path, tmp_path: Path, call: Call) -> None:
+    """Rows of q and k lie in another order there."""
+    file = tmp_path / "f32.gguf"
+    assert call("quantize", tiny, "--recipe", "f32", "-o", file).status == 0
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=here)
+    fitted(file, tmp_path / "b.yaml", bits=4.5, costs=there)
+    left, right = (json.loads(path.read_text())["losses"] for path in (here, there))
+    assert left.keys() == right.keys() and len(left) == 15
+    for name, types in left.items():
+        for kind, loss in types.items():
+            assert right[name][kind] == pytest.approx(loss, rel=2e-3), (name, kind)
+
+
+def test_what_the_recipe_says_stays(tiny: Path, tmp_path: Path) -> None:
+    sets = ["importance=true", "embedding_type=q8_0", "overrides=[{match: attn_v, type: q6_k}]"]
+    found = fitted(tiny, tmp_path / "a.yaml", bits=5.5, sets=sets)
+    names = set(found.chosen)
+    assert "token_embd.weight" not in names and not any("attn_v" in name for name in names)
+    recipe = load(str(tmp_path / "a.yaml"))
+    assert isinstance(recipe, GgufRecipe) and recipe.embedding_type == "q8_0"
+    assert recipe.overrides[0].match == "attn_v" and recipe.importance
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    """Of a run that nothing came between."""
+    return fitted(tiny, tmp_path_factory.mktemp("whole") / "out.yaml", bits=4.5)
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_run_that_dies_goes_on(
+    after: int, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every line of the journal: three states, a head, two blocks; the same recipe."""
+    with monkeypatch.context() as patched:
+        dying(after, patched)
+        try:
+            fitted(tiny, tmp_path / "out.yaml", bits=4.5, threads=1)
+        except Died:
+            assert after < 7
+        else:
+            assert after >= 6
+    if not (tmp_path / "out.yaml").exists():
+        assert (tmp_path / ".out.yaml.partial" / "journal").exists()
+        found = fitted(tiny, tmp_path / "out.yaml", bits=4.5)
+        assert found.loss == whole.loss
+    assert (tmp_path / "out.yaml").read_text() == whole.out.read_text()
+    assert not (tmp_path / ".out.yaml.partial").exists()
+
+
+@pytest.mark.parametrize("damaged", ["states/0/hidden-0", "states/1/hidden-0", "slopes-2",
+                                     "slopes-1", "gradients/hidden-1"])  # fmt: skip
+def test_what_is_damaged_is_measured_again(
+    damaged: str, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(5, patched)
+        fitted(tiny, tmp_path / "out.yaml", bits=4.5)
+    file = tmp_path / ".out.yaml.partial" / damaged
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 0x40
+    file.write_bytes(raw)
+    assert fitted(tiny, tmp_path / "out.yaml", bits=4.5).loss == whole.loss
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "give either --size"),
+        (("--size", "1MB", "--bits", 4), "give either --size"),
+        (("--size", "many"), "no size"),
+        (("--bits", 4, "--types", "q4_k,q4_k_m"), "did you mean Q4_K"),
+        (("--bits", 4, "--types", "f16"), "no type that matrices are quantized to"),
+        (("--bits", 4, "--recipe", "w4g128-awq"), "whose matrices all have the same bits"),
+        (("--bits", 4, "--recipe", "w4g128-gptq", "--types", "4,q8_0"), "no number of bits"),
+        (("--bits", 4, "--recipe", "w8a8-dynamic"), "rounds inputs, too"),
+        (("--bits", 4, "--recipe", "f16"), "plain numbers"),
+        (("--bits", 4, "--set", "transforms=[rotate]"), "rotates the network"),
+        (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "encoded without importance"),
+        (("--bits", 1), "the smallest artifact has"),
+        (("--size", "700KB", "--types", "q4_k,q6_k"), "add smaller types"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(
+    given: tuple[object, ...], said: str, tiny: Path, tmp_path: Path, call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Before anything is measured; nothing is left."""
+    monkeypatch.setattr(module, "workspace", None)
+    found = call("fit", tiny, *given, "-o", tmp_path / "out.yaml", *SMALL)
+    assert found.status in (1, 2) and said in found.err, found.err
+    assert found.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: Call) -> None:
+    costs = tmp_path / "costs.json"
+    fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=costs)
+    kept = costs.read_text()
+    out = ("--costs", costs, "-o", tmp_path / "b.yaml")
+    asked = ("fit", tiny, "--bits", 5, "--recipe", "q4_k_m", "--types", "q4_k,q5_k", *out, *SMALL)
+    found = call(*asked)
+    assert found.status == 1 and "with another importance and another types" in found.err
+    lies = {
+        "[]": "expected a JSON object",
+        "{}": "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": -1}}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": true}}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": 3}}': "not a file of costs",
+        '{"of": 5, "tokens": 1, "losses": {}}': "not a file of costs",
+        "{": "",
+    }
+    for lie, said in lies.items():
+        costs.write_text(lie)
+        found = call(*asked)
+        assert found.status == 1 and said in found.err and "costs.json" in found.err, lie
+    assert not (tmp_path / "b.yaml").exists()
+    costs.write_text(kept)
+
+
+def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """What a few pieces of a tensor tell is near to what all of it does."""
+    from qtool.fitting import sampled
+
+    every, some = tmp_path / "every.json", tmp_path / "some.json"
+    fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)
+    monkeypatch.setattr(sampled, "_PIECE", 1 << 12)
+    monkeypatch.setattr(sampled, "_SAMPLED", 1 << 15)
+    fitted(tiny, tmp_path / "b.yaml", bits=4.5, costs=some)
+    left, right = (json.loads(path.read_text())["losses"] for path in (every, some))
+    ratios = [
+        right[name][kind] / loss for name, types in left.items() for kind, loss in types.items()
+    ]  # fmt: skip
+    assert any(ratio != 1 for ratio in ratios)
+    assert 0.8 < np.median(ratios) < 1.25 and max(ratios) < 2 and min(ratios) > 0.5
+
+
+def test_experts_are_weighed_by_the_tokens_they_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture through the whole command: its experts are one tensor of each kind a layer."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    model = quantizing.add_tokenizer(gguf_models.build("qwen3-moe", tmp_path / "model"))
+    text = quantizing.text_file(tmp_path / "text.txt", 6000)
+    sets = [f"calibration.source={text}"]
+    asked = request(model, tmp_path / "a.yaml", bits=5.0, recipe="q4_0", sets=sets,
+                    types="q4_0,q5_0,q8_0")  # fmt: skip
+    found = fit(asked, Progress(quiet=True))
+    experts = [name for name in found.chosen if "_exps" in name]
+    assert len(experts) == 3 * 2 and not found.kept
+    assert found.made.bits_per_weight <= 5.0

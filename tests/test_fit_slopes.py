@@ -1,0 +1,169 @@
+"""What errors in matrices cost: against transformers' own forward pass and torch's autograd."""
+
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from qtool.calibrating.calibration import calibration_tokens
+from qtool.calibrating.skeleton import Skeleton
+from qtool.checkpoint import Checkpoint
+from qtool.fitting import slopes
+from qtool.fitting.slope import Slope, Slopes
+from qtool.hub import tiny_folder
+from qtool.recipe.file import Calibration
+from qtool.runs.progress import Progress
+from qtool.runs.workspace import workspace
+
+TOKENS = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (3, 40), dtype=np.int64)
+NAMES = ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "mixtral")
+
+
+@pytest.fixture
+def likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest token instead of a drawn one, so that an oracle need not draw the same."""
+
+    def draw(chances: torch.Tensor, count: int, *, generator: torch.Generator) -> torch.Tensor:
+        assert count == 1 and isinstance(generator, torch.Generator)
+        return chances.argmax(-1, keepdim=True)
+
+    monkeypatch.setattr(torch, "multinomial", draw)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(models: Path, name: str) -> Path:
+    folder = models / name
+    if not folder.exists():
+        quantizing.add_tokenizer(arch_models.build(name, folder, dtype="float32"))
+    return folder
+
+
+def measured(
+    folder: Path, out: Path, threads: int = 2, tokens: NDArray[np.int64] = TOKENS
+) -> Slopes:
+    skeleton = Skeleton.open(Checkpoint.open(folder))
+    with workspace(out, is_folder=False, nbytes=0, fresh=False) as space:
+        found = slopes.measure(skeleton, tokens, 0, space, threads, Progress(quiet=True))
+        space.artifact.write_bytes(b"")
+    return found
+
+
+def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
+    """Of every nn.Linear, by its weight's name; and the embedding's columns."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    read: dict[str, torch.Tensor] = {}
+    gave: dict[str, torch.Tensor] = {}
+
+    def watch(name: str, module: torch.nn.Module) -> None:
+        def given(_: Any, inputs: Any, output: Any) -> None:
+            read[name] = inputs[0].detach().flatten(0, -2).double()
+
+            def back(gradient: torch.Tensor) -> None:
+                gave[name] = gradient.flatten(0, -2).double()
+
+            output.register_hook(back)
+
+        module.register_forward_hook(given)
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            watch(f"{name}.weight", module)
+    model.requires_grad_(False)
+    entered: list[torch.Tensor] = []
+    embedding = model.get_input_embeddings()
+
+    def enter(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        entered.append(output.detach().requires_grad_())
+        return entered[-1]
+
+    embedding.register_forward_hook(enter)
+    told = model(input_ids=torch.from_numpy(TOKENS), use_cache=False).logits.log_softmax(-1)
+    told.max(-1).values.sum().backward()
+    found = {
+        name: Slope(
+            gave[name].square().sum(0).numpy() / TOKENS.size,
+            read[name].square().mean(0).numpy(),
+            len(read[name]),
+        )
+        for name in read
+    }
+    assert entered[0].grad is not None
+    columns = entered[0].grad.double().square().sum((0, 1)).numpy() / TOKENS.size
+    return found, columns
+
+
+def check_same(found: Slope, expected: Slope) -> None:
+    assert found.count == expected.count
+    for name in ("rows", "columns"):
+        left, right = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(left, right, rtol=2e-3, atol=2e-5 * float(right.max()))
+
+
+@pytest.mark.usefixtures("likeliest")
+@pytest.mark.parametrize("name", NAMES)
+def test_slopes_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -> None:
+    folder = folder_of(models, name)
+    found = measured(folder, tmp_path / "out")
+    expected, columns = by_hand(folder)
+    head = expected.pop("lm_head.weight", None) or expected.pop("embed_out.weight")
+    assert found.head is not None
+    check_same(found.head, head)
+    scale = found.entered / columns.size
+    assert scale > 0
+    checked = 0
+    for weight, slope in expected.items():
+        if weight in found.matrices:
+            check_same(found.matrices[weight][-1], slope)
+            checked += 1
+    assert checked == len([one for one in expected if ".experts." not in one])
+    if name != "gemma3":  # which multiplies what it looks up
+        np.testing.assert_allclose(found.embedding, columns, rtol=2e-3, atol=1e-9)
+
+
+@pytest.mark.usefixtures("likeliest")
+def test_an_expert_has_its_own_tokens(models: Path, tmp_path: Path) -> None:
+    """The tokens of all experts are those of the text, as often as each is routed."""
+    found = measured(folder_of(models, "mixtral"), tmp_path / "out")
+    experts = {name: one for name, one in found.matrices.items() if ".experts." in name}
+    assert experts
+    counts: dict[str, int] = {}
+    for name, one in experts.items():
+        kind = name.split(".experts.")[0] + name.split(".")[-2]
+        counts[kind] = counts.get(kind, 0) + one[-1].count
+        assert (one[-1].rows > 0).any() == (one[-1].count > 0), name
+    assert set(counts.values()) == {2 * TOKENS.size}
+
+
+def test_a_drawn_token_is_drawn_from_the_predictions(tmp_path: Path) -> None:
+    """Rows of the head are p (1 - p) on the mean, as the curvature of the divergence has them."""
+    settings = Calibration(source=None, samples=4, length=128, seed=0)
+    tokens = calibration_tokens(settings, tiny_folder()).tokens
+    found = measured(tiny_folder(), tmp_path / "out", tokens=tokens)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32).eval()
+    with torch.no_grad():
+        p = model(input_ids=torch.from_numpy(tokens)).logits.softmax(-1).flatten(0, 1)
+    expected = (p * (1 - p)).mean(0).numpy()
+    assert found.head is not None
+    assert found.head.rows.sum() == pytest.approx(expected.sum(), rel=0.1)
+    assert np.corrcoef(found.head.rows, expected)[0, 1] > 0.8
+
+
+def test_threads_change_no_bit_of_a_block(models: Path, tmp_path: Path) -> None:
+    folder = folder_of(models, "llama")
+    one, three = (measured(folder, tmp_path / f"out{n}", threads=n) for n in (1, 3))
+    assert one.matrices.keys() == three.matrices.keys()
+    for name, slope in one.matrices.items():
+        assert slope[-1].rows.tobytes() == three.matrices[name][-1].rows.tobytes(), name
+        assert slope[-1].columns.tobytes() == three.matrices[name][-1].columns.tobytes(), name
