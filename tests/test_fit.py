@@ -58,7 +58,6 @@ def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "out.gguf"
     run = call("quantize", tiny, "--recipe", recipe, "-o", out, *SMALL, "--json")
     assert run.status == 0, run.err
-    # AWQ's record and the calibration's come on top of what the plan knows.
     assert 0.98e6 < out.stat().st_size <= 1.0e6
     types = {one["name"]: one["type"] for one in found["chosen"]}
     inspected = json.loads(call("inspect", out, "--json").out)
@@ -97,13 +96,9 @@ def test_more_bytes_lose_less_and_fitting_beats_the_recipe(tiny: Path, tmp_path:
 
 def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
     """The whole shipped model: over the text that costs were measured on, the KL divergence of the
-    file is near to what was estimated, types rounded alone and together."""
+    file is near to what was estimated."""
     recipe, costs = tmp_path / "mine.yaml", tmp_path / "costs.json"
-    text = tmp_path / "text.txt"
-    import argparse
-    import inspect
-
-    text.write_text(inspect.getsource(argparse))
+    text = Path(__file__).parent.parent / "LICENSE"
     sets = ("--calibration", text, "--samples", 16, "--length", 128)
     for bits in (4.2, 5.2):
         recipe = tmp_path / f"{bits}.yaml"
@@ -116,7 +111,7 @@ def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
         said = call("eval", out, "--against", "tiny", "--text", text, "--windows", 16,
                     "--length", 128, "--json")  # fmt: skip
         divergence = json.loads(said.out)["kld"]["mean"]
-        assert json.loads(made.out)["loss"] == pytest.approx(divergence, rel=0.4)
+        assert json.loads(made.out)["loss"] == pytest.approx(divergence, rel=0.3)
 
 
 def test_a_gguf_file_costs_what_its_checkpoint_does(tiny: Path, tmp_path: Path, call: Call) -> None:
@@ -170,8 +165,9 @@ def test_a_run_that_dies_goes_on(
     assert not (tmp_path / ".out.yaml.partial").exists()
 
 
-@pytest.mark.parametrize("damaged", ["states/0/hidden-0", "states/1/hidden-0", "slopes-2",
-                                     "slopes-1", "gradients/hidden-1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damaged", ["states/0/hidden-0", "slopes-2", "slopes-1", "gradients/hidden-1"]
+)
 def test_what_is_damaged_is_measured_again(
     damaged: str, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +195,7 @@ def test_what_is_damaged_is_measured_again(
         (("--bits", 4, "--recipe", "f16"), "plain numbers"),
         (("--bits", 4, "--set", "transforms=[rotate]"), "rotates the network"),
         (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "encoded without importance"),
+        (("--bits", 4, "--costs", "/dev/null/x.json"), "/dev/null/x.json: cannot be"),
         (("--bits", 1), "the smallest artifact has"),
         (("--size", "700KB", "--types", "q4_k,q6_k"), "add smaller types"),
     ],
@@ -222,13 +219,26 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
     out = ("--costs", costs, "-o", tmp_path / "b.yaml")
     asked = ("fit", tiny, "--bits", 5, "--recipe", "q4_k_m", "--types", "q4_k,q5_k", *out, *SMALL)
     found = call(*asked)
-    assert found.status == 1 and "with another importance and another types" in found.err
+    assert found.status == 1 and "with another importance; name" in found.err
+    for sets, types, said in (
+        ("embedding_type=q8_0", "q2_k,iq4_xs", "with another choice of types"),
+        ("calibration.seed=1", "q2_k,q3_k", "with another calibration text and another seed"),
+        ("calibration.length=32", "q2_k,q3_k", "with another calibration text; name"),
+    ):
+        other = ("--set", "importance=true", "--set", sets, "--types", types)
+        more = () if "length" in sets else ("--length", 64)
+        found = call("fit", tiny, "--bits", 5, "--recipe", "q4_k_m", *other, *out, "--samples", 4,
+                     *more)  # fmt: skip
+        assert found.status == 1 and said in found.err, found.err
     lies = {
         "[]": "expected a JSON object",
         "{}": "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": -1}}}': "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": true}}}': "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": 3}}': "not a file of costs",
+        '{"of": {}, "tokens": Infinity, "losses": {}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": 1e999}}}': "not a file of costs",
+        '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": 1' + "0" * 400 + "}}}": "not a file of",
         '{"of": 5, "tokens": 1, "losses": {}}': "not a file of costs",
         "{": "",
     }
@@ -242,12 +252,13 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
 
 def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What a few pieces of a tensor tell is near to what all of it does."""
-    from qtool.fitting import sampled
+    from qtool.fitting import gguf_losses, sampled
 
     every, some = tmp_path / "every.json", tmp_path / "some.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)
-    monkeypatch.setattr(sampled, "_PIECE", 1 << 12)
-    monkeypatch.setattr(sampled, "_SAMPLED", 1 << 15)
+    monkeypatch.setattr(sampled, "_PIECE", 1 << 11)
+    monkeypatch.setattr(gguf_losses, "SAMPLED", 1 << 15)
+    monkeypatch.setattr(gguf_losses, "OF_TABLES", 1 << 17)
     fitted(tiny, tmp_path / "b.yaml", bits=4.5, costs=some)
     left, right = (json.loads(path.read_text())["losses"] for path in (every, some))
     ratios = [
@@ -271,3 +282,69 @@ def test_experts_are_weighed_by_the_tokens_they_read(
     experts = [name for name in found.chosen if "_exps" in name]
     assert len(experts) == 3 * 2 and not found.kept
     assert found.made.bits_per_weight <= 5.0
+
+
+@pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0", "q4_k_m-awq-gptq"])
+def test_usual_types_go_with_every_recipe(recipe: str, tiny: Path, tmp_path: Path) -> None:
+    """What llama.cpp makes with importance alone is not chosen where none is measured."""
+    found = fitted(tiny, tmp_path / "mine.yaml", bits=5, recipe=recipe, sets=[], types=None)
+    names = {one.name for one in found.chosen.values()}
+    assert ("IQ2_S" in names or "IQ3_XXS" in names) <= (recipe == "q4_k_m-awq-gptq")
+
+
+def test_an_exact_size_is_kept(tiny: Path, tmp_path: Path, call: Call) -> None:
+    """With what the file tells of its calibration, and of AWQ's scales."""
+    for number, sets in enumerate(("importance=true", "transforms=[awq]")):
+        recipe, out = tmp_path / f"{number}.yaml", tmp_path / f"{number}.gguf"
+        asked = ("--set", sets, "--types", "q3_k,q4_k,q5_k,q6_k", *SMALL)
+        costs = ("--costs", tmp_path / f"{number}.json")
+        first = call("fit", tiny, "--recipe", "q4_k_m", "--bits", 4.6, "-o", recipe, *costs, *asked,
+                     "--json")  # fmt: skip
+        assert first.status == 0, first.err
+        size = json.loads(first.out)["size_bytes"]
+        again = tmp_path / f"{number}-again.yaml"
+        exact = call("fit", tiny, "--recipe", "q4_k_m", "--size", size, "-o", again, *costs, *asked)
+        assert exact.status == 0, exact.err
+        assert call("quantize", tiny, "--recipe", again, "-o", out, *SMALL).status == 0
+        assert size - 6000 < out.stat().st_size <= size
+
+
+def test_a_matrix_that_a_type_cannot_hold(tiny: Path, tmp_path: Path) -> None:
+    """One weight far beyond float16's scales: types that lose it are left out, and said so."""
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    tensors = {name: one.float() for name, one in load_file(model / "model.safetensors").items()}
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = 3e7
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    costs = tmp_path / "costs.json"
+    found = fitted(model, tmp_path / "a.yaml", bits=5.5, costs=costs, types="q4_k,q5_k,q6_k,q8_0")
+    kept = json.loads(costs.read_text())["losses"]
+    lost = {kind for kind, loss in kept["blk.0.ffn_down.weight"].items() if loss is None}
+    assert lost and found.chosen["blk.0.ffn_down.weight"].name not in lost
+    assert np.isfinite(found.loss)
+    again = fitted(model, tmp_path / "b.yaml", bits=5.5, costs=costs, types="q4_k,q5_k,q6_k,q8_0")
+    assert again.loss == found.loss
+
+
+def test_twice_damaged_and_twice_killed(
+    tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(after: int) -> None:
+        with monkeypatch.context() as patched, pytest.raises(Died):
+            dying(after, patched)
+            fitted(tiny, tmp_path / "out.yaml", bits=4.5)
+
+    killed(5)
+    folder = tmp_path / ".out.yaml.partial"
+    for _ in range(2):
+        state = folder / "states" / "0" / "hidden-0"
+        raw = state.read_bytes()
+        state.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+        killed(1)
+    for file in (folder / "gradients").iterdir():
+        file.write_bytes(b"")
+    assert fitted(tiny, tmp_path / "out.yaml", bits=4.5).loss == whole.loss

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import arch_models
+import gguf_from_hf
+import gguf_models
 import numpy as np
 import pytest
 import quantizing
@@ -15,9 +17,15 @@ from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.fitting import slopes
+from qtool.fitting.gguf_losses import Weighed, weighed
+from qtool.fitting.of_gguf import larger
 from qtool.fitting.slope import Slope, Slopes
+from qtool.gguf.from_hf import hf_source
+from qtool.gguf.plan import make_gguf_plan
+from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import tiny_folder
 from qtool.recipe.file import Calibration
+from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import workspace
 
@@ -117,19 +125,17 @@ def test_slopes_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -
     folder = folder_of(models, name)
     found = measured(folder, tmp_path / "out")
     expected, columns = by_hand(folder)
-    head = expected.pop("lm_head.weight", None) or expected.pop("embed_out.weight")
+    head = expected.pop("lm_head.weight")
     assert found.head is not None
     check_same(found.head, head)
-    scale = found.entered / columns.size
-    assert scale > 0
+    assert found.entered.shape == (TOKENS.size,)
     checked = 0
     for weight, slope in expected.items():
         if weight in found.matrices:
             check_same(found.matrices[weight][-1], slope)
             checked += 1
     assert checked == len([one for one in expected if ".experts." not in one])
-    if name != "gemma3":  # which multiplies what it looks up
-        np.testing.assert_allclose(found.embedding, columns, rtol=2e-3, atol=1e-9)
+    np.testing.assert_allclose(found.embedding, columns, rtol=2e-3, atol=1e-9)
 
 
 @pytest.mark.usefixtures("likeliest")
@@ -167,3 +173,81 @@ def test_threads_change_no_bit_of_a_block(models: Path, tmp_path: Path) -> None:
     for name, slope in one.matrices.items():
         assert slope[-1].rows.tobytes() == three.matrices[name][-1].rows.tobytes(), name
         assert slope[-1].columns.tobytes() == three.matrices[name][-1].columns.tobytes(), name
+
+
+def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Slopes]:
+    """What errors in a tensor cost, by its GGUF name."""
+    slopes = measured(model, tmp_path / "out")
+    source = hf_source(Checkpoint.open(model))
+    recipe = load("q8_0")
+    assert isinstance(recipe, GgufRecipe)
+    plan = make_gguf_plan(recipe, source)
+    tensor = next(tensor for tensor in plan.tensors if tensor.name == name)
+    tied = all(tensor.name != "output.weight" for tensor in source.tensors)
+    return weighed(tensor, slopes, 1.0, tied), slopes
+
+
+@pytest.fixture
+def without_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_from_hf.no_vocabulary(monkeypatch)
+
+
+@pytest.mark.usefixtures("without_vocabulary")
+def test_rows_of_merged_experts_are_those_of_each(tmp_path: Path) -> None:
+    model = gguf_models.build("qwen3-moe", tmp_path / "model")
+    (one,), slopes = ways_of(model, tmp_path, "blk.0.ffn_up_exps.weight")
+    each = [
+        slopes.matrices[f"model.layers.0.mlp.experts.{number}.up_proj.weight"][-1]
+        for number in range(len(one.columns))
+    ]
+    assert len({slope.rows.tobytes() for slope in each}) == len(each) > 1
+    assert np.array_equal(one.rows, np.concatenate([slope.rows for slope in each]))
+    assert np.array_equal(one.columns, np.stack([slope.columns for slope in each]))
+
+
+@pytest.mark.usefixtures("without_vocabulary")
+def test_rows_of_values_by_head_are_theirs(tmp_path: Path) -> None:
+    """kv_b_proj has keys and values of each head, of which attn_v_b has the latter."""
+    model = gguf_models.build("deepseek-v3", tmp_path / "model")
+    config = Checkpoint.open(model).config
+    heads, keys, values = (
+        config[key] for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
+    )
+    (one,), slopes = ways_of(model, tmp_path, "blk.0.attn_v_b.weight")
+    both = slopes.matrices["model.layers.0.self_attn.kv_b_proj.weight"][-1].rows
+    expected = both.reshape(heads, keys + values)[:, keys:]
+    assert np.array_equal(one.rows, expected.ravel())
+
+
+@pytest.mark.usefixtures("without_vocabulary")
+@pytest.mark.parametrize(("name", "multiplied"), [("gemma3", True), ("llama", False)])
+def test_what_an_embedding_is_multiplied_by(name: str, multiplied: bool, tmp_path: Path) -> None:
+    model = gguf_models.build(name, tmp_path / "model")
+    slopes = measured(model, tmp_path / "out")
+    found = larger(hf_source(Checkpoint.open(model)), TOKENS, slopes.entered)
+    width = Checkpoint.open(model).config["hidden_size"]
+    assert found == pytest.approx(width if multiplied else 1.0, rel=1e-3)
+
+
+def test_an_embedding_that_is_the_head_costs_twice(tmp_path: Path) -> None:
+    ways, slopes = ways_of(tiny_folder(), tmp_path, "token_embd.weight")
+    first, second = ways
+    assert np.array_equal(first.columns[0], slopes.embedding)
+    assert slopes.head is not None and np.array_equal(second.rows, slopes.head.rows)
+
+
+@pytest.mark.usefixtures("likeliest")
+def test_what_no_gradient_passes_is_not_free(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            gate = self.act_fn(self.gate_proj(x))
+        return self.down_proj(gate * self.up_proj(x))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", forward)
+    found = measured(folder_of(models, "llama"), tmp_path / "out")
+    assert not any("gate_proj" in name for name in found.matrices)
+    assert any("up_proj" in name for name in found.matrices)

@@ -57,7 +57,7 @@ def fit(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Choose the type, or the bits, of each matrix of MODEL so that a given size loses least.
+    """Choose types, or bits, matrix by matrix: the best of a given size.
 
     What an error in each matrix costs the whole network is measured once, forwards and backwards;
     the recipe that comes out is for `qtool quantize`.
@@ -72,7 +72,9 @@ def fit(
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
     nbytes = None if size is None else parse_size(size)
     base = load(recipe, set_ or [])
-    sets = calibration_sets(calibration, samples or SAMPLES, length, seed)
+    if samples is None and "samples" not in base.calibration.model_fields_set:
+        samples = SAMPLES
+    sets = calibration_sets(calibration, samples, length, seed)
     settings = load(recipe, (set_ or []) + sets).calibration
     (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
     from qtool.calibrating.allocator import share_heap
@@ -96,5 +98,5 @@ def fit(
     if json_:
         typer.echo(json.dumps(found.json()))
         return
-    for line in found.lines(model):
+    for line in found.lines(model, calibration):
         typer.echo(printable(line))

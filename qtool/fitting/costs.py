@@ -1,7 +1,9 @@
 """What each choice loses: measured once, and kept in a file for other sizes.
 
-{"of": what it was measured of, "tokens": n,
- "losses": {"blk.0.attn_q.weight": {"Q4_K": nats a token, ...}, ...}}
+    {"of": what it was measured of, "tokens": n,
+     "losses": {"blk.0.attn_q.weight": {"Q4_K": nats a token, "Q2_K": null, ...}, ...}}
+
+null: the type cannot hold the tensor. A unit that is {} could not be measured.
 """
 
 import json
@@ -28,13 +30,14 @@ class Costs:
 def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
     """The file; it must not be there."""
     found = {"of": known, "tokens": costs.tokens, "losses": costs.losses}
-    text = json.dumps(found, indent=1) + "\n"
+    text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     with staged_file(path, len(text)) as (staged, _):
         staged.write_text(text, encoding="utf-8")
 
 
-def read(path: Path, known: Mapping[str, Any]) -> Costs:
-    """FormatError where it is no such file, SourceError where it is not of what `known` says."""
+def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> Costs:
+    """FormatError where it is no such file; SourceError where it is not of what `known` says, or
+    not of all that is to be chosen, `sizes`."""
     found = st.read_json(path)
     try:
         before = dict(found["of"])
@@ -42,14 +45,19 @@ def read(path: Path, known: Mapping[str, Any]) -> Costs:
             str(unit): {str(choice): _loss(loss) for choice, loss in every.items()}
             for unit, every in found["losses"].items()
         }
-        costs = Costs(losses, int(found["tokens"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        costs = Costs(losses, _tokens(found["tokens"]))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(
             f"{path}: not a file of costs as `qtool fit --costs` writes it ({error}); name another "
             "file, or remove this one to have them measured again"
         ) from None
     now = json.loads(json.dumps(dict(known)))
     others = [name for name, value in now.items() if before.get(name) != value]
+    for unit, choices in sizes.items():
+        every = losses.get(unit)
+        if every is None or (every and not choices.keys() <= every.keys()):
+            others.append("choice of types" if every is not None else "choice of tensors")
+            break
     if others:
         raise SourceError(
             f"{path}: costs that were measured with another {' and another '.join(others)}; name "
@@ -58,7 +66,16 @@ def read(path: Path, known: Mapping[str, Any]) -> Costs:
     return costs
 
 
-def _loss(found: Any) -> float:
-    if type(found) not in (int, float) or not isfinite(found) or found < 0:
-        raise ValueError(f"a loss of {found!r}"[:60])
-    return float(found)
+def _tokens(found: Any) -> int:
+    if type(found) is not int or found <= 0:
+        raise ValueError(f"{str(found)[:40]} tokens")
+    return found
+
+
+def _loss(found: Any) -> float | None:
+    if found is None:
+        return None
+    loss = float(found) if type(found) in (int, float) else -1.0
+    if not isfinite(loss) or loss < 0:
+        raise ValueError(f"a loss of {str(found)[:40]}")
+    return loss

@@ -1,12 +1,17 @@
 """`qtool fit`, from a request to a recipe."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import costs as kept
 from qtool.fitting.allocate import Candidate, allocate
 from qtool.fitting.costs import Costs
-from qtool.fitting.request import FitRequest, Fitted
+from qtool.fitting.request import FitRequest, Fitted, check_files
 from qtool.fitting.ways import Made, Ways
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
@@ -19,11 +24,13 @@ from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
 
 _TRIES = 4
+_KEPT_BESIDE = 3  # states behind the last block, and gradients twice
 
 
 def fit(request: FitRequest, progress: Progress) -> Fitted:
     """Measure, choose and write the recipe; nothing is left under its name unless all succeeds."""
     check_free(request.out, is_folder=False)
+    check_files(request)
     recipe = request.recipe
     if recipe.rotates:
         raise UnsupportedError(
@@ -34,23 +41,27 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
     with _ways(request) as ways:
         _check_size(request, ways)
         tokens, digest = ways.tokens()
-        known = {
+        of_slopes = {
+            program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
             "calibration text": digest,
-            **ways.facts,
+            "seed": request.settings.seed,
         }
+        known = {**of_slopes, **ways.facts}
+        there = request.costs is not None and request.costs.exists()
+        room = ways.hidden_bytes * (ways.blocks + _KEPT_BESIDE) * tokens.size
         with workspace(
             request.out,
             is_folder=False,
-            nbytes=ways.hidden_bytes * tokens.size,
+            nbytes=0 if there else room,
             fresh=request.fresh,
             sources=marks(files),
         ) as space:
-            if request.costs is not None and request.costs.exists():
-                costs = kept.read(request.costs, known)
+            if request.costs is not None and there:
+                costs = kept.read(request.costs, known, ways.sizes)
                 progress.say(f"costs taken from {request.costs}")
             else:
-                costs = _measured(request, ways, known, space, progress)
+                costs = _measured(request, ways, tokens, of_slopes, space, progress)
                 if request.costs is not None:
                     kept.write(request.costs, costs, known)
             found, text = _choose(request, ways, costs, progress)
@@ -69,21 +80,25 @@ def _ways(request: FitRequest) -> AbstractContextManager[Ways]:
 
 
 def _measured(
-    request: FitRequest, ways: Ways, known: dict[str, object], space: Workspace, progress: Progress
+    request: FitRequest,
+    ways: Ways,
+    tokens: NDArray[np.int64],
+    known: Mapping[str, Any],
+    space: Workspace,
+    progress: Progress,
 ) -> Costs:
     from qtool.calibrating.skeleton import Skeleton
     from qtool.fitting import slopes
 
     agreed = {**program.facts(), **known, "version of torch or kind of CPU": environment()}
     space.agree(agreed)
-    tokens, _ = ways.tokens()
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(ways.weights)
         seed = request.settings.seed
         found = slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
     with progress.stage("quantize"):
         losses = ways.losses(found, tokens, progress)
-    if not losses:
+    if not any(losses.values()):
         raise SourceError(
             f"{request.source}: of none of its matrices could be measured what errors in it cost"
         )
@@ -98,44 +113,44 @@ def _budget(request: FitRequest, made: Made) -> int:
     return int(request.bits * made.numbers / 8)
 
 
-def _fixed(ways: Ways) -> int:
-    """Bytes of the tensors that nothing is chosen for."""
-    chosen = sum(nbytes for _, nbytes in ways.chosen_before.values())
-    return ways.before.tensor_bytes - chosen
-
-
 def _check_size(request: FitRequest, ways: Ways) -> None:
-    """UnsupportedError, before any work, where no choice is small enough."""
+    """UnsupportedError, before any work, where no choice is small enough; and what is refused of
+    the recipes that may come out, which are the shortest and the longest of these."""
     if not ways.sizes:
         raise UnsupportedError(
             f"{request.source}: recipe {request.recipe.name} leaves nothing to be chosen; its "
             "overrides name every matrix"
         )
-    least = _fixed(ways) + sum(min(sizes.values()) for sizes in ways.sizes.values())
-    before, budget = ways.before, _budget(request, ways.before)
-    if budget < least:
-        over = before.size_bytes - before.tensor_bytes
-        raise UnsupportedError(
-            f"{request.source}: with these types the smallest artifact has {least + over:,} bytes, "
-            f"{8 * least / before.numbers:.3f} bits a weight, and {budget + over:,} are asked for; "
-            "ask for more, or add smaller types to --types"
-        )
+    ends = [
+        {name: pick(sizes, key=sizes.__getitem__) for name, sizes in ways.sizes.items()}
+        for pick in (max, min)
+    ]
+    for choices in ends:
+        made = ways.made(ways.text(_about(request, 0.0), choices))
+    _refuse_less_than(request, made)
+
+
+def _refuse_less_than(request: FitRequest, made: Made) -> None:
+    """UnsupportedError where more is asked for than the smallest artifact does."""
+    if _budget(request, made) >= made.tensor_bytes:
+        return
+    asked = f"{request.size_bytes:,} bytes" if request.size_bytes else f"{request.bits:g} bits"
+    raise UnsupportedError(
+        f"{request.source}: with these types the smallest artifact has {made.size_bytes:,} bytes, "
+        f"{made.bits_per_weight:.3f} bits a weight, and {asked} are asked for; ask for more, or "
+        "add smaller types to --types"
+    )
 
 
 def _choose(
     request: FitRequest, ways: Ways, costs: Costs, progress: Progress
 ) -> tuple[Fitted, str]:
     """The cheapest choice, and the recipe that says it."""
-    names = [name for name in ways.sizes if name in costs.losses]
-    left = [name for name in ways.sizes if name not in costs.losses]
-    units = [
-        [
-            Candidate(choice, nbytes, costs.losses[name].get(choice, float("inf")))
-            for choice, nbytes in ways.sizes[name].items()
-        ]
-        for name in names
-    ]
-    fixed = _fixed(ways) + sum(ways.chosen_before[name][1] for name in left)
+    names = [name for name in ways.sizes if costs.losses.get(name)]
+    left = {name: ways.chosen_before[name] for name in ways.sizes if name not in names}
+    units = [_candidates(request, name, ways.sizes[name], costs.losses[name]) for name in names]
+    chosen_before = sum(nbytes for _, nbytes in ways.chosen_before.values())
+    fixed = ways.before.tensor_bytes - chosen_before + sum(nbytes for _, nbytes in left.values())
     budget = _budget(request, ways.before) - fixed
     for _ in range(_TRIES):
         found = allocate(units, budget)
@@ -143,11 +158,11 @@ def _choose(
             break
         chosen = dict(zip(names, found, strict=True))
         loss = sum(one.loss for one in found)
-        types = {name: one.name for name, one in chosen.items()}
-        text = ways.text(_about(request, loss), types)
+        text = ways.text(_about(request, loss), {name: one.name for name, one in chosen.items()})
         made = ways.made(text)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
         if over <= 0:
+            share = sum(nbytes for _, nbytes in left.values()) / max(1, made.tensor_bytes)
             fitted = Fitted(
                 request.out,
                 made,
@@ -155,16 +170,37 @@ def _choose(
                 (ways.before, _loss_before(ways, costs)),
                 chosen,
                 ways.members,
-                left,
+                tuple(left),
+                share,
                 costs.tokens,
                 progress.total(),
                 peak_rss_bytes(),
             )
             return fitted, text
-        budget -= over  # the header grows with what the recipe says
+        # The header grows with what the recipe says.
+        budget = sum(one.nbytes for one in found) - over
+    smallest = (min(unit, key=lambda one: one.nbytes).name for unit in units)
+    least = dict(zip(names, smallest, strict=True))
+    _refuse_less_than(request, ways.made(ways.text(_about(request, 0.0), least)))
     raise UnsupportedError(
         f"{request.source}: no choice of types makes an artifact so small; ask for more bytes"
     )
+
+
+def _candidates(
+    request: FitRequest, name: str, sizes: Mapping[str, int], losses: Mapping[str, float | None]
+) -> list[Candidate]:
+    found = [
+        Candidate(choice, nbytes, loss)
+        for choice, nbytes in sizes.items()
+        if (loss := losses.get(choice)) is not None
+    ]
+    if not found:
+        raise UnsupportedError(
+            f"{request.source}: {name} has weights that none of --types can hold; add one such as "
+            "q8_0, or give it a type by an override"
+        )
+    return found
 
 
 def _about(request: FitRequest, loss: float) -> str:
@@ -179,9 +215,10 @@ def _about(request: FitRequest, loss: float) -> str:
 def _loss_before(ways: Ways, costs: Costs) -> float | None:
     """Of the recipe as it was; None where it has types that were not measured."""
     total = 0.0
-    for name, losses in costs.losses.items():
-        choice = ways.chosen_before[name][0] if name in ways.chosen_before else ""
-        if choice not in losses:
-            return None
-        total += losses[choice]
+    for name, (choice, _) in ways.chosen_before.items():
+        if losses := costs.losses.get(name):
+            loss = losses.get(choice)
+            if loss is None:
+                return None
+            total += loss
     return total

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.calibrating.workers import Workers
 from qtool.errors import FormatError, SourceError
-from qtool.fitting.sampled import pieces
+from qtool.fitting.sampled import OF_TABLES, SAMPLED, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
-from qtool.gguf.mixtures import fallback
+from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor
+from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
 
@@ -85,16 +86,20 @@ def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArr
     every = np.concatenate(parts) if parts else np.empty(0)
     rows = np.arange(source.rows, dtype=np.int64)
     order = rows if source.order is None else source.order(rows)
-    if source.cut is None and order.size and int(order.max()) < every.size:
-        return every[order]
     each = source.rows // len(found)
+    if source.cut is not None and not source.cut.turned:
+        order = rows // each * (every.size // len(found)) + source.cut.first + rows % each
+    turned = source.cut is not None and source.cut.turned
+    if not turned and order.size and int(order.max()) < every.size:
+        return every[order]
     return np.repeat([one.rows.mean() for one in found], each)
 
 
 def losses_of(
     ways: Sequence[Weighed], types: Sequence[BlockType], importance: bool, workers: Workers
 ) -> NDArray[np.float64]:
-    """[types], of a tensor. ways: of weighed(), not none. types: of usable_types()."""
+    """[types], of a tensor; infinite where a type cannot hold it. ways: of weighed(), not none.
+    types: of usable_types()."""
     use = importance and _measured(ways[0].tensor.source)
     found: NDArray[np.float64] = np.sum([_losses(one, types, use, workers) for one in ways], axis=0)
     return found
@@ -105,22 +110,25 @@ def _losses(
 ) -> NDArray[np.float64]:
     """[types], of pieces, as all rows would have it."""
     source = one.tensor.source
-    spans = pieces(source.rows, source.in_features, len(one.columns))
+    sampled = OF_TABLES if source.name in (EMBEDDING, HEAD) else SAMPLED
+    spans = pieces(source.rows, source.in_features, len(one.columns), sampled)
     found = workers.map(lambda span: _lost(one, types, importance, *span), spans)
     lost = np.sum(found, axis=0)
     share = float(one.rows.sum()) / lost[-1] if lost[-1] > 0 else 0.0
-    scaled: NDArray[np.float64] = lost[:-1] * share
+    scaled: NDArray[np.float64] = np.where(np.isfinite(lost[:-1]), lost[:-1] * share, np.inf)
     return scaled
 
 
 def usable_types(
-    source: SourceTensor, types: Sequence[BlockType], importance: bool
+    source: SourceTensor, types: Sequence[BlockType], recipe: GgufRecipe
 ) -> list[BlockType]:
     """What a tensor may be stored as, smallest first: in place of a type whose blocks do not divide
-    its rows the one that llama.cpp falls back to. importance: whether the recipe measures it."""
+    its rows the one that llama.cpp falls back to."""
     found = {fallback(kind, source.in_features, source.name) for kind in types}
-    use = importance and _measured(source)
-    usable = [kind for kind in found if use or not kind.needs_importance]
+    use = recipe.importance and _measured(source)
+    usable = [
+        kind for kind in found if use or not needs_importance(source.name, kind, recipe.file_type)
+    ]
     return sorted(usable, key=lambda kind: (kind.bits_per_weight, kind.number))
 
 

@@ -4,11 +4,13 @@
     gradients/hidden-0, -1  gradients by what enters the block that was passed last, in turns
     slopes-N                of block N, or of the head where N is how many there are: float64
 
-The journal has checksums of all, and to which matrices the numbers of a file belong.
+The journal has checksums of all, and to which matrices the numbers of a file belong. A unit that is
+done again has another line there, and the last one counts: what it says is the same.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,6 @@ class Kept:
             return False
         place, sums = self.space.folder / "states" / str(index), entry.get("hidden")
         if not whole(place, 0, sums, self.stream, self.workers):
-            self.space.journal.forget_from(_forwards(index))
             return False
         return put(place, 0, list(sums or ()), self.stream)
 
@@ -65,6 +66,7 @@ class Kept:
             sums=checksum(raw),
             gradients=sums,
         )
+        rmtree(self.space.folder / "states" / str(index), ignore_errors=True)  # needed no more
 
     def take_slopes(self, index: int) -> Named | None:
         """None where they are not there, or not whole."""
@@ -92,10 +94,6 @@ class Kept:
             return None
         put(folder, index, list(sums or ()), stream)
         return found
-
-    def forget(self, index: int) -> None:
-        """The slopes of a block, and of all that were found after it."""
-        self.space.journal.forget_from(_backwards(index))
 
 
 def _forwards(index: int) -> str:

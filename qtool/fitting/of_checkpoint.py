@@ -42,6 +42,11 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     bits = widths(request.types)
     units = _units(plan, recipe)
     plans = {width: make_plan(_of_width(recipe, width), checkpoint) for width in bits}
+    fitting = {
+        name: {w: made for w, made in plans.items() if all(_has(made, one.name) for one in unit)}
+        for name, unit in units.items()
+    }
+    units = {name: unit for name, unit in units.items() if fitting[name]}
     weights = runnable(checkpoint)
 
     def tokens() -> tuple[NDArray[np.int64], str]:
@@ -49,11 +54,13 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         return found.tokens, found.digest
 
     def losses(slopes: Slopes, _: NDArray[np.int64], progress: Progress) -> Losses:
-        found, names = {}, list(units)
+        found: dict[str, dict[str, float | None]] = {}
+        names = list(units)
         with Workers(request.threads) as workers:
             for number in progress.blocks(len(names), "layer"):
                 unit = units[names[number]]
                 known = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in unit}
+                found[names[number]] = {}
                 if all(known.values()):
                     found[names[number]] = {
                         str(width): sum(
@@ -61,7 +68,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
                             for name, slope in known.items()
                             if slope is not None
                         )
-                        for width, made in plans.items()
+                        for width, made in fitting[names[number]].items()
                     }
         return found
 
@@ -75,7 +82,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         {
             name: {
                 str(width): sum(made.by_name[one.name].nbytes for one in unit)
-                for width, made in plans.items()
+                for width, made in fitting[name].items()
             }
             for name, unit in units.items()
         },
@@ -86,8 +93,9 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         losses,
         partial(checkpoint_text, recipe, {k: [one.module for one in u] for k, u in units.items()}),
         made,
-        {"weights": recipe.model_dump(mode="json", include={"weights", "format"}), "bits": bits},
-        _hidden_bytes(checkpoint, plan),
+        {"weights": recipe.weights and recipe.weights.model_dump(mode="json", exclude={"bits"})},
+        _hidden_bytes(checkpoint),
+        plan.blocks.count,
     )
 
 
@@ -109,9 +117,14 @@ def _check(request: FitRequest, recipe: Recipe) -> None:
         )
 
 
-def _hidden_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
+def _hidden_bytes(checkpoint: Checkpoint) -> int:
     width = structure.text_config(checkpoint.config).get("hidden_size")
-    return 4 * width * plan.blocks.count if type(width) is int else 0
+    return 4 * width if type(width) is int else 0
+
+
+def _has(plan: Plan, name: str) -> bool:
+    """Whether a matrix is quantized there."""
+    return plan.by_name[name].scheme is not None
 
 
 def _of_width(recipe: Recipe, width: int) -> Recipe:

@@ -15,7 +15,7 @@ from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
-from qtool.fitting.slope import Slopes
+from qtool.fitting.slope import Slopes, Vector, some
 from qtool.fitting.ways import Losses, Made, Ways
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
@@ -31,7 +31,8 @@ from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
 from qtool.runs.progress import Progress
 
-_ROWS = 256  # of the embedding, whose squares are compared with those of what enters block 0
+_RECORD = 1024  # bytes at most that a file tells of what it was calibrated on
+_SCALES_MORE = 0.05  # that AWQ's scales may take above what is guessed
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def _ways(
 ) -> Ways:
     plan = make_gguf_plan(recipe, source)
     free = {tensor.name: tensor for tensor in _free(plan, recipe)}
-    usable = {name: _usable(tensor, types, recipe.importance) for name, tensor in free.items()}
+    usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
     width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
 
     def tokens() -> tuple[NDArray[np.int64], str]:
@@ -64,16 +65,20 @@ def _ways(
         return found.tokens, found.digest
 
     def losses(slopes: Slopes, read: NDArray[np.int64], progress: Progress) -> Losses:
-        larger = _larger(source, read, slopes.entered)
+        scale = larger(source, read, slopes.entered)
         tied = all(tensor.name != HEAD for tensor in source.tensors)
-        found, names = {}, list(free)
+        found: dict[str, dict[str, float | None]] = {}
+        names = list(free)
         with Workers(request.threads) as workers:
             for number in progress.blocks(len(names), "tensor"):
                 name = names[number]
-                if ways := weighed(free[name], slopes, larger, tied):
+                found[name] = {}
+                if ways := weighed(free[name], slopes, scale, tied):
                     lost = losses_of(ways, usable[name], recipe.importance, workers)
-                    kinds = (kind.name for kind in usable[name])
-                    found[name] = dict(zip(kinds, map(float, lost), strict=True))
+                    found[name] = {
+                        kind.name: float(loss) if np.isfinite(loss) else None
+                        for kind, loss in zip(usable[name], lost, strict=True)
+                    }
         return found
 
     def made(text: str) -> Made:
@@ -97,14 +102,18 @@ def _ways(
         losses,
         partial(gguf_text, recipe),
         made,
-        {"importance": recipe.importance, "types": [kind.name for kind in types]},
-        4 * width * model_facts(source.metadata).layers,
+        {"importance": recipe.importance, "kind of file": recipe.file_type.name},
+        4 * width,
+        model_facts(source.metadata).layers,
     )
 
 
 def _made(plan: GgufPlan) -> Made:
+    """With room for what the file will tell of its calibration."""
     numbers = sum(tensor.parameters for tensor in plan.tensors)
-    return Made(plan.size_bytes, plan.tensor_bytes, numbers)
+    more = _RECORD if plan.recipe.calibrates else 0
+    more += int(plan.scales_bytes * _SCALES_MORE)
+    return Made(plan.size_bytes + more, plan.tensor_bytes, numbers)
 
 
 def _check_recipe(recipe: GgufRecipe) -> None:
@@ -129,27 +138,26 @@ def _free(plan: GgufPlan, recipe: GgufRecipe) -> list[PlannedTensor]:
     ]
 
 
-def _usable(tensor: PlannedTensor, types: Sequence[BlockType], importance: bool) -> list[BlockType]:
-    found = usable_types(tensor.source, types, importance)
+def _usable(
+    tensor: PlannedTensor, types: Sequence[BlockType], recipe: GgufRecipe
+) -> list[BlockType]:
+    found = usable_types(tensor.source, types, recipe)
     if not found:
         names = ", ".join(kind.name.lower() for kind in types)
         raise UnsupportedError(
-            f"{tensor.name}: none of --types ({names}) is encoded without importance, which this "
-            "tensor has none of; add one such as q2_k or iq3_xxs"
+            f"{tensor.name}: none of --types ({names}) is encoded without importance, which recipe "
+            f"{recipe.name} does not measure; add one such as q2_k, or --set importance=true"
         )
     return found
 
 
-def _larger(source: GgufSource, tokens: NDArray[np.int64], entered: float) -> float:
+def larger(source: GgufSource, tokens: NDArray[np.int64], entered: Vector) -> float:
     """How much larger squares of numbers are before block 0 than in the embedding, which some
     models multiply by a number of their own."""
     table = next((tensor for tensor in source.tensors if tensor.name == EMBEDDING), None)
-    if table is None:
-        return 1.0
-    rows = tokens.reshape(-1)
-    rows = rows[np.linspace(0, rows.size - 1, min(_ROWS, rows.size)).astype(int)]
-    if int(rows.max()) >= table.rows:
+    rows = tokens.reshape(-1)[some(tokens.size)]
+    if table is None or int(rows.max()) >= table.rows:
         return 1.0
     found = [as_floats(table, np.ascontiguousarray(table.read(row, row + 1))) for row in rows]
     own = float(np.mean(np.square(found, dtype=np.float64)))
-    return entered / own if own > 0 else 1.0
+    return float(entered.mean()) / own if own > 0 else 1.0

@@ -3,9 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD
 from qtool.gguf.recipe import GgufRecipe
+from qtool.layer_names import experts_of
 from qtool.recipe.recipe import Recipe
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -18,7 +20,7 @@ def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
     Layers whose tensors of a kind have one type share a line. What the recipe says itself of other
     tensors comes first, as it counts.
     """
-    keys: dict[str, str] = {}
+    keys: dict[str, Any] = {}
     layers: dict[tuple[str, str], list[int]] = {}
     others: list[tuple[str, str]] = []
     for name, kind in types.items():
@@ -30,7 +32,7 @@ def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
             others.append((name, kind))
     made = [(_pattern(name, numbers), kind) for (name, kind), numbers in sorted(layers.items())]
     made += [(f"^{re.escape(name)}$", kind) for name, kind in others]
-    overrides = [f"{{match: '{pattern}', type: {kind.lower()}}}" for pattern, kind in made]
+    overrides = [f"{{match: {_quoted(pattern)}, type: {kind.lower()}}}" for pattern, kind in made]
     return _text(base, about, keys, overrides)
 
 
@@ -47,13 +49,20 @@ def checkpoint_text(
         json.dumps({"match": name, "weights": {"bits": int(width)}})
         for unit, width in bits.items()
         if width != usual
-        for name in modules[unit]
+        for name in _named(modules[unit])
     ]
     return _text(base, about, {}, made)
 
 
+def _named(modules: Sequence[str]) -> list[str]:
+    """Patterns of a unit's modules: one for all experts of a block."""
+    experts = [experts_of(module) for module in modules]
+    layers = dict.fromkeys(found[0] for found in experts if found)
+    return [f"{layer}.*" for layer in layers] or list(modules)
+
+
 def _text(
-    base: Recipe | GgufRecipe, about: str, more: Mapping[str, str], overrides: Sequence[str]
+    base: Recipe | GgufRecipe, about: str, more: dict[str, Any], overrides: Sequence[str]
 ) -> str:
     """`base` with more keys, and overrides after its own."""
     keys = base.model_dump(mode="json", exclude_unset=True)
@@ -62,6 +71,11 @@ def _text(
     if every:
         lines += ["overrides:", *(f"- {item}" for item in every)]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """As YAML has it without escapes."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _pattern(name: str, layers: list[int]) -> str:

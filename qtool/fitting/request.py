@@ -52,6 +52,20 @@ def widths(text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(name) for name in names}))
 
 
+def check_files(request: "FitRequest") -> None:
+    """UsageError, SourceError for outputs that cannot be written, before any work."""
+    if request.out.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {request.out}: a recipe's file ends in .yaml")
+    costs = request.costs
+    if costs is None or costs.is_file():
+        return
+    if costs.absolute() == request.out.absolute():
+        raise UsageError(f"--costs {costs}: the recipe goes there (-o); choose another name")
+    from qtool.calibrating.measure import check_absent
+
+    check_absent(costs)
+
+
 @dataclass(frozen=True)
 class FitRequest:
     """`model` as typed, `source` as resolved; one of `size_bytes` and `bits` is given."""
@@ -80,25 +94,28 @@ class Fitted:
     chosen: Mapping[str, Candidate]
     members: Mapping[str, int]  # tensors of each
     kept: Sequence[str]  # those that could not be measured: they are as the recipe has it
+    kept_share: float  # of all bytes of tensors
     tokens: int
     seconds: float
     peak_rss_bytes: int
 
-    def lines(self, model: str) -> list[str]:
+    def lines(self, model: str, calibration: str | None) -> list[str]:
         """For people: how many of each kind have which type, and what it comes to."""
+        text = [] if calibration is None else ["--calibration", calibration]
         kinds: dict[str, Counter[str]] = {}
         for name, one in self.chosen.items():
             kind = _LAYER.sub(".*", name).removeprefix("blk.*.").removesuffix(".weight")
             kinds.setdefault(kind, Counter())[one.name] += 1
-        width = max(map(len, kinds))
+        width = max(map(len, kinds), default=0)
         said = [
             f"  {kind:<{width}}  " + ", ".join(f"{n} {name}" for name, n in sorted(found.items()))
             for kind, found in kinds.items()
         ]
         if self.kept:
+            named = ", ".join(self.kept[:3]) + (" ..." if len(self.kept) > 3 else "")
             said.append(
-                f"{len(self.kept)} could not be measured and are as the recipe has it: "
-                f"{', '.join(self.kept[:3])}{' ...' if len(self.kept) > 3 else ''}"
+                f"warning: {len(self.kept)} could not be measured, {self.kept_share:.1%} of all "
+                f"bytes, and are as the recipe has it: {named}"
             )
         old, loss = self.before
         was = (
@@ -109,7 +126,7 @@ class Fitted:
             f"{self.out}: {self.made.size_bytes:,} bytes, {self.made.bits_per_weight:.3f} bits per "
             f"weight, loss about {self.loss:.4f} nats a token{was}",
             f"{self.seconds:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB",
-            f"next: qtool quantize {shlex.quote(model)} --recipe {shlex.quote(str(self.out))}",
+            f"next: {shlex.join(['qtool', 'quantize', model, '--recipe', str(self.out), *text])}",
         ]
 
     def json(self) -> dict[str, Any]:

@@ -2,12 +2,18 @@
 
 import numpy as np
 
-_PIECE = 1 << 16  # weights
-_SAMPLED = 1 << 20  # weights of a tensor that are looked at, in such pieces
+_PIECE = 1 << 14  # weights
+SAMPLED = 1 << 20  # weights of a tensor that are looked at, in such pieces
+OF_TABLES = 1 << 22  # the same of embeddings and heads, whose rows differ most
 
 
-def pieces(rows: int, columns: int, matrices: int = 1) -> list[tuple[int, int]]:
-    """First and last of some rows, all over; of each of several matrices, one below the other."""
+def pieces(
+    rows: int, columns: int, matrices: int = 1, sampled: int = SAMPLED
+) -> list[tuple[int, int]]:
+    """First and last of some rows, all over; of each of several matrices, one below the other.
+
+    sampled: weights, where there are more.
+    """
     each = rows // matrices
     step = max(1, min(each, _PIECE // columns))
     every = [
@@ -15,7 +21,7 @@ def pieces(rows: int, columns: int, matrices: int = 1) -> list[tuple[int, int]]:
         for matrix in range(matrices)
         for first in range(0, each, step)
     ]
-    most = max(matrices, _SAMPLED // (step * columns))
+    most = max(matrices, sampled // (step * columns))
     if len(every) <= most:
         return every
     places = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int))

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
+_SOME = 256
 
 
 @dataclass(frozen=True)
@@ -25,4 +26,16 @@ class Slopes:
     matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
     head: Slope | None = None
     embedding: Vector = field(default_factory=lambda: np.empty(0))  # columns of what enters block 0
-    entered: float = 0.0  # mean square of what enters block 0
+    entered: Vector = field(default_factory=lambda: np.empty(0))  # mean square at some() tokens
+
+
+def some(tokens: int) -> NDArray[np.int64]:
+    """Numbers of a few tokens, all over."""
+    return np.linspace(0, tokens - 1, min(_SOME, tokens)).astype(np.int64)
+
+
+def joined(one: Slope, other: Slope) -> Slope:
+    """Of a matrix that the network reads at both places."""
+    count = one.count + other.count
+    sums = one.columns * one.count + other.columns * other.count
+    return Slope(one.rows + other.rows, sums / max(1, count), count)

@@ -14,7 +14,9 @@ An expert's sums are over the tokens that it read. An embedding is a matrix that
 time: each counts alike, and its columns count as the gradient by them says.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
-the blocks from the last to the first: one block in memory at a time.
+the blocks from the last to the first: one block in memory at a time. Micro-batches are a thread's
+work each; the head alone is computed by all threads at once, so that last bits of its sums, and
+once in a while a token that is drawn, may depend on how many they are.
 
 Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and Grosse, Optimizing
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
@@ -35,12 +37,13 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting.kept import Kept, Named
-from qtool.fitting.slope import Slope, Slopes
+from qtool.fitting.slope import Slope, Slopes, joined, some
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
-_HEAD_POSITIONS = 128  # of a micro-batch, whose logits are there at once
+_TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
+_LOGITS = 1 << 24  # that are there at once, of a few tokens, or of one
 
 
 @dataclass
@@ -83,10 +86,12 @@ def measure(
     """
     count = skeleton.count
     with Workers(threads) as workers:
-        stream = skeleton.embed(tokens)
-        states = sum(float(hidden.square().sum()) for hidden in stream.hidden)
-        entered = states / sum(hidden.numel() for hidden in stream.hidden)
+        stream = skeleton.embed(tokens, _TOGETHER)
+        entered = torch.cat([hidden.square().mean(-1).flatten() for hidden in stream.hidden])
+        entered = entered[torch.from_numpy(some(tokens.size))].double()
         way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
+        if not space.journal.done:
+            way.kept.keep_states(0)
         found, gradients = _finished(way.kept, count)
         if gradients is None:
             way.before(count)
@@ -107,12 +112,13 @@ def measure(
             way.kept.keep_slopes(index, found[-1], gradients)
             del block
     squares = sum((gradient.square().sum((0, 1)) for gradient in gradients), torch.zeros(1))
-    slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered)
+    slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered.numpy())
     for name, number, slope in (one for block in found for one in block):
         if name == HEAD:
             slopes.head = slope
-        else:
-            slopes.matrices.setdefault(name, {})[number] = slope
+            continue
+        before = slopes.matrices.setdefault(name, {}).get(number)
+        slopes.matrices[name][number] = slope if before is None else joined(before, slope)
     return slopes
 
 
@@ -130,7 +136,8 @@ class _Way:
         stream = self.kept.stream
         start = next((n for n in range(index, -1, -1) if self.kept.take_states(n)), None)
         if start is None:
-            for number, hidden in enumerate(self.skeleton.embed(self.tokens).hidden):
+            again = self.skeleton.embed(self.tokens, _TOGETHER)
+            for number, hidden in enumerate(again.hidden):
                 stream.hidden[number] = hidden
             start = 0
             self.kept.keep_states(0)
@@ -151,7 +158,6 @@ def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] |
     while found:
         if (gradients := kept.take_gradients(count + 1 - len(found))) is not None:
             return found, gradients
-        kept.forget(count + 1 - len(found))
         found.pop()
     return [], None
 
@@ -159,13 +165,20 @@ def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] |
 def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
     """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
     by_id = {site.id: site for site in sites.sites}
+    reached = {
+        matrix.parameter
+        for matrix, sums in seen.items()
+        if matrix.expert is not None and sums.rows is not None
+    }
     found: Named = []
     for linear in sites.linears:
         site = by_id[linear.site]
         slope = _slope(seen.get(linear.matrix, _Sums()), tokens)
-        if slope is None:  # an expert that no token reached costs nothing here
-            ones = np.ones(site.in_features)
-            slope = Slope(np.zeros(linear.out_features), ones, 0)
+        if slope is None and linear.matrix.parameter in reached:
+            # An expert that no token reached costs nothing here.
+            slope = Slope(np.zeros(linear.out_features), np.ones(site.in_features), 0)
+        if slope is None:  # what no gradient passes is not known to cost nothing
+            continue
         number = linear.matrix.expert if site.stacked else None
         for reader in linear.readers:
             own = Slope(slope.rows[slice(*reader.rows)], slope.columns, slope.count)
@@ -196,15 +209,17 @@ def _through_head(
     sums = _Sums()
     try:
         with skeleton.open_head() as head:
-            head(stream.hidden[0][:1, :1])  # from here on the module has its weights
+            logits = head(stream.hidden[0][:1, :1])  # from here on the module has its weights
+            vocabulary = logits.shape[-1]
             output: Any = skeleton.model.get_output_embeddings()
             index = WeightIndex(output if output is not None else torch.nn.Module())
             observer = _observer(index, {Matrix("weight", None): sums})
             for number in progress.blocks(len(stream.hidden), "head, part"):
                 hidden = stream.hidden[number]
                 parts: list[torch.Tensor] = []
-                for first in range(0, hidden.shape[1], _HEAD_POSITIONS):
-                    part = hidden[:, first : first + _HEAD_POSITIONS].detach().requires_grad_()
+                step = max(1, _LOGITS // (vocabulary * hidden.shape[0]))
+                for first in range(0, hidden.shape[1], step):
+                    part = hidden[:, first : first + step].detach().requires_grad_()
                     with observer:
                         logits = head(part)
                     if not bool(torch.isfinite(logits).all()):
@@ -236,7 +251,8 @@ def _through_block(
         seen: _Seen = {}
         try:
             with torch.enable_grad(), _observer(index, seen):
-                output = block.outputs(block.module, hidden, call)
+                # Some blocks add to what they are given in place, which a leaf does not allow.
+                output = block.outputs(block.module, hidden.clone(), call)
             (gradients[number],) = torch.autograd.grad(output, hidden, gradients[number])
         except RuntimeError as error:
             said = " ".join(str(error).split())[:200]

@@ -11,14 +11,15 @@ from qtool.calibrating.weights import Weights
 from qtool.fitting.slope import Slopes
 from qtool.runs.progress import Progress
 
-Losses = Mapping[str, Mapping[str, float]]  # by unit, then by choice, in nats a token
+# By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
+Losses = Mapping[str, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
 class Made:
     """What a recipe makes, by its plan."""
 
-    size_bytes: int
+    size_bytes: int  # at most, where something is yet to be measured
     tensor_bytes: int
     numbers: int  # of the model
 
@@ -37,8 +38,9 @@ class Ways:
     before: Made  # of the recipe as it is
     chosen_before: Mapping[str, tuple[str, int]]  # of each unit, and its bytes
     tokens: Callable[[], tuple[NDArray[np.int64], str]]  # to measure over, and their digest
-    losses: Callable[[Slopes, NDArray[np.int64], Progress], Losses]  # of the units that are known
+    losses: Callable[[Slopes, NDArray[np.int64], Progress], Losses]  # of units that are known
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text
     facts: Mapping[str, Any]  # what losses hang on, beside the model and the text
-    hidden_bytes: int  # of hidden states of one token at one place, for all blocks
+    hidden_bytes: int  # of hidden states of one token at one place
+    blocks: int
