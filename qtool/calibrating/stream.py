@@ -103,6 +103,16 @@ class LoadedBlock:
                 "quantize it (it needs no forward pass)"
             ) from error
 
+    def no_gradient(self, error: RuntimeError, so: str) -> Exception:
+        """What is to be raised where torch could not go back through it. so: what follows."""
+        said = " ".join(str(error).split())[:200]
+        if "alloc" in said:
+            return MemoryError(said)
+        return UnsupportedError(
+            f"{self.prefix[:-1]}: torch has no gradient of what {type(self.module).__name__} "
+            f"computes ({said}), so {so}"
+        )
+
     @property
     def nbytes(self) -> int:
         """Memory of its parameters."""

@@ -170,14 +170,8 @@ def _slopes(task: _Task, copies: "SimpleQueue[nn.Module]", number: int) -> Slope
             try:
                 torch.autograd.backward(loss)
             except RuntimeError as error:
-                said = " ".join(str(error).split())[:200]
-                if "alloc" in said:
-                    raise MemoryError(said) from error
-                raise UnsupportedError(
-                    f"{task.block.prefix[:-1]}: torch has no gradient of what "
-                    f"{type(module).__name__} computes ({said}), so its scales cannot be tuned; "
-                    "take the recipe without `tune`"
-                ) from error
+                so = "its scales cannot be tuned; take the recipe without `tune`"
+                raise task.block.no_gradient(error, so) from error
         return found
     finally:
         copies.put(module)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.calibrating.workers import Workers
-from qtool.errors import FormatError, SourceError
-from qtool.fitting.sampled import OF_TABLES, SAMPLED, pieces
+from qtool.errors import FormatError
+from qtool.fitting.sampled import OF_TABLES, SAMPLED, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
 from qtool.gguf.mixtures import fallback, needs_importance
@@ -143,12 +143,8 @@ def _lost(
     """What each type loses in some rows; last the weights of these rows."""
     source, rows = one.tensor.source, one.rows[first:last]
     matrix = first // (source.rows // len(one.columns))
-    weight = as_floats(source, np.ascontiguousarray(source.read(first, last)), threads=1)
-    if not np.isfinite(weight).all():
-        raise SourceError(
-            f"{source.name}: a weight in rows {first} to {last - 1} is not finite; the source is "
-            "damaged, and nothing good can be made of it"
-        )
+    raw = np.ascontiguousarray(source.read(first, last))
+    weight = checked(source.name, as_floats(source, raw, threads=1), first)
     chosen = one.importance()[matrix] if importance else None
     columns = one.columns[matrix]
     found = []

@@ -17,7 +17,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
-from qtool.fitting.sampled import pieces
+from qtool.fitting.sampled import checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.fitting.ways import Losses, Made, Ways
 from qtool.formats.safetensors_file import to_float32
@@ -166,11 +166,7 @@ def _lost(checkpoint: Checkpoint, planned: Planned, slope: Slope, workers: Worke
         first, last = span
         raw = checkpoint.part(planned.name, first, last)
         weight = to_float32(raw, planned.dtype, (last - first, columns))
-        if not np.isfinite(weight).all():
-            raise SourceError(
-                f"{planned.name}: a weight in rows {first} to {last - 1} is not finite; the source "
-                "is damaged, and nothing good can be made of it"
-            )
+        checked(planned.name, weight, first)
         back = rtn.quantize(weight, None, scheme, rtn.Options()).quant.dequantize()
         own = slope.rows[first:last]
         errors = np.square(weight - back, dtype=np.float64) @ slope.columns

@@ -1,6 +1,9 @@
 """Rows that speak for all of a matrix."""
 
 import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import SourceError
 
 _PIECE = 1 << 14  # weights
 SAMPLED = 1 << 20  # weights of a tensor that are looked at, in such pieces
@@ -26,3 +29,13 @@ def pieces(
         return every
     places = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int))
     return [every[place] for place in places]
+
+
+def checked(name: str, weight: NDArray[np.float32], first: int) -> NDArray[np.float32]:
+    """The rows of a tensor, from `first` on; SourceError where one is not finite."""
+    if not np.isfinite(weight).all():
+        raise SourceError(
+            f"{name}: a weight in rows {first} to {first + len(weight) - 1} is not finite; the "
+            "source is damaged, and nothing good can be made of it"
+        )
+    return weight

@@ -35,7 +35,7 @@ from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import SourceError
 from qtool.fitting.kept import Kept, Named
 from qtool.fitting.slope import Slope, Slopes, joined, some
 from qtool.runs.progress import Progress
@@ -255,13 +255,8 @@ def _through_block(
                 output = block.outputs(block.module, hidden.clone(), call)
             (gradients[number],) = torch.autograd.grad(output, hidden, gradients[number])
         except RuntimeError as error:
-            said = " ".join(str(error).split())[:200]
-            if "alloc" in said:
-                raise MemoryError(said) from error
-            raise UnsupportedError(
-                f"{block.prefix[:-1]}: torch has no gradient of what {type(block.module).__name__} "
-                f"computes ({said}), so that it cannot be told what its errors cost"
-            ) from error
+            so = "what its errors cost cannot be told"
+            raise block.no_gradient(error, so) from error
         if not bool(torch.isfinite(gradients[number]).all()):
             raise SourceError(
                 f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
