@@ -67,7 +67,8 @@ def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
     other = call("fit", tiny, "--bits", 5, "--costs", costs, "-o", tmp_path / "b.yaml", *SMALL)
     assert other.status == 0 and "costs taken from" in other.err
     assert "5.0" in other.out or "4.99" in other.out
-    assert f"next: qtool quantize {tiny} --recipe {tmp_path / 'b.yaml'}" in other.out
+    command = f"next: qtool quantize {tiny} --recipe {tmp_path / 'b.yaml'}"
+    assert f"{command} --samples=4 --length=64" in other.out
 
 
 def test_what_it_says_has_the_schema(tiny: Path, tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_what_is_damaged_is_measured_again(
         (("--bits", 4, "--recipe", "q4_k_m", "--types", "iq2_xxs"), "encoded without importance"),
         (("--bits", 4, "--costs", "/dev/null/x.json"), "/dev/null/x.json: cannot be"),
         (("--bits", 1), "the smallest artifact has"),
-        (("--size", "700KB", "--types", "q4_k,q6_k"), "add smaller types"),
+        (("--size", "700KB", "--types", "q4_k,q6_k"), "name smaller --types"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(
@@ -219,11 +220,11 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
     out = ("--costs", costs, "-o", tmp_path / "b.yaml")
     asked = ("fit", tiny, "--bits", 5, "--recipe", "q4_k_m", "--types", "q4_k,q5_k", *out, *SMALL)
     found = call(*asked)
-    assert found.status == 1 and "with another importance; name" in found.err
+    assert found.status == 1 and "importance was true, is false" in found.err
     for sets, types, said in (
-        ("embedding_type=q8_0", "q2_k,iq4_xs", "with another choice of types"),
-        ("calibration.seed=1", "q2_k,q3_k", "with another calibration text and another seed"),
-        ("calibration.length=32", "q2_k,q3_k", "with another calibration text; name"),
+        ("embedding_type=q8_0", "q2_k,iq4_xs", "IQ4_XS not among --types"),
+        ("calibration.seed=1", "q2_k,q3_k", "calibration text: seed was 0, is 1"),
+        ("calibration.length=32", "q2_k,q3_k", "calibration text: length was 64, is 32"),
     ):
         other = ("--set", "importance=true", "--set", sets, "--types", types)
         more = () if "length" in sets else ("--length", 64)
@@ -348,3 +349,32 @@ def test_twice_damaged_and_twice_killed(
     for file in (folder / "gradients").iterdir():
         file.write_bytes(b"")
     assert fitted(tiny, tmp_path / "out.yaml", bits=4.5).loss == whole.loss
+
+
+def test_a_gguf_file_is_not_scaled_and_not_quantized_twice(tmp_path: Path, call: Call) -> None:
+    """What `quantize` would refuse is refused before anything is measured."""
+    for recipe in ("f16", "q8_0"):
+        made = call("quantize", "tiny", "--recipe", recipe, "-o", tmp_path / f"{recipe}.gguf")
+        assert made.status == 0
+    mine = tmp_path / "mine.yaml"
+    asked = ("--bits", 5, "-o", mine, "--types", "q4_k,q5_k", *SMALL)
+    found = call("fit", tmp_path / "f16.gguf", *asked)
+    assert found.status == 1 and "leave them out (--set transforms=[])" in found.err
+    plain = ("--recipe", "q4_k_m", *asked[:4], "--types", "q4_k,q5_k", *SMALL)
+    found = call("fit", tmp_path / "q8_0.gguf", *plain)
+    assert found.status == 1 and "is quantized already" in found.err
+    found = call("fit", tmp_path / "q8_0.gguf", *plain, "--requantize")
+    assert found.status == 0, found.err
+    assert "rounds without looking at text" in found.err
+    words = f"--recipe {mine} --requantize"
+    assert f"next: qtool quantize {tmp_path / 'q8_0.gguf'} {words}\n" in found.out
+
+
+def test_types_that_nobody_asked_for_are_said(tmp_path: Path, monkeypatch: Any) -> None:
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    model = quantizing.add_tokenizer(gguf_models.build("llama", tmp_path / "model"))
+    text = quantizing.text_file(tmp_path / "text.txt", 6000)
+    sets = [f"calibration.source={text}", "importance=true"]
+    asked = request(model, tmp_path / "a.yaml", bits=6.5, sets=sets, types="q4_k,q6_k")
+    found = fit(asked, Progress(quiet=True))
+    assert len(found.notes) == 1 and "as with llama.cpp, Q5_0, Q8_0 in their" in found.notes[0]

@@ -52,6 +52,9 @@ def fit(
         typer.Option(help="a file: what was measured is kept there, and taken from it again"),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
     ] = False,
@@ -60,7 +63,9 @@ def fit(
     """Choose types, or bits, matrix by matrix: the best of a given size.
 
     What an error in each matrix costs the whole network is measured once, forwards and backwards;
-    the recipe that comes out is for `qtool quantize`.
+    the recipe that comes out is for `qtool quantize`:
+
+    qtool fit tiny --size 2MB -o mine.yaml
     """
     from qtool.errors import UsageError
     from qtool.fitting.request import SAMPLES, FitRequest, block_types, widths
@@ -72,6 +77,7 @@ def fit(
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
     nbytes = None if size is None else parse_size(size)
     base = load(recipe, set_ or [])
+    given = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
     if samples is None and "samples" not in base.calibration.model_fields_set:
         samples = SAMPLES
     sets = calibration_sets(calibration, samples, length, seed)
@@ -91,12 +97,16 @@ def fit(
     found = run(
         FitRequest(
             model, source, base, settings, out, nbytes, bits, types, costs,
-            threads or default_threads(), fresh,
+            threads or default_threads(), fresh, requantize,
         ),
         progress,
     )  # fmt: skip
     if json_:
         typer.echo(json.dumps(found.json()))
         return
-    for line in found.lines(model, calibration):
+    words = ["qtool", "quantize", model, "--recipe", str(out)]
+    words += ["--requantize"] if requantize else []
+    if base.calibrates:
+        words += [f"--{key}={value}" for key, value in given.items() if value is not None]
+    for line in found.lines(words):
         typer.echo(printable(line))

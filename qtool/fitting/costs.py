@@ -16,7 +16,10 @@ from typing import Any
 from qtool.errors import FormatError, SourceError
 from qtool.fitting.ways import Losses
 from qtool.formats import safetensors_file as st
+from qtool.runs.differences import differences
 from qtool.runs.staging import staged_file
+
+_SHOWN = 3  # differences in a sentence
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,25 @@ def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, 
         ) from None
     now = json.loads(json.dumps(dict(known)))
     others = [name for name, value in now.items() if before.get(name) != value]
-    for unit, choices in sizes.items():
-        every = losses.get(unit)
-        if every is None or (every and not choices.keys() <= every.keys()):
-            others.append("choice of types" if every is not None else "choice of tensors")
-            break
-    if others:
+    said = [one for name in others for one in differences(name, before.get(name), now[name])]
+    said += _lacking(losses, sizes)
+    if said:
         raise SourceError(
-            f"{path}: costs that were measured with another {' and another '.join(others)}; name "
-            "another file for --costs, or remove this one to have them measured again"
+            f"{path}: costs of something else ({', '.join(said[:_SHOWN])}); ask as it was asked "
+            "then, name another file for --costs, or remove this one to have them measured again"
         )
     return costs
+
+
+def _lacking(losses: Losses, sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What is to be chosen of and was not measured."""
+    tensors = [unit for unit in sizes if unit not in losses]
+    types = sorted(
+        {choice for unit, every in sizes.items() if losses.get(unit) for choice in every}
+        - {choice for every in losses.values() for choice in every}
+    )
+    found = [f"{', '.join(tensors[:_SHOWN])} had a type by the recipe"] if tensors else []
+    return found + ([f"{', '.join(types)} not among --types"] if types else [])
 
 
 def _tokens(found: Any) -> int:

@@ -40,12 +40,13 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
     files = source_files(request.source)
     with _ways(request) as ways:
         _check_size(request, ways)
-        tokens, digest = ways.tokens()
+        for note in ways.notes:
+            progress.say(f"note: {note}")
+        tokens, record = ways.tokens()
         of_slopes = {
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
-            "calibration text": digest,
-            "seed": request.settings.seed,
+            "calibration text": record,
         }
         known = {**of_slopes, **ways.facts}
         there = request.costs is not None and request.costs.exists()
@@ -119,7 +120,7 @@ def _check_size(request: FitRequest, ways: Ways) -> None:
     if not ways.sizes:
         raise UnsupportedError(
             f"{request.source}: recipe {request.recipe.name} leaves nothing to be chosen; its "
-            "overrides name every matrix"
+            "overrides name every matrix; begin with the one that it was made from"
         )
     ends = [
         {name: pick(sizes, key=sizes.__getitem__) for name, sizes in ways.sizes.items()}
@@ -127,18 +128,20 @@ def _check_size(request: FitRequest, ways: Ways) -> None:
     ]
     for choices in ends:
         made = ways.made(ways.text(_about(request, 0.0), choices))
-    _refuse_less_than(request, made)
+    least = sum(ways.sizes[name][choice] for name, choice in choices.items())
+    _refuse_less_than(request, made, made.tensor_bytes - least)
 
 
-def _refuse_less_than(request: FitRequest, made: Made) -> None:
-    """UnsupportedError where more is asked for than the smallest artifact does."""
+def _refuse_less_than(request: FitRequest, made: Made, fixed: int) -> None:
+    """UnsupportedError where less is asked for than the smallest artifact has, of which `fixed` are
+    of tensors that nothing is chosen for."""
     if _budget(request, made) >= made.tensor_bytes:
         return
     asked = f"{request.size_bytes:,} bytes" if request.size_bytes else f"{request.bits:g} bits"
     raise UnsupportedError(
         f"{request.source}: with these types the smallest artifact has {made.size_bytes:,} bytes, "
-        f"{made.bits_per_weight:.3f} bits a weight, and {asked} are asked for; ask for more, or "
-        "add smaller types to --types"
+        f"{made.bits_per_weight:.3f} bits a weight, {fixed:,} bytes of it in tensors that are not "
+        f"chosen for, and {asked} are asked for; ask for more, or name smaller --types"
     )
 
 
@@ -175,13 +178,14 @@ def _choose(
                 costs.tokens,
                 progress.total(),
                 peak_rss_bytes(),
+                ways.notes,
             )
             return fitted, text
         # The header grows with what the recipe says.
         budget = sum(one.nbytes for one in found) - over
     smallest = (min(unit, key=lambda one: one.nbytes).name for unit in units)
     least = dict(zip(names, smallest, strict=True))
-    _refuse_less_than(request, ways.made(ways.text(_about(request, 0.0), least)))
+    _refuse_less_than(request, ways.made(ways.text(_about(request, 0.0), least)), fixed)
     raise UnsupportedError(
         f"{request.source}: no choice of types makes an artifact so small; ask for more bytes"
     )
@@ -209,7 +213,10 @@ def _about(request: FitRequest, loss: float) -> str:
         size = f"{request.size_bytes:,} bytes"
     else:
         size = f"{request.bits:g} bits a weight"
-    return f"{request.recipe.name} fitted to {size}: about {loss:.4f} nats a token are lost."
+    return (
+        f"{request.recipe.name} fitted to {size}: rounded to nearest it loses about {loss:.4f} "
+        "nats a token."
+    )
 
 
 def _loss_before(ways: Ways, costs: Costs) -> float | None:

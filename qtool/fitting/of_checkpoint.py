@@ -6,6 +6,7 @@ What engines fuse into one layer has one scheme: q/k/v, gate/up, and all experts
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +50,9 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     units = {name: unit for name, unit in units.items() if fitting[name]}
     weights = runnable(checkpoint)
 
-    def tokens() -> tuple[NDArray[np.int64], str]:
+    def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = calibration_tokens(request.settings, weights.folder)
-        return found.tokens, found.digest
+        return found.tokens, found.record()
 
     def losses(slopes: Slopes, _: NDArray[np.int64], progress: Progress) -> Losses:
         found: dict[str, dict[str, float | None]] = {}
@@ -101,9 +102,11 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
 
 def _check(request: FitRequest, recipe: Recipe) -> None:
     if recipe.format not in _MIXED or recipe.weights is None or recipe.weights.type != "int":
+        kind = "" if recipe.weights is None or recipe.weights.type == "int" else recipe.weights.type
         raise UnsupportedError(
-            f"recipe {recipe.name} makes {recipe.format}, whose matrices all have the same bits; "
-            "take one of GGUF, or of whole numbers in gptq or compressed-tensors, such as w4a16-ct"
+            f"recipe {recipe.name} makes {kind or recipe.format}, whose matrices all have the same "
+            "bits; take one of GGUF, or of whole numbers in gptq or compressed-tensors, such as "
+            "w4a16-ct"
         )
     if recipe.activations is not None:
         raise UnsupportedError(

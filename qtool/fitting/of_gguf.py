@@ -1,8 +1,9 @@
 """Types of the tensors in a GGUF file, to choose among."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from qtool.fitting.ways import Losses, Made, Ways
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
 from qtool.gguf.kinds import model_facts
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
@@ -41,6 +42,7 @@ def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
     _check_recipe(recipe)
     types = block_types(request.types)
     if is_gguf(request.source):
+        open_view(request.source, recipe, None)  # refuses what is done to checkpoints alone
         with gguf_weights(open_source(request.source)) as (weights, source):
             yield _ways(request, recipe, types, weights, source)
     else:
@@ -55,14 +57,14 @@ def _ways(
     weights: Weights,
     source: GgufSource,
 ) -> Ways:
-    plan = make_gguf_plan(recipe, source)
+    plan = make_gguf_plan(recipe, source, requantize=request.requantize)
     free = {tensor.name: tensor for tensor in _free(plan, recipe)}
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
     width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
 
-    def tokens() -> tuple[NDArray[np.int64], str]:
+    def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
-        return found.tokens, found.digest
+        return found.tokens, found.record()
 
     def losses(slopes: Slopes, read: NDArray[np.int64], progress: Progress) -> Losses:
         scale = larger(source, read, slopes.entered)
@@ -84,7 +86,7 @@ def _ways(
     def made(text: str) -> Made:
         other = parse(text, str(request.out), request.out.stem)
         assert isinstance(other, GgufRecipe)
-        return _made(make_gguf_plan(other, source))
+        return _made(make_gguf_plan(other, source, requantize=request.requantize))
 
     return Ways(
         weights,
@@ -105,7 +107,31 @@ def _ways(
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
         4 * width,
         model_facts(source.metadata).layers,
+        (*_without_data(recipe), *_fallen_back(usable, types)),
     )
+
+
+def _without_data(recipe: GgufRecipe) -> list[str]:
+    if recipe.importance:
+        return []
+    return [
+        f"recipe {recipe.name} rounds without looking at text; with --set importance=true, or as "
+        "q4_k_m-awq-gptq does it, the same bytes lose less"
+    ]
+
+
+def _fallen_back(
+    usable: Mapping[str, Sequence[BlockType]], types: Sequence[BlockType]
+) -> list[str]:
+    """A sentence on types that nobody asked for."""
+    names = [name for name, kinds in usable.items() if not set(kinds) <= set(types)]
+    found = {kind.name for name in names for kind in usable[name] if kind not in types}
+    if not names:
+        return []
+    return [
+        f"rows of {len(names)} tensors are no whole blocks of all --types; there it is, as with "
+        f"llama.cpp, {', '.join(sorted(found))} in their place"
+    ]
 
 
 def _made(plan: GgufPlan) -> Made:

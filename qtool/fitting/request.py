@@ -21,6 +21,7 @@ SAMPLES = 16  # of the text, unless more are asked for
 # Between these there is a type for every half a bit; larger ones gain nothing.
 USUAL = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
 USUAL_WIDTHS = (4, 8)  # that fast kernels know
+_OR_BITS = "; numbers of bits go with recipes of gptq and compressed-tensors, such as w4a16-ct"
 _LAYER = re.compile(r"\.?\b\d+\b")
 
 
@@ -35,7 +36,7 @@ def block_types(text: str | None) -> tuple[BlockType, ...]:
             near = did_you_mean(name, known, 3)
             raise UsageError(
                 f"--types: {name.lower() or 'nothing'} is no type that matrices are quantized to; "
-                f"{near or 'expected some of ' + ', '.join(known).lower()}"
+                f"{near or 'expected some of ' + ', '.join(known).lower()}{_OR_BITS}"
             )
         found.append(kind)
     return tuple(dict.fromkeys(found))
@@ -47,7 +48,7 @@ def widths(text: str | None) -> tuple[int, ...]:
     if wrong := [name for name in names if name not in map(str, range(2, 9))]:
         raise UsageError(
             f"--types: {wrong[0] or 'nothing'} is no number of bits from 2 to 8, which matrices of "
-            "this recipe have; write it like 4,8"
+            "this recipe have; write it like 4,8 (types of GGUF go with recipes such as q4_k_m)"
         )
     return tuple(sorted({int(name) for name in names}))
 
@@ -81,6 +82,7 @@ class FitRequest:
     costs: Path | None
     threads: int
     fresh: bool = False
+    requantize: bool = False  # tensors of a quantized type may be encoded anew
 
 
 @dataclass(frozen=True)
@@ -98,17 +100,18 @@ class Fitted:
     tokens: int
     seconds: float
     peak_rss_bytes: int
+    notes: Sequence[str]
 
-    def lines(self, model: str, calibration: str | None) -> list[str]:
-        """For people: how many of each kind have which type, and what it comes to."""
-        text = [] if calibration is None else ["--calibration", calibration]
+    def lines(self, command: Sequence[str]) -> list[str]:
+        """For people: how many of each kind have which type, and what it comes to. command: what
+        makes the artifact."""
         kinds: dict[str, Counter[str]] = {}
         for name, one in self.chosen.items():
             kind = _LAYER.sub(".*", name).removeprefix("blk.*.").removesuffix(".weight")
             kinds.setdefault(kind, Counter())[one.name] += 1
         width = max(map(len, kinds), default=0)
         said = [
-            f"  {kind:<{width}}  " + ", ".join(f"{n} {name}" for name, n in sorted(found.items()))
+            f"  {kind:<{width}}  " + ", ".join(_times(*one) for one in sorted(found.items()))
             for kind, found in kinds.items()
         ]
         if self.kept:
@@ -124,9 +127,9 @@ class Fitted:
         return [
             *said,
             f"{self.out}: {self.made.size_bytes:,} bytes, {self.made.bits_per_weight:.3f} bits per "
-            f"weight, loss about {self.loss:.4f} nats a token{was}",
+            f"weight; rounded to nearest it loses about {self.loss:.4f} nats a token{was}",
             f"{self.seconds:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB",
-            f"next: {shlex.join(['qtool', 'quantize', model, '--recipe', str(self.out), *text])}",
+            f"next: {shlex.join(command)}",
         ]
 
     def json(self) -> dict[str, Any]:
@@ -144,6 +147,11 @@ class Fitted:
                 for name, one in self.chosen.items()
             ],
             "kept": list(self.kept),
+            "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
         }  # fmt: skip
+
+
+def _times(choice: str, count: int) -> str:
+    return f"{count} x {choice}{' bits' if choice.isdecimal() else ''}"
