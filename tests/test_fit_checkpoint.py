@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import quantizing
-from quantizing import Call, first_blocks_of_tiny
+from quantizing import Call
+from test_fit import SMALL, call, tiny
 
 from qtool import structure
 from qtool.artifact import Artifact
@@ -15,17 +16,7 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
 
-SMALL = ("--samples", 4, "--length", 64)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 2)
+__all__ = ["call", "tiny"]
 
 
 def widths(artifact: Path) -> dict[str, int]:

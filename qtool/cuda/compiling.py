@@ -99,10 +99,9 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
-def compile_source(unit: str, source: str, arch: str) -> bytes:
-    """The cubin of a source for an architecture (sm_90)."""
-    api = core()
-    options = api.ProgramOptions(
+def program_options(unit: str, arch: str) -> Any:
+    """What every unit is compiled with, for an architecture (sm_90)."""
+    return core().ProgramOptions(
         name=f"{unit}.cu",
         arch=arch,
         std="c++17",
@@ -110,7 +109,12 @@ def compile_source(unit: str, source: str, arch: str) -> bytes:
         ftz=False,
         include_path=[str(folder) for folder in folders()],
     )
-    return bytes(api.Program(source, "c++", options).compile("cubin").code)
+
+
+def compile_source(unit: str, source: str, arch: str) -> bytes:
+    """The cubin of a source for an architecture."""
+    options = program_options(unit, arch)
+    return bytes(core().Program(source, "c++", options).compile("cubin").code)
 
 
 def cache_folder() -> Path:

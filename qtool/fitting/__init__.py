@@ -1,7 +1,11 @@
 """`qtool fit`: which type, or how many bits, each matrix gets so that an artifact has a given size.
 
-slopes      what an error in each matrix costs, from one pass forwards and one backwards
-losses      what each candidate costs: the errors that it makes, by these
-allocate    the cheapest choice that fits into the size
-recipe_text a recipe that says so, which `quantize` takes like any other
+fit                    from a request to a recipe
+slopes, slope, kept    what an error in each matrix costs: a pass forwards and one backwards
+of_gguf, gguf_losses   types of the tensors in a GGUF file, and what each loses
+of_checkpoint          the same of bits in GPTQ and compressed-tensors
+sampled                rows that speak for all of a matrix
+costs                  losses in a file, for other sizes
+allocate               the cheapest choice that fits into the size
+recipe_text            a recipe that says so, which `quantize` takes like any other
 """

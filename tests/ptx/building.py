@@ -20,17 +20,9 @@ def _checked(found: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def compile_ptx(unit: str, source: str, arch: str) -> str:
-    api = compiling.core()
+    options = compiling.program_options(unit, arch).as_bytes("nvrtc", "ptx")
     from cuda.bindings import nvrtc
 
-    options = api.ProgramOptions(
-        name=f"{unit}.cu",
-        arch=arch,
-        std="c++17",
-        fma=False,
-        ftz=False,
-        include_path=[str(folder) for folder in compiling.folders()],
-    ).as_bytes("nvrtc", "ptx")
     (program,) = _checked(
         nvrtc.nvrtcCreateProgram(source.encode(), f"{unit}.cu".encode(), 0, [], [])
     )
