@@ -24,7 +24,6 @@ import base64
 import hashlib
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,7 +62,8 @@ class HubServer(ThreadingHTTPServer):
         self.messages: list[str] = []  # of commits
         self.cut_once: dict[str, int] = {}  # file name to bytes after which it breaks off
         self.damaged: dict[str, int] = {}  # file name to a byte that arrives wrong
-        self.slow: dict[str, float] = {}  # file name to seconds for each 64 KiB
+        self.held: dict[str, int] = {}  # file name to bytes after which it waits, and breaks off
+        self.gives_up = threading.Event()  # waiting
         self.refusals: dict[str, Refusal] = {}  # by a part of the path
         self.without_digests = False
         self.odd_etags: set[str] = set()  # files whose ETag is no digest
@@ -230,12 +230,12 @@ class _Handler(BaseHTTPRequestHandler):
         if cut is not None:
             body = body[:cut]
             self.close_connection = True
-        step = len(body) if path.name not in self.server.slow else 1 << 16
-        for at in range(0, len(body), step or 1):
-            piece = body[at : at + step]
-            self.wfile.write(piece)
-            self.server.sent[path.name] += len(piece)
-            time.sleep(self.server.slow.get(path.name, 0.0))
+        held = self.server.held.get(path.name, len(body))
+        self.wfile.write(body[:held])
+        self.server.sent[path.name] += len(body[:held])
+        if held < len(body):
+            self.server.gives_up.wait(60)
+            self.close_connection = True
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":

@@ -118,8 +118,10 @@ def test_a_server_without_ranges(server: hub_server.HubServer, source: Path) -> 
 def test_a_killed_download_goes_on(
     server: hub_server.HubServer, source: Path, tmp_path: Path
 ) -> None:
-    size = (source / "model.safetensors").stat().st_size
-    server.slow["model.safetensors"] = 0.02  # seconds for each 64 KiB
+    """From what was on the disk when the process was killed, which is not sent again."""
+    name = "model.safetensors"
+    data = (source / name).read_bytes()
+    server.held[name] = 2_500_000
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {
         "HF_ENDPOINT": server.endpoint,
@@ -129,27 +131,21 @@ def test_a_killed_download_goes_on(
     }
     command = [sys.executable, "-m", "qtool", "download", "ann/llama"]
     blobs = tmp_path / "cache" / "models--ann--llama" / "blobs"
-
-    def parts() -> list[Path]:
-        return [one for one in blobs.glob("*.incomplete") if one.stat().st_size > 500_000]
-
+    part = blobs / f"{hashlib.sha256(data).hexdigest()}.incomplete"
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not parts():
+        deadline = time.monotonic() + 120
+        while not part.exists() or part.stat().st_size < 500_000:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    time.sleep(0.1)  # until the server sees it
-    have = parts()[0].stat().st_size
-    assert 500_000 < have < size
-    server.slow.clear()
+    have = part.stat().st_size
+    assert 500_000 <= have <= server.held.pop(name) < len(data)
+    server.gives_up.set()
     server.sent.clear()
     found = download("ann/llama")
-    assert server.ranges == [f"bytes={have}-{size - 1}"]
-    assert server.sent["model.safetensors"] == size - have  # what is on the disk is not sent again
-    folder = Path(str(found["folder"]))
-    name = "model.safetensors"
-    assert (folder / name).read_bytes() == (source / name).read_bytes()
+    assert server.ranges == [f"bytes={have}-{len(data) - 1}"]
+    assert server.sent[name] == len(data) - have
+    assert (Path(str(found["folder"])) / name).read_bytes() == data
 
 
 def test_bad_digests(server: hub_server.HubServer, tmp_path: Path) -> None:
