@@ -1,16 +1,17 @@
 """qtool: turn any Hugging Face decoder LLM into a quantized artifact that engines load.
 
-From Python: `qtool.quantize`, `qtool.open`, `qtool.evaluate`, `qtool.generate`; see qtool/api.py.
+From Python: `qtool.quantize`, `qtool.open`, `qtool.evaluate`, `qtool.generate`, `qtool.fit`; see
+qtool/api.py.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qtool.api import Model, download, evaluate, generate, open, quantize
+    from qtool.api import Model, download, evaluate, fit, generate, open, quantize
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "download", "evaluate", "generate", "open", "quantize"]
+__all__ = ["Model", "__version__", "download", "evaluate", "fit", "generate", "open", "quantize"]
 
 # In an installed package formats/ and recipes/ lie inside qtool/; in a source checkout they lie
 # beside it. Looking there too makes `python -m qtool` work from a clone without installing.

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qtool.diff.sides import Item, Side
+    from qtool.fitting.request import Fitted
     from qtool.generating.generate import Generated
     from qtool.quality.evaluate import Evaluation
     from qtool.runs.progress import Progress
     from qtool.runs.summary import Summary
     from qtool.scheme import GroupQuant
 
-__all__ = ["Model", "download", "evaluate", "generate", "open", "quantize"]
+__all__ = ["Model", "download", "evaluate", "fit", "generate", "open", "quantize"]
 
 
 def quantize(
@@ -102,6 +103,63 @@ def quantize(
     progress = progress or Progress(quiet=quiet, log=_path(log_file))
     with progress.logged("quantize", model=asked.model, recipe=loaded.name), _threads_as_before():
         return run(loaded, asked, progress)
+
+
+def fit(
+    model: str | Path,
+    out: str | Path,
+    recipe: str | Path = "q4_k_m-awq-gptq",
+    *,
+    size: str | None = None,
+    bits: float | None = None,
+    types: str | None = None,
+    calibration: str | Path | None = None,
+    samples: int | None = None,
+    length: int | None = None,
+    seed: int | None = None,
+    changes: Sequence[str] = (),
+    costs: str | Path | None = None,
+    threads: int | None = None,
+    requantize: bool = False,
+    fresh: bool = False,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Write to `out` the recipe that loses least in a `size`, such as "4.2GB", as `qtool fit` does.
+
+    Returns what was chosen: `out`, `loss` in nats a token, `chosen` and `json()`, the object of
+    `qtool fit --json`.
+    """
+    from qtool.calibrating.allocator import share_heap
+    from qtool.fitting.fit import fit as run
+    from qtool.fitting.request import fit_request
+    from qtool.native.library import default_threads
+    from qtool.runs.progress import Progress
+    from qtool.runs.request import check_names
+
+    check_names(model, recipe, out, calibration, costs)
+    _refuse_less(threads=(threads, 1))
+    share_heap()
+    progress = progress or Progress(quiet=quiet)
+    calibration = None if calibration is None else str(calibration)
+    text = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    request = fit_request(
+        str(model),
+        str(recipe),
+        Path(out),
+        size=size,
+        bits=bits,
+        types=types,
+        text=text,
+        sets=[changes] if isinstance(changes, str) else list(changes),
+        costs=_path(costs),
+        threads=threads or default_threads(),
+        fresh=fresh,
+        requantize=requantize,
+        progress=progress,
+    )
+    with _threads_as_before():
+        return run(request, progress)
 
 
 def _refuse_less(**given: tuple[int | None, int]) -> None:

@@ -99,6 +99,27 @@ def test_one_change_is_a_text(tmp_path: Path) -> None:
     assert "64" in made.layers[0].scheme
 
 
+def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Writes what the command does, from the same costs."""
+    costs = tmp_path / "costs.json"
+    found = qtool.fit(
+        "tiny", tmp_path / "a.yaml", "q4_k_m", size="2MB", samples=1, length=32, costs=costs
+    )
+    assert found.json()["size_bytes"] == found.made.size_bytes <= 2e6 and found.loss > 0
+    out = tmp_path / "b.yaml"
+    asked = ["tiny", "--recipe", "q4_k_m", "--size", "2MB", "--samples", "1", "--length", "32"]
+    assert CliRunner().invoke(
+        app, ["fit", *asked, "--costs", str(costs), "-o", str(out), "--json"]
+    ).exit_code == 0  # fmt: skip
+    assert found.out.read_bytes() == out.read_bytes()
+    with pytest.raises(QtoolError, match="give either --size"):
+        qtool.fit("tiny", tmp_path / "c.yaml")
+    capsys.readouterr()
+    qtool.fit("tiny", tmp_path / "c.yaml", "q4_k_m", bits=5, samples=1, length=32, costs=costs)
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
 def test_errors_are_qtools() -> None:
     with pytest.raises(QtoolError, match="no such file or folder"):
         qtool.open("/nothing/here")

@@ -63,6 +63,10 @@ def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
     inspected = json.loads(call("inspect", out, "--json").out)
     stored = {one["name"]: one["dtype"] for one in inspected["tensors"] if one["name"] in types}
     assert stored == types
+    chosen = load(str(recipe))
+    assert isinstance(chosen, GgufRecipe)
+    said = call("inspect", out).out
+    assert f": awq, then gptq, with {len(chosen.overrides)} overrides; 4 samples" in said
     # Another size out of the same costs.
     other = call("fit", tiny, "--bits", 5, "--costs", costs, "-o", tmp_path / "b.yaml", *SMALL)
     assert other.status == 0 and "costs taken from" in other.err
@@ -137,6 +141,20 @@ def test_what_the_recipe_says_stays(tiny: Path, tmp_path: Path) -> None:
     recipe = load(str(tmp_path / "a.yaml"))
     assert isinstance(recipe, GgufRecipe) and recipe.embedding_type == "q8_0"
     assert recipe.overrides[0].match == "attn_v" and recipe.importance
+    (note,) = found.notes
+    assert note.endswith(
+        "not chosen: token_embd.weight q8_0, blk.0.attn_v.weight q6_k, blk.1.attn_v.weight q6_k"
+    )
+
+
+def test_more_than_all_types_have_is_said(tiny: Path, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    found = fitted(tiny, tmp_path / "a.yaml", size_bytes=2_000_000, costs=costs)
+    assert {one.name for one in found.chosen.values()} == {"Q6_K"}
+    (note,) = found.notes
+    assert f"largest of --types, which comes to {found.made.size_bytes:,} bytes" in note
+    least = found.made.size_bytes - 100_000
+    assert not fitted(tiny, tmp_path / "b.yaml", size_bytes=least, costs=costs).notes
 
 
 @pytest.fixture(scope="module")

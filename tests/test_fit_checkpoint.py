@@ -82,6 +82,8 @@ def test_an_override_of_the_recipe_stays(tiny: Path, tmp_path: Path) -> None:
     recipe = load(str(tmp_path / "mine.yaml"))
     assert isinstance(recipe, Recipe)
     assert [one.match for one in recipe.overrides[:2]] == ["*.down_proj", "*.0.*"]
+    (note,) = found.notes
+    assert note.endswith("not chosen: model.layers.1.mlp.down_proj.weight 8 bits")
 
 
 def test_a_gguf_file_is_refused(tmp_path: Path, call: Call) -> None:

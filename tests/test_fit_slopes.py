@@ -166,13 +166,21 @@ def test_a_drawn_token_is_drawn_from_the_predictions(tmp_path: Path) -> None:
     assert np.corrcoef(found.head.rows, expected)[0, 1] > 0.8
 
 
-def test_threads_change_no_bit_of_a_block(models: Path, tmp_path: Path) -> None:
+def test_threads_change_no_bit(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the head, where tokens are drawn, neither; with a micro-batch for each sample."""
+    monkeypatch.setattr(slopes, "_TOGETHER", TOKENS.shape[1])
+    monkeypatch.setattr("qtool.fitting.head._LOGITS", 7 * arch_models.VOCABULARY)
     folder = folder_of(models, "llama")
     one, three = (measured(folder, tmp_path / f"out{n}", threads=n) for n in (1, 3))
+    assert one.head is not None and three.head is not None
     assert one.matrices.keys() == three.matrices.keys()
-    for name, slope in one.matrices.items():
-        assert slope[-1].rows.tobytes() == three.matrices[name][-1].rows.tobytes(), name
-        assert slope[-1].columns.tobytes() == three.matrices[name][-1].columns.tobytes(), name
+    pairs = [(slope[-1], three.matrices[name][-1]) for name, slope in one.matrices.items()]
+    for left, right in [*pairs, (one.head, three.head)]:
+        assert left.rows.tobytes() == right.rows.tobytes()
+        assert left.columns.tobytes() == right.columns.tobytes()
+    assert one.embedding.tobytes() == three.embedding.tobytes()
 
 
 def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Slopes]:

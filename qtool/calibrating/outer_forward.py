@@ -1,7 +1,8 @@
 """The model's own forward around its blocks, observed with each block's forward replaced."""
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,46 @@ def replaced(
     finally:
         for block in blocks:
             del block.forward
+
+
+@contextmanager
+def past_blocks(
+    model: Any,
+    blocks: nn.ModuleList,
+    returns_tuple: bool,
+    rows: Callable[[NDArray[np.int64]], AbstractContextManager[Any]],
+) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Within, a function of the last block's output: the logits that the model makes of it.
+
+    rows: within which rows of other tables are there, at such positions. Several threads may call
+    the function, where the model has its weights.
+    """
+    embedding = model.get_input_embeddings()
+    given = threading.local()
+
+    def pass_on(index: int, ignored: torch.Tensor, call: Call) -> torch.Tensor:
+        hidden: torch.Tensor = given.hidden
+        return hidden if index == len(blocks) - 1 else ignored
+
+    def nothing(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        width = getattr(embedding, "embedding_dim", given.hidden.shape[-1])
+        return torch.zeros(*ids.shape, width)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        given.hidden = hidden
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+        with rows(np.arange(hidden.shape[1])), torch.set_grad_enabled(hidden.requires_grad):
+            logits = model(input_ids=ids, use_cache=False).logits
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+    # What enters the blocks is ignored, so nothing has to be looked up in the table.
+    embedding.forward = nothing
+    try:
+        with replaced(blocks, pass_on, returns_tuple):
+            yield head
+    finally:
+        del embedding.forward
 
 
 def _share(value: Any, shared: list[torch.Tensor]) -> Any:

@@ -17,6 +17,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import nn
 
 from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.calibrating.online import Online
-from qtool.calibrating.outer_forward import recorded, replaced
+from qtool.calibrating.outer_forward import past_blocks, recorded
 from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
 from qtool.calibrating.stream import CPU, Call, LoadedBlock, States, Stream
 from qtool.calibrating.weights import Weights
@@ -162,25 +163,30 @@ class Skeleton:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: logits [samples, length, vocabulary] of the last block's output."""
-        with self._outer_weights():
-            return self._head(hidden)
+        with self.open_head() as head:
+            return head(hidden)
 
     @contextmanager
     def open_head(
         self, reading: Reading | None = None
     ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-        """head() for many calls, where `reading` places it: its weights are read once."""
+        """head() for many calls, where `reading` places it: its weights are read at the first one.
+
+        Several threads may call it from then on; blocks do not run within.
+        """
         place = reading.place if reading is not None else CPU
-        with self._outer_weights(reading), place:
-            yield lambda hidden: self._head(hidden.to(place))
+        rows = partial(EmbeddingRows, self.checkpoint, self._tables())
+        passing_by = past_blocks(self.model, self.blocks, self._returns_tuple, rows)
+        with self._outer_weights(reading), passing_by as head, place:
+            yield lambda hidden: head(hidden.to(place))
 
     def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
         """The whole forward pass, block by block: logits [n, length, vocabulary]."""
         stream = self.embed(tokens)
         for index in range(self.count):
             self.advance(self.block(index), stream, workers)
-        with self._outer_weights():
-            return torch.cat([self._head(hidden) for hidden in stream.hidden])
+        with self.open_head() as head:
+            return torch.cat([head(hidden) for hidden in stream.hidden])
 
     def _check_block(self, index: int) -> None:
         prefix = f"{self.prefix}{index}."
@@ -248,30 +254,6 @@ class Skeleton:
             self.model, self.prefix, self.blocks, tokens, shared
         )
         return first, calls
-
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        embedding = self.model.get_input_embeddings()
-        width = getattr(embedding, "embedding_dim", hidden.shape[-1])
-        last = self.count - 1
-
-        def pass_on(index: int, ignored: torch.Tensor, call: Call) -> torch.Tensor:
-            return hidden if index == last else ignored
-
-        # What enters the blocks is ignored, so nothing has to be looked up in the table.
-        embedding.forward = lambda ids, *_, **__: torch.zeros(*ids.shape, width)
-        try:
-            positions = np.arange(hidden.shape[1])
-            with (
-                replaced(self.blocks, pass_on, self._returns_tuple),
-                EmbeddingRows(self.checkpoint, self._tables(), positions),
-                torch.set_grad_enabled(hidden.requires_grad),
-            ):
-                ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
-                logits = self.model(input_ids=ids, use_cache=False).logits
-        finally:
-            del embedding.forward
-        assert isinstance(logits, torch.Tensor)
-        return logits
 
 
 def read_parameter(

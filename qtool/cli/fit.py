@@ -67,46 +67,27 @@ def fit(
 
     qtool fit tiny --size 2MB -o mine.yaml
     """
-    from qtool.errors import UsageError
-    from qtool.fitting.request import SAMPLES, FitRequest, block_types, widths
-    from qtool.formats.safetensors_file import parse_size
-    from qtool.gguf.recipe import GgufRecipe
-    from qtool.recipe.recipe import calibration_sets, load
-
-    if (size is None) == (bits is None):
-        raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
-    nbytes = None if size is None else parse_size(size)
-    base = load(recipe, set_ or [])
-    given = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
-    if samples is None and "samples" not in base.calibration.model_fields_set:
-        samples = SAMPLES
-    sets = calibration_sets(calibration, samples, length, seed)
-    settings = load(recipe, (set_ or []) + sets).calibration
-    (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
     from qtool.calibrating.allocator import share_heap
-
-    share_heap()
     from qtool.fitting.fit import fit as run
-    from qtool.hub import resolve
+    from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
 
+    share_heap()
     progress = Progress(quiet=json_)
-    with progress.stage("download"):
-        source = resolve(model)
-    found = run(
-        FitRequest(
-            model, source, base, settings, out, nbytes, bits, types, costs,
-            threads or default_threads(), fresh, requantize,
-        ),
-        progress,
+    text = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    request = fit_request(
+        model, recipe, out, size=size, bits=bits, types=types, text=text, sets=set_ or [],
+        costs=costs, threads=threads or default_threads(), fresh=fresh, requantize=requantize,
+        progress=progress,
     )  # fmt: skip
+    found = run(request, progress)
     if json_:
         typer.echo(json.dumps(found.json()))
         return
     words = ["qtool", "quantize", model, "--recipe", str(out)]
     words += ["--requantize"] if requantize else []
-    if base.calibrates:
-        words += [f"--{key}={value}" for key, value in given.items() if value is not None]
+    if request.recipe.calibrates:
+        words += [f"--{key}={value}" for key, value in text.items() if value is not None]
     for line in found.lines(words):
         typer.echo(printable(line))

@@ -1,7 +1,8 @@
 """`qtool fit`: which type, or how many bits, each matrix gets so that an artifact has a given size.
 
 fit                    from a request to a recipe
-slopes, slope, kept    what an error in each matrix costs: a pass forwards and one backwards
+slopes, head, sums     what an error in each matrix costs: a pass forwards and one backwards
+slope, kept            what that is, and what of it is finished
 of_gguf, gguf_losses   types of the tensors in a GGUF file, and what each loses
 of_checkpoint          the same of bits in GPTQ and compressed-tensors
 sampled                rows that speak for all of a matrix

@@ -1,6 +1,6 @@
 """`qtool fit`, from a request to a recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -165,6 +165,9 @@ def _choose(
         made = ways.made(text)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
         if over <= 0:
+            notes = (*ways.notes, *_beyond(units, found, made))
+            for note in notes[len(ways.notes) :]:
+                progress.say(f"note: {note}")
             share = sum(nbytes for _, nbytes in left.values()) / max(1, made.tensor_bytes)
             fitted = Fitted(
                 request.out,
@@ -178,7 +181,7 @@ def _choose(
                 costs.tokens,
                 progress.total(),
                 peak_rss_bytes(),
-                ways.notes,
+                notes,
             )
             return fitted, text
         # The header grows with what the recipe says.
@@ -189,6 +192,21 @@ def _choose(
     raise UnsupportedError(
         f"{request.source}: no choice of types makes an artifact so small; ask for more bytes"
     )
+
+
+def _beyond(
+    units: Sequence[Sequence[Candidate]], found: Sequence[Candidate], made: Made
+) -> list[str]:
+    """A sentence where more bytes were asked for than all types together have use for."""
+    if any(
+        one.nbytes < max(other.nbytes for other in unit)
+        for unit, one in zip(units, found, strict=True)
+    ):
+        return []
+    return [
+        f"every matrix has the largest of --types, which comes to {made.size_bytes:,} bytes; more "
+        "were asked for"
+    ]
 
 
 def _candidates(

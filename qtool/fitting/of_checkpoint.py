@@ -3,7 +3,7 @@
 What engines fuse into one layer has one scheme: q/k/v, gate/up, and all experts of a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.sampled import checked, pieces
 from qtool.fitting.slope import Slope, Slopes
-from qtool.fitting.ways import Losses, Made, Ways
+from qtool.fitting.ways import Losses, Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
 from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
@@ -97,6 +97,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         {"weights": recipe.weights and recipe.weights.model_dump(mode="json", exclude={"bits"})},
         _hidden_bytes(checkpoint),
         plan.blocks.count,
+        tuple(said_by(_given(plan, units))),
     )
 
 
@@ -147,6 +148,12 @@ def _units(plan: Plan, recipe: Recipe) -> dict[str, list[Planned]]:
         for name, unit in found.items()
         if all(one.scheme == recipe.scheme for one in unit)
     }
+
+
+def _given(plan: Plan, units: Mapping[str, list[Planned]]) -> dict[str, str]:
+    """Bits of the matrices that are quantized, and not chosen for."""
+    free = {one.name for unit in units.values() for one in unit}
+    return {one.name: f"{_bits(one)} bits" for one in plan.quantized if one.name not in free}
 
 
 def _bits(planned: Planned) -> str:

@@ -17,7 +17,7 @@ from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, 
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.slope import Slopes, Vector, some
-from qtool.fitting.ways import Losses, Made, Ways
+from qtool.fitting.ways import Losses, Made, Ways, said_by
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
 from qtool.gguf.kinds import model_facts
@@ -107,8 +107,17 @@ def _ways(
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
         4 * width,
         model_facts(source.metadata).layers,
-        (*_without_data(recipe), *_fallen_back(usable, types)),
+        (*_without_data(recipe), *said_by(_given(plan, free)), *_fallen_back(usable, types)),
     )
+
+
+def _given(plan: GgufPlan, free: Mapping[str, PlannedTensor]) -> dict[str, str]:
+    """Types of the matrices that the recipe itself names, or leaves as they are."""
+    return {
+        tensor.name: tensor.type.name
+        for tensor in plan.tensors
+        if tensor.eligible and tensor.name not in free
+    }
 
 
 def _without_data(recipe: GgufRecipe) -> list[str]:

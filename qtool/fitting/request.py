@@ -16,6 +16,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
+from qtool.runs.progress import Progress
 
 SAMPLES = 16  # of the text, unless more are asked for
 # Between these there is a type for every half a bit; larger ones gain nothing.
@@ -83,6 +84,48 @@ class FitRequest:
     threads: int
     fresh: bool = False
     requantize: bool = False  # tensors of a quantized type may be encoded anew
+
+
+def fit_request(
+    model: str,
+    recipe: str,
+    out: Path,
+    *,
+    size: str | None,
+    bits: float | None,
+    types: str | None,
+    text: Mapping[str, Any],
+    sets: Sequence[str],
+    costs: Path | None,
+    threads: int,
+    fresh: bool,
+    requantize: bool,
+    progress: Progress,
+) -> FitRequest:
+    """From what a user says; the model is fetched where it is not there.
+
+    text: calibration, samples, length and seed, None where not given. sets: `key=value` put over
+    the recipe's own. UsageError.
+    """
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.hub import resolve
+    from qtool.recipe.recipe import calibration_sets, load
+
+    if (size is None) == (bits is None):
+        raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
+    nbytes = None if size is None else parse_size(size)
+    base = load(recipe, sets)
+    said = dict(text)
+    if said["samples"] is None and "samples" not in base.calibration.model_fields_set:
+        said["samples"] = SAMPLES
+    more = calibration_sets(said["calibration"], said["samples"], said["length"], said["seed"])
+    settings = load(recipe, [*sets, *more]).calibration
+    (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
+    with progress.stage("download"):
+        source = resolve(model, progress)
+    return FitRequest(
+        model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize
+    )
 
 
 @dataclass(frozen=True)

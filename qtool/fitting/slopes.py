@@ -15,60 +15,34 @@ time: each counts alike, and its columns count as the gradient by them says.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
 the blocks from the last to the first: one block in memory at a time. Micro-batches are a thread's
-work each; the head alone is computed by all threads at once, so that last bits of its sums, and
-once in a while a token that is drawn, may depend on how many they are.
+work each, and sums are added in their order, whatever the number of threads.
 
 Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and Grosse, Optimizing
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.calibrating.linears import WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
+from qtool.fitting.head import through_head
 from qtool.fitting.kept import Kept, Named
 from qtool.fitting.slope import Slope, Slopes, joined, some
+from qtool.fitting.sums import Seen, Sums, observed, total
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
 _TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
-_LOGITS = 1 << 24  # that are there at once, of a few tokens, or of one
-
-
-@dataclass
-class _Sums:
-    """Of one matrix over some tokens."""
-
-    rows: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
-    count: int = 0
-
-    def read(self, x: torch.Tensor) -> None:
-        rows = x.detach().reshape(-1, x.shape[-1])
-        self.columns = _added(self.columns, rows)
-        self.count += len(rows)
-
-    def gave(self, gradient: torch.Tensor) -> None:
-        self.rows = _added(self.rows, gradient.reshape(-1, gradient.shape[-1]))
-
-
-def _added(before: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
-    found = rows.square().sum(0, dtype=torch.float64)
-    return found if before is None else before + found
-
-
-_Seen = dict[Matrix, _Sums]
 
 
 def measure(
@@ -95,7 +69,7 @@ def measure(
         found, gradients = _finished(way.kept, count)
         if gradients is None:
             way.before(count)
-            own, gradients = _through_head(skeleton, stream, tokens, seed, threads, progress)
+            own, gradients = through_head(skeleton, stream, tokens, seed, workers, progress)
             found = [[] if own is None else [(HEAD, -1, own)]]
             way.kept.keep_slopes(count, found[0], gradients)
         elif len(found) > 1:
@@ -162,7 +136,7 @@ def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] |
     return [], None
 
 
-def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
+def _named(sites: BlockSites, seen: Seen, tokens: int) -> Named:
     """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
     by_id = {site.id: site for site in sites.sites}
     reached = {
@@ -173,7 +147,7 @@ def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
     found: Named = []
     for linear in sites.linears:
         site = by_id[linear.site]
-        slope = _slope(seen.get(linear.matrix, _Sums()), tokens)
+        slope = seen.get(linear.matrix, Sums()).slope(tokens)
         if slope is None and linear.matrix.parameter in reached:
             # An expert that no token reached costs nothing here.
             slope = Slope(np.zeros(linear.out_features), np.ones(site.in_features), 0)
@@ -186,71 +160,18 @@ def _named(sites: BlockSites, seen: _Seen, tokens: int) -> Named:
     return found
 
 
-def _slope(sums: _Sums, tokens: int) -> Slope | None:
-    if sums.rows is None or sums.columns is None:
-        return None
-    rows, columns = sums.rows.numpy() / tokens, sums.columns.numpy() / max(1, sums.count)
-    return Slope(rows, columns, sums.count)
-
-
-def _through_head(
-    skeleton: Skeleton,
-    stream: Stream,
-    tokens: NDArray[np.int64],
-    seed: int,
-    threads: int,
-    progress: Progress,
-) -> tuple[Slope | None, list[torch.Tensor]]:
-    """The head's slope, None where there is no one matrix, and gradients by what leaves the last
-    block, a micro-batch each."""
-    torch.set_num_threads(threads)
-    random = torch.Generator().manual_seed(seed)
-    gradients: list[torch.Tensor] = []
-    sums = _Sums()
-    try:
-        with skeleton.open_head() as head:
-            logits = head(stream.hidden[0][:1, :1])  # from here on the module has its weights
-            vocabulary = logits.shape[-1]
-            output: Any = skeleton.model.get_output_embeddings()
-            index = WeightIndex(output if output is not None else torch.nn.Module())
-            observer = _observer(index, {Matrix("weight", None): sums})
-            for number in progress.blocks(len(stream.hidden), "head, part"):
-                hidden = stream.hidden[number]
-                parts: list[torch.Tensor] = []
-                step = max(1, _LOGITS // (vocabulary * hidden.shape[0]))
-                for first in range(0, hidden.shape[1], step):
-                    part = hidden[:, first : first + step].detach().requires_grad_()
-                    with observer:
-                        logits = head(part)
-                    if not bool(torch.isfinite(logits).all()):
-                        raise SourceError(
-                            f"{skeleton.checkpoint.path}: the logits are not finite on this text; "
-                            "the model is broken, or overflows in float32"
-                        )
-                    told = logits.float().log_softmax(-1)
-                    chances = told.detach().exp().reshape(-1, told.shape[-1])
-                    drawn = torch.multinomial(chances, 1, generator=random)
-                    chosen = told.reshape(-1, told.shape[-1]).gather(1, drawn).sum()
-                    parts += torch.autograd.grad(chosen, part)
-                    del logits, told, chances
-                gradients.append(torch.cat(parts, dim=1))
-    finally:
-        torch.set_num_threads(1)
-    return _slope(sums, tokens.size), gradients
-
-
 def _through_block(
     block: LoadedBlock, stream: Stream, gradients: list[torch.Tensor], workers: Workers
-) -> _Seen:
+) -> Seen:
     """Sums of a block's matrices; gradients by its output become those by its input."""
     index = WeightIndex(block.module)
 
-    def one(number: int) -> _Seen:
+    def one(number: int) -> Seen:
         hidden = stream.hidden[number].detach().requires_grad_()
         call = stream.calls[block.index][number]
-        seen: _Seen = {}
+        seen: Seen = {}
         try:
-            with torch.enable_grad(), _observer(index, seen):
+            with torch.enable_grad(), observed(index, seen):
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 output = block.outputs(block.module, hidden.clone(), call)
             (gradients[number],) = torch.autograd.grad(output, hidden, gradients[number])
@@ -264,31 +185,4 @@ def _through_block(
             )
         return seen
 
-    total: _Seen = {}
-    for seen in workers.map(one, range(len(stream.hidden))):
-        for matrix, sums in seen.items():
-            _merge(total.setdefault(matrix, _Sums()), sums)
-    return total
-
-
-def _merge(total: _Sums, more: _Sums) -> None:
-    total.count += more.count
-    for name in ("rows", "columns"):
-        before, added = getattr(total, name), getattr(more, name)
-        if added is not None:
-            setattr(total, name, added if before is None else before + added)
-
-
-def _observer(index: WeightIndex, seen: _Seen) -> ObserveLinears:
-    """Within, inputs of linear calls are summed, and later the gradients by their outputs."""
-
-    def given(matrix: Matrix, x: torch.Tensor, _: torch.Tensor | None) -> None:
-        seen.setdefault(matrix, _Sums()).read(x)
-
-    def made(matrix: Matrix, output: torch.Tensor) -> None:
-        if output.requires_grad:
-            sums = seen[matrix]
-            hooked: Any = output  # the method has no types
-            hooked.register_hook(sums.gave)
-
-    return ObserveLinears(index, given, made)
+    return total(workers.map(one, range(len(stream.hidden))))

@@ -45,3 +45,12 @@ class Ways:
     hidden_bytes: int  # of hidden states of one token at one place
     blocks: int
     notes: tuple[str, ...] = ()
+
+
+def said_by(given: Mapping[str, str]) -> list[str]:
+    """A sentence on matrices, by name, whose type is not chosen since the recipe says it."""
+    if not given:
+        return []
+    named = [f"{name} {kind.lower()}" for name, kind in given.items()]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return [f"as the recipe itself says, and not chosen: {', '.join(named[:3])}{more}"]

@@ -25,7 +25,7 @@ _FACTS = (
 )  # fmt: skip
 
 
-_LONGEST_RECIPE = 20_000  # characters that are looked at: no recipe of ours has more
+_LONGEST_RECIPE = 1 << 18  # characters that are looked at: no recipe of ours has more
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def _made_by(found: GgufInspection) -> str | None:
     steps += [one for one in method if isinstance(one, str)] if isinstance(method, list) else []
     steps += ["gptq"] if method == "gptq" else []
     said = f"recipe {keys['name']}" + (f": {', then '.join(steps)}" if steps else "")
+    if isinstance(own := keys.get("overrides"), list) and own:
+        said += f", with {len(own)} override" + "s" * (len(own) > 1)
     settings = keys.get("calibration")
     if found.text("qtool.calibration") is not None and isinstance(settings, dict):
         said += f"; {settings.get('samples')} samples of {settings.get('length')} tokens"

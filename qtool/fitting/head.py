@@ -1,0 +1,80 @@
+"""Through the head and back, with tokens drawn from what it predicts.
+
+A micro-batch is a thread's work, in parts of few tokens, and draws from random numbers of its own:
+what comes out does not depend on the number of threads.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.calibrating.linears import Matrix, WeightIndex
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import Stream
+from qtool.calibrating.workers import Workers
+from qtool.errors import SourceError
+from qtool.fitting.slope import Slope
+from qtool.fitting.sums import Seen, observed, total
+from qtool.runs.progress import Progress
+
+_LOGITS = 1 << 23  # that a thread has at once, of a few tokens, or of one
+_HEAD = Matrix("weight", None)
+
+
+def through_head(
+    skeleton: Skeleton,
+    stream: Stream,
+    tokens: NDArray[np.int64],
+    seed: int,
+    workers: Workers,
+    progress: Progress,
+) -> tuple[Slope | None, list[torch.Tensor]]:
+    """The head's slope, None where there is no one matrix, and gradients by what leaves the last
+    block, a micro-batch each."""
+    count = len(stream.hidden)
+    parts: list[tuple[Seen, torch.Tensor]] = []
+    with skeleton.open_head() as head:
+        vocabulary = head(stream.hidden[0][:1, :1]).shape[-1]  # reads its weights, once for all
+        output: Any = skeleton.model.get_output_embeddings()
+        index = WeightIndex(output if output is not None else torch.nn.Module())
+
+        def one(number: int) -> tuple[Seen, torch.Tensor]:
+            random = torch.Generator().manual_seed(_own(seed, number))
+            hidden = stream.hidden[number]
+            step = max(1, _LOGITS // (vocabulary * hidden.shape[0]))
+            seen: Seen = {}
+            found: list[torch.Tensor] = []
+            for first in range(0, hidden.shape[1], step):
+                with torch.enable_grad():
+                    part = hidden[:, first : first + step].detach().requires_grad_()
+                    with observed(index, seen):
+                        logits = head(part).float()
+                    if not bool(torch.isfinite(logits).all()):
+                        raise SourceError(
+                            f"{skeleton.checkpoint.path}: the logits are not finite on this text; "
+                            "the model is broken, or overflows in float32"
+                        )
+                    found += torch.autograd.grad(_drawn(logits, random), part)
+            return seen, torch.cat(found, dim=1)
+
+        turns = range(0, count, workers.threads)
+        for turn in progress.blocks(len(turns), "head, part"):
+            first = turns[turn]
+            parts += workers.map(one, range(first, min(count, first + workers.threads)))
+    sums = total(seen for seen, _ in parts).get(_HEAD)
+    slope = None if sums is None else sums.slope(tokens.size)
+    return slope, [gradient for _, gradient in parts]
+
+
+def _own(seed: int, number: int) -> int:
+    """The seed of a micro-batch."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+
+
+def _drawn(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """The log-likelihood of tokens that are drawn as `logits` [batch, length, vocabulary] say."""
+    told = logits.log_softmax(-1).flatten(0, 1)
+    drawn = torch.multinomial(told.detach().exp(), 1, generator=random)
+    return told.gather(1, drawn).sum()
