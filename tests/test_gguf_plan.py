@@ -214,6 +214,8 @@ def test_a_quantized_source_needs_to_be_asked_for() -> None:
     plan = plan_of(quantized("Q8_0"), "q8_0")
     assert plan.counts == {"converted": 2, "copied": len(plan.tensors) - 2, "dropped": 0}
     assert "qtool.requantized_from" not in plan.metadata
+    with pytest.raises(UnsupportedError, match="its matrices are Q8_0 already, and are copied"):
+        plan_of(quantized("Q8_0"), "q8_0", "method=gptq")
 
 
 def test_what_is_no_float_is_not_converted() -> None:

@@ -6,7 +6,6 @@ not change while a run goes on.
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,11 +21,12 @@ from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
 from qtool.gguf.kinds import EMBEDDINGS, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
-from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
+from qtool.gguf.mixture_table import FILE_TYPES, FileType
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.refusals import refuse_packed, refuse_sweep, requantized
 from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
@@ -95,7 +95,7 @@ def make_gguf_plan(
             "what matrices read, importance with it; leave --imatrix out"
         )
     if recipe.transforms or recipe.sweeps:
-        _refuse_packed(source, recipe.name)
+        refuse_packed(source, recipe.name)
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
     choices = choose(facts, source.tensors, recipe.options, measured)
@@ -112,12 +112,9 @@ def make_gguf_plan(
         )
         for name, choice in choices.items()
     )
+    lossy = requantized(source, planned, requantize)
     if recipe.sweeps and not any(tensor.swept for tensor in planned):
-        raise UnsupportedError(
-            f"{source.path}: method gptq has nothing to do with type {recipe.type}: it chooses "
-            "codes of Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and NVFP4; leave it out"
-        )
-    lossy = _requantized(source, planned, requantize)
+        refuse_sweep(source, planned, recipe)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None
     if recipe.tunes:
         experts = (one.name for one in planned if one.swept and "_exps" in one.name)
@@ -143,18 +140,6 @@ def make_gguf_plan(
         seconds,
         scales_bytes(recipe, planned) if scaled is None else 0,
     )
-
-
-def _refuse_packed(source: GgufSource, recipe: str) -> None:
-    """Experts in MXFP4 are written as they are; what is changed before it is rounded is plain."""
-    packed = next((t for t in source.tensors if t.origin and t.type.name == "MXFP4"), None)
-    if packed is not None:
-        raise UnsupportedError(
-            f"{source.path}: {packed.origin[0]} is MXFP4, and recipe {recipe} changes matrices "
-            "before they are rounded, or rounds them by GPTQ; take a recipe without transforms "
-            "and method, or make a plain checkpoint of the model first (qtool convert MODEL --to "
-            "hf -o DIR)"
-        )
 
 
 def _roughly(value: Value) -> int:
@@ -213,33 +198,6 @@ def _swept(recipe: GgufRecipe, tensor: SourceTensor, choice: Choice) -> bool:
     """Whether GPTQ chooses the codes: of matrices in decoder blocks, whose type has levels."""
     matrix = len(tensor.shape) > 1 and layer_of(tensor.name) >= 0
     return recipe.sweeps and matrix and choice.type != tensor.type and choice.type.name in SWEPT
-
-
-def _requantized(
-    source: GgufSource, planned: Sequence[PlannedTensor], allowed: bool
-) -> tuple[str, ...]:
-    """The quantized types of the source that are encoded anew."""
-    for tensor in planned:
-        type_ = tensor.source.type
-        if tensor.copied or type_ in FLOATS:
-            continue
-        if type_.name not in TYPES:
-            raise UnsupportedError(
-                f"{source.path}: {tensor.name} is {type_.name}, which is not converted to "
-                f"{tensor.type.name}; keep it with an override that says dense: true"
-            )
-        if not allowed:
-            why = (
-                f"turning it into {tensor.type.name} does not bring back what was lost"
-                if tensor.type in FLOATS
-                else "quantizing it again loses more than quantizing the original"
-            )
-            raise UnsupportedError(
-                f"{source.path}: {tensor.name} is quantized already, as {type_.name}; {why}: use "
-                "the F16, BF16 or F32 file, or give --requantize"
-            )
-    again = Counter(t.source.type.name for t in planned if not t.copied)
-    return tuple(name for name, _ in again.most_common() if TYPES[name] not in FLOATS)
 
 
 def _named(recipe: GgufRecipe, tensors: Sequence[PlannedTensor]) -> FileType:

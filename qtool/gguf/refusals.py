@@ -1,0 +1,68 @@
+"""What a source is not quantized for, told before any work: each an UnsupportedError."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
+
+from qtool.errors import UnsupportedError
+from qtool.gguf.levels import SWEPT
+from qtool.gguf.mixture_table import TYPES
+from qtool.gguf.planned import PlannedTensor
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.source import GgufSource
+from qtool.gguf_types import FLOATS
+
+
+def refuse_packed(source: GgufSource, recipe: str) -> None:
+    """Experts in MXFP4 are written as they are; what is changed before it is rounded is plain."""
+    packed = next((t for t in source.tensors if t.origin and t.type.name == "MXFP4"), None)
+    if packed is not None:
+        raise UnsupportedError(
+            f"{source.path}: {packed.origin[0]} is MXFP4, and recipe {recipe} changes matrices "
+            "before they are rounded, or rounds them by GPTQ; take a recipe without transforms "
+            "and method, or make a plain checkpoint of the model first (qtool convert MODEL --to "
+            "hf -o DIR)"
+        )
+
+
+def refuse_sweep(
+    source: GgufSource, planned: Sequence[PlannedTensor], recipe: GgufRecipe
+) -> NoReturn:
+    """UnsupportedError: GPTQ has no matrix to choose codes of."""
+    kept = {one.type.name for one in planned if one.copied and one.type.name in SWEPT}
+    if kept:
+        raise UnsupportedError(
+            f"{source.path}: its matrices are {', '.join(sorted(kept))} already, and are copied as "
+            "they are, so that method gptq has nothing to do; use the F16, BF16 or F32 file"
+        )
+    raise UnsupportedError(
+        f"{source.path}: method gptq has nothing to do with type {recipe.type}: it chooses "
+        "codes of Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and NVFP4; leave it out"
+    )
+
+
+def requantized(
+    source: GgufSource, planned: Sequence[PlannedTensor], allowed: bool
+) -> tuple[str, ...]:
+    """The quantized types of the source that are encoded anew."""
+    for tensor in planned:
+        type_ = tensor.source.type
+        if tensor.copied or type_ in FLOATS:
+            continue
+        if type_.name not in TYPES:
+            raise UnsupportedError(
+                f"{source.path}: {tensor.name} is {type_.name}, which is not converted to "
+                f"{tensor.type.name}; keep it with an override that says dense: true"
+            )
+        if not allowed:
+            why = (
+                f"turning it into {tensor.type.name} does not bring back what was lost"
+                if tensor.type in FLOATS
+                else "quantizing it again loses more than quantizing the original"
+            )
+            raise UnsupportedError(
+                f"{source.path}: {tensor.name} is quantized already, as {type_.name}; {why}: use "
+                "the F16, BF16 or F32 file, or give --requantize"
+            )
+    again = Counter(t.source.type.name for t in planned if not t.copied)
+    return tuple(name for name, _ in again.most_common() if TYPES[name] not in FLOATS)
