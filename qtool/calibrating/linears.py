@@ -2,11 +2,13 @@
 
 No module is asked for its kind. A torch function mode sees every F.linear (and matmul, mm, addmm)
 whose weight is part of a parameter, known by storage and offset: transformers 5 calls F.linear on
-slices of 3-D parameters, which have no module to hook.
+slices of 3-D parameters, which have no module to hook. Some keep their experts as [in, out]
+(gpt-oss), and some multiply by all of them in one product (Llama 4): there an expert reads the rows
+that the router has not made zero.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +24,12 @@ class Matrix:
 
     parameter: str  # name within the block, "self_attn.q_proj.weight"
     expert: int | None  # which slice of a 3-D parameter
+    turned: bool = False  # the slice is [in, out]
+
+    def of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The matrix [out, in], a view."""
+        part = parameter if self.expert is None else parameter[self.expert]
+        return part.mT if self.turned else part
 
 
 class WeightIndex:
@@ -39,13 +47,24 @@ class WeightIndex:
             return None
         name, parameter = owner
         offset = weight.storage_offset() - parameter.storage_offset()
-        if weight.shape != parameter.shape[-2:] or weight.stride() != parameter.stride()[-2:]:
+        turned = parameter.ndim == 3 and _same(weight.t(), parameter)
+        if not turned and not _same(weight, parameter):
             return None
         if parameter.ndim == 2:
             return Matrix(name, None) if offset == 0 else None
         if parameter.ndim == 3 and offset % parameter.stride(0) == 0:
-            return Matrix(name, offset // parameter.stride(0))
+            return Matrix(name, offset // parameter.stride(0), turned)
         return None
+
+    def matrices(self, weights: torch.Tensor) -> list[Matrix]:
+        """Those that `weights` [experts, out, in] are, all of a 3-D parameter, or none."""
+        first = self.matrix(weights[0]) if weights.ndim == 3 and len(weights) else None
+        if first is None or first.expert != 0:
+            return []
+        parameter = self._owner[weights.untyped_storage().data_ptr()][1]
+        if len(weights) != len(parameter) or weights.stride(0) != parameter.stride(0):
+            return []
+        return [replace(first, expert=expert) for expert in range(len(weights))]
 
     def bias(self, bias: torch.Tensor | None) -> str | None:
         """The name of the 1-D parameter that `bias` is, or None."""
@@ -55,6 +74,11 @@ class WeightIndex:
         return owner[0] if owner is not None and owner[1].shape == bias.shape else None
 
 
+def _same(weight: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether one lies in memory as the last two dimensions of the other do."""
+    return weight.shape == parameter.shape[-2:] and weight.stride() == parameter.stride()[-2:]
+
+
 MATMULS = {
     torch.matmul,
     torch.mm,
@@ -62,6 +86,7 @@ MATMULS = {
     torch.Tensor.mm,
     torch.Tensor.__matmul__,
 }
+BMMS = {torch.bmm, torch.Tensor.bmm, *MATMULS}
 ADDMMS = {torch.addmm, torch.Tensor.addmm}
 
 # What an observer is told of each call: matrix, input [..., in], bias.
@@ -80,6 +105,8 @@ class ObserveLinears(TorchCalls):
         self._made = made
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in BMMS and len(args) == 2 and args[0].ndim == args[1].ndim == 3:
+            return self._experts(func, *args)
         seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         if func is F.linear:
             x, weight, bias = _linear_arguments(*args, **kwargs)
@@ -98,6 +125,27 @@ class ObserveLinears(TorchCalls):
         if matrix is not None and self._made is not None:
             self._made(matrix, found)
         return found
+
+    def _experts(
+        self, func: Callable[..., Any], x: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """A product [experts, rows, in] x [experts, in, out] of all experts at once."""
+        matrices = self._index.matrices(weights.mT)
+        if not matrices:
+            found: torch.Tensor = func(x, weights)
+            return found
+        routed = [rows.detach().any(-1) for rows in x]
+        for matrix, rows, own in zip(matrices, x, routed, strict=True):
+            self._observer(matrix, rows[own], None)
+        if self._made is None:
+            found = func(x, weights)
+            return found
+        results = []
+        for matrix, rows, own, weight in zip(matrices, x, routed, weights, strict=True):
+            output = rows[own] @ weight
+            self._made(matrix, output)
+            results.append(output.new_zeros(len(rows), output.shape[-1]).index_put((own,), output))
+        return torch.stack(results)
 
 
 def _linear_arguments(

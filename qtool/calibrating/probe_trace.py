@@ -47,7 +47,8 @@ def watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Trace:
         rows = _row_hashes(x)
         before = calls.get(key)
         if before is None:
-            out_features, in_features = block.module.get_parameter(matrix.parameter).shape[-2:]
+            parameter = block.module.get_parameter(matrix.parameter)
+            out_features, in_features = matrix.of(parameter).shape
             calls[key] = TracedCall(*key, rows, 1, len(rows), in_features, out_features)
         else:
             # Called again on the same input, or on the next chunk of it.

@@ -17,7 +17,7 @@ that the probe did not reach is taken to behave as its neighbours in the same pa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -196,9 +196,9 @@ def _readers(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[R
     for binding in pieces.get(matrix.parameter, ()):
         index = binding.index
         if matrix.expert is not None:
-            if not index or index[0] != matrix.expert or binding.transposed:
+            if not index or index[0] != matrix.expert or binding.transposed != matrix.turned:
                 continue
-            index = index[1:]
+            index = index[2:] if matrix.turned else index[1:]
         rows = index[0] if index else slice(0, binding.shape[0])
         if isinstance(rows, slice) and len(binding.shape) == 2:
             readers.append(Reader(binding.checkpoint_name, (rows.start, rows.stop)))
@@ -210,9 +210,11 @@ def _stack(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[Rea
     if matrix.expert is None:
         return ()
     return tuple(
-        Reader(binding.checkpoint_name, (0, binding.shape[1]))
+        Reader(
+            binding.checkpoint_name, (0, binding.shape[1 + (binding.transposed != matrix.turned)])
+        )
         for binding in pieces.get(matrix.parameter, ())
-        if not binding.index and len(binding.shape) == 3 and not binding.transposed
+        if not binding.index and len(binding.shape) == 3
     )
 
 
@@ -239,15 +241,16 @@ def _add_unreached_experts(
             )
     for parameter, (site, its_linears) in patterns.items():
         for expert in range(block.module.get_parameter(parameter).shape[0]):
-            if Matrix(parameter, expert) in called:
+            own = replace(site.matrix, expert=expert)
+            if own in called:
                 continue
-            copies = [(linear, Matrix(linear.matrix.parameter, expert)) for linear in its_linears]
+            copies = [(linear, replace(linear.matrix, expert=expert)) for linear in its_linears]
             readers = tuple(r for _, matrix in copies for r in readers_of(matrix))
             new = Site(
-                id=_id(readers[0], Matrix(parameter, expert), pieces),
+                id=_id(readers[0], own, pieces),
                 in_features=site.in_features,
                 readers=readers,
-                matrix=Matrix(parameter, expert),
+                matrix=own,
                 calls=0,
                 per_token=None,
                 expert=expert,

@@ -87,10 +87,11 @@ def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArr
     rows = np.arange(source.rows, dtype=np.int64)
     order = rows if source.order is None else source.order(rows)
     each = source.rows // len(found)
-    if source.cut is not None and not source.cut.turned:
-        order = rows // each * (every.size // len(found)) + source.cut.first + rows % each
-    turned = source.cut is not None and source.cut.turned
-    if not turned and order.size and int(order.max()) < every.size:
+    cut = source.cut
+    if cut is not None and not cut.turned:
+        order = rows // each * (every.size // len(found)) + cut.first + rows % each
+    known = cut is None or not cut.turned or cut.only_turned
+    if known and order.size and int(order.max()) < every.size:
         return every[order]
     return np.repeat([one.rows.mean() for one in found], each)
 

@@ -40,6 +40,11 @@ class Cut:
     last: int = 0  # 0: to the end
     turned: bool = False
 
+    @property
+    def only_turned(self) -> bool:
+        """Whether each matrix is all of a stored one, transposed."""
+        return self.turned and not (self.matrices or self.first or self.last)
+
 
 def cut_out(stretch: Stretch, info: TensorInfo, cut: Cut) -> tuple[Stretch, TensorInfo]:
     """The part as a tensor [matrices, rows, columns]; FormatError where there is no such part."""

@@ -172,7 +172,8 @@ class Sweeping:
         start = 0
         for tensor in self.tensors.get(index, ()):
             sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
-            if tensor.source.columns is not None or tensor.source.cut is not None:
+            cut = tensor.source.cut
+            if tensor.source.columns is not None or not (cut is None or cut.only_turned):
                 sites = []  # Gram matrices are in the checkpoint's order of columns
             matrices, nbytes = _sizes(tensor)
             for matrix, site in enumerate(sites):

@@ -137,9 +137,8 @@ def _weights(block: LoadedBlock, stream: Stream, tracer: Tracer) -> Seen:
     index = WeightIndex(block.module)
 
     def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        weight = block.module.get_parameter(matrix.parameter)
-        whole = weight if matrix.expert is None else weight[matrix.expert]
-        out = torch.nn.functional.linear(x, whole)
+        weight = matrix.of(block.module.get_parameter(matrix.parameter))
+        out = torch.nn.functional.linear(x, weight)
         if matrix not in kept and x.numel():
             kept[matrix] = spaced(x.reshape(-1, x.shape[-1]))
         energy[matrix] = energy.get(matrix, 0.0) + float(out.square().sum(dtype=torch.float64))
