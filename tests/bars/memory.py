@@ -6,8 +6,8 @@
 Without --wide: Llamas 512 wide that differ in the number of layers only; their peak resident
 memory must differ by less than 5 % (exit status 1 where it does not). With --wide: two layers as
 wide as Llama 7B's (4096/11008, 32 heads); prints peak memory (bar: under 6 GiB), minutes a layer,
-and what `qtool plan` predicts for 32 such layers. Weights are random; the vocabulary and tokenizer
-are those of the shipped model, so that calibration text is at hand offline.
+and what `qtool plan` predicts for 32 such layers; last, of `qtool fit`. Weights are random; the
+vocabulary and tokenizer are those of the shipped model, so that calibration text is at hand offline.
 """
 
 import argparse
@@ -173,7 +173,10 @@ def wide(work: Path, recipes: list[str], more: list[object]) -> bool:
             f"{planned['seconds'] / 60:.0f} minutes for 32\n  seconds {done.out['seconds']}",
             flush=True,
         )
-    return good
+    words = ["fit", model, "--bits", 4.5, *more, "-o", work / "fit.yaml", "--json"]
+    done = commands.run([sys.executable, "-m", "qtool", *words])
+    print(f"fit: peak {mib(done.peak)}, {done.wall / layers / 60:.2f} minutes a layer")
+    return good and done.peak < MOST_AT_WIDTH
 
 
 def main() -> None:
