@@ -114,6 +114,13 @@ def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found.out.read_bytes() == out.read_bytes()
     with pytest.raises(QtoolError, match="give either --size"):
         qtool.fit("tiny", tmp_path / "c.yaml")
+    for bad in (float("nan"), -3, 100, "5"):
+        with pytest.raises(QtoolError, match=f"--bits {bad}: expected a number from 0.1 to 32"):
+            qtool.fit("tiny", tmp_path / "c.yaml", bits=bad)  # type: ignore[arg-type]
+    few = {"samples": 1, "length": 32, "types": ["q3_k", "q6_k"]}
+    other = qtool.fit("tiny", tmp_path / "d.yaml", "q4_k_m", size=2_000_000, **few)
+    assert {one.name for one in other.chosen.values()} <= {"Q3_K", "Q6_K"}
+    assert other.made.size_bytes <= 2e6
     capsys.readouterr()
     qtool.fit("tiny", tmp_path / "c.yaml", "q4_k_m", bits=5, samples=1, length=32, costs=costs)
     said = capsys.readouterr()

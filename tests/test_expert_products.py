@@ -10,6 +10,7 @@ import quantizing
 import torch
 from gguf_runs import without_tokenizers, write
 from test_fit_slopes import likeliest, measured, ways_of
+from test_fused_experts import transposed
 from transformers import AutoModelForCausalLM
 
 from qtool.calibrating.calibration import calibration_tokens
@@ -19,12 +20,17 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.fitting.slope import Slopes
+from qtool.fitting.slopes import measure
+from qtool.fused_experts import apart
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
 from qtool.gguf.sweeping import Sweeping
 from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS
+from qtool.runs.workspace import workspace
 
 __all__ = ["likeliest", "without_tokenizers"]
 
@@ -124,14 +130,18 @@ def test_a_product_of_all_experts_is_taken_apart() -> None:
     watch = ObserveLinears(
         WeightIndex(module),
         lambda matrix, rows, _: seen.append((matrix, len(rows))),
-        lambda _, output: made.append(output),
+        lambda _, output, rows: made.append(output[rows]),
     )
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     with watch:
         found = torch.bmm(one, module.get_parameter("w"))
         torch.bmm(one.mT, torch.randn(3, 6, 2))  # of no parameter
         torch.matmul(x, weights)
-    assert [count for _, count in seen] == [1, 6, 0, 1, 6, 0]
+        out = torch.empty(3, 6, 4)
+        torch.bmm(x, weights, out=out)  # as it was
+        torch.matmul(x[:1], weights)
+    assert torch.equal(out, torch.bmm(x, weights))
+    assert [count for _, count in seen] == [1, 6, 0] * 2
     assert [matrix for matrix, _ in seen[:3]] == [Matrix("w", e, True) for e in range(3)]
     assert [tuple(output.shape) for output in made[:3]] == [(1, 4), (6, 4), (0, 4)]
     expected = torch.bmm(other, weights)
@@ -293,3 +303,59 @@ def test_rows_of_experts_are_theirs(name: str, models: dict[str, Path], tmp_path
     expected = rows[:, ::2] if name == "gpt-oss" else rows[:, : rows.shape[1] // 2]
     assert np.array_equal(gate.rows, expected.ravel())
     assert len(set(gate.rows)) > 1
+
+
+def test_sites_of_experts_apart_are_those_of_the_fused(tmp_path: Path) -> None:
+    """Where all are multiplied at once, gate and up have their own rows of what comes out."""
+    folder, _ = transposed("llama4", tmp_path / "llama4")
+    tokens = np.random.default_rng(3).integers(3, 90, (4, 32), dtype=np.int64)
+    whole = Checkpoint.open(folder)
+    found = [
+        slopes_of(one, tmp_path / str(n), tokens) for n, one in enumerate((whole, apart(whole)))
+    ]
+    fused, single = (one.matrices for one in found)
+    stacks = [name for name in fused if name.endswith("experts.gate_up_proj")]
+    assert len(stacks) == 2
+    for stack in stacks:
+        for expert, slope in fused[stack].items():
+            layer = stack.removesuffix("gate_up_proj")
+            names = [f"{layer}{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
+            gate, up, down = (single[one][-1] for one in names)
+            assert np.array_equal(np.concatenate([gate.rows, up.rows]), slope.rows)
+            assert np.array_equal(gate.columns, slope.columns)
+            assert np.array_equal(down.rows, fused[f"{layer}down_proj"][expert].rows)
+
+
+def slopes_of(checkpoint: Checkpoint, out: Path, tokens: Any) -> Slopes:
+    with workspace(out, is_folder=False, nbytes=0, fresh=False) as space:
+        skeleton = Skeleton.open(checkpoint)
+        found = measure(skeleton, tokens, 0, space, 2, Progress(quiet=True))
+        space.artifact.write_bytes(b"")
+    return found
+
+
+def test_experts_that_a_small_input_does_not_reach(tmp_path: Path) -> None:
+    """Each matrix has an input of its own, though widths are alike."""
+    from transformers import Llama4TextConfig
+
+    torch.manual_seed(0)
+    config: Any = Llama4TextConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=32, intermediate_size_mlp=64,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_local_experts=64, num_experts_per_tok=1, interleave_moe_layer_step=1,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 3:
+                parameter.normal_(0, 0.1)
+    model.save_pretrained(tmp_path / "model")
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+    stream = skeleton.embed(np.full((2, 32), 7))
+    sites = Tracer(stacked=True).sites(skeleton.block(0), stream).sites
+    experts = [site for site in sites if site.expert is not None]
+    assert len(experts) == 2 * 64 and all(len(site.readers) == 1 for site in experts)
+    assert sum(site.calls == 0 for site in experts) > 64
+    assert {site.names[0] for site in experts if site.matrix.parameter.endswith("down_proj")} == {
+        "model.layers.0.feed_forward.experts.down_proj"
+    }

@@ -152,7 +152,9 @@ def test_more_than_all_types_have_is_said(tiny: Path, tmp_path: Path) -> None:
     found = fitted(tiny, tmp_path / "a.yaml", size_bytes=2_000_000, costs=costs)
     assert {one.name for one in found.chosen.values()} == {"Q6_K"}
     (note,) = found.notes
-    assert f"largest of --types, which comes to {found.made.size_bytes:,} bytes" in note
+    assert f"largest type that there is to choose, which comes to {found.made.size_bytes:,}" in note
+    enough = fitted(tiny, tmp_path / "c.yaml", size_bytes=found.made.size_bytes, costs=costs)
+    assert enough.made == found.made and not enough.notes
     least = found.made.size_bytes - 100_000
     assert not fitted(tiny, tmp_path / "b.yaml", size_bytes=least, costs=costs).notes
 
@@ -396,3 +398,23 @@ def test_types_that_nobody_asked_for_are_said(tmp_path: Path, monkeypatch: Any) 
     asked = request(model, tmp_path / "a.yaml", bits=6.5, sets=sets, types="q4_k,q6_k")
     found = fit(asked, Progress(quiet=True))
     assert len(found.notes) == 1 and "as with llama.cpp, Q5_0, Q8_0 in their" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "llama4",
+            "rows of 2 matrices (blk.0.ffn_down.weight f16, blk.2.ffn_down.weight f16) are ",
+        ),
+        ("gpt-oss-mxfp4", "6 matrices (blk.0.ffn_gate_exps.weight mxfp4, "),
+    ],
+)
+def test_what_is_not_chosen_is_said_for_what_it_is(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    model = quantizing.add_tokenizer(gguf_models.build(name, tmp_path / "model"))
+    found = fitted(model, tmp_path / "a.yaml", bits=7.5, recipe="q4_0", types="q4_0,q8_0")
+    assert [note for note in found.notes if note.startswith(said)], found.notes
+    assert not any("as the recipe itself says" in note for note in found.notes)

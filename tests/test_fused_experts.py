@@ -28,6 +28,7 @@ from qtool.plan.experts import as_quantized
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 
 GROUPS = "weights.group_size=32"
@@ -277,11 +278,15 @@ def test_transposed_experts(name: str, tmp_path: Path) -> None:
             assert torch.equal(parameter, expected), key
     quantizing.text_file(tmp_path / "text.txt")
     text = f"calibration.source={tmp_path / 'text.txt'}"
-    sets = ("weights.group_size=16", text, "calibration.samples=4", "calibration.length=64")
+    sets = ("weights.group_size=16", text, "calibration.samples=24", "calibration.length=64")
     for recipe in ("w4g64-rtn", "w4g64-gptq"):
         run = quantizing.quantize(folder, recipe, tmp_path / recipe, *sets)
         assert sum(".experts." in key for key in run.quants) == 2 * 4 * 3
         assert verify_artifact(run.out, against=folder).ok
+        swept = [one for one in run.summary.layers if ".experts." in one.name]
+        assert len(swept) == 2 * 4 * 3
+        assert {one.of for one in swept} == {OUTPUTS if recipe == "w4g64-gptq" else WEIGHTS}
+        assert not any("no linear layer was seen" in note for note in run.summary.notes)
         for key, quant in run.quants.items():
             if ".experts." in key and recipe == "w4g64-rtn":
                 source = apart(Checkpoint.open(folder)).float32(key)

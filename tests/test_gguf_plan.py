@@ -216,6 +216,9 @@ def test_a_quantized_source_needs_to_be_asked_for() -> None:
     assert "qtool.requantized_from" not in plan.metadata
     with pytest.raises(UnsupportedError, match="its matrices are Q8_0 already, and are copied"):
         plan_of(quantized("Q8_0"), "q8_0", "method=gptq")
+    one = "overrides=[{match: attn_k, type: q8_0}]"  # the others are encoded, for which GPTQ is not
+    with pytest.raises(UnsupportedError, match="nothing to do with type tq2_0"):
+        plan_of(quantized("Q8_0"), "tq2_0", "method=gptq", one, requantize=True)
 
 
 def test_what_is_no_float_is_not_converted() -> None:

@@ -91,7 +91,8 @@ ADDMMS = {torch.addmm, torch.Tensor.addmm}
 
 # What an observer is told of each call: matrix, input [..., in], bias.
 Observer = Callable[[Matrix, torch.Tensor, torch.Tensor | None], None]
-Made = Callable[[Matrix, torch.Tensor], None]  # of each result: matrix, output [..., out]
+# Of each result: matrix, output, and which of its rows [..., out] the matrix made.
+Made = Callable[[Matrix, torch.Tensor, Any], None]
 
 
 class ObserveLinears(TorchCalls):
@@ -105,7 +106,7 @@ class ObserveLinears(TorchCalls):
         self._made = made
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in BMMS and len(args) == 2 and args[0].ndim == args[1].ndim == 3:
+        if func in BMMS and len(args) == 2 and not kwargs and _stacks(*args):
             return self._experts(func, *args)
         seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
         if func is F.linear:
@@ -123,7 +124,7 @@ class ObserveLinears(TorchCalls):
                 self._observer(matrix, x, bias)
         found = func(*args, **kwargs)
         if matrix is not None and self._made is not None:
-            self._made(matrix, found)
+            self._made(matrix, found, ...)
         return found
 
     def _experts(
@@ -131,21 +132,21 @@ class ObserveLinears(TorchCalls):
     ) -> torch.Tensor:
         """A product [experts, rows, in] x [experts, in, out] of all experts at once."""
         matrices = self._index.matrices(weights.mT)
-        if not matrices:
-            found: torch.Tensor = func(x, weights)
-            return found
-        routed = [rows.detach().any(-1) for rows in x]
-        for matrix, rows, own in zip(matrices, x, routed, strict=True):
-            self._observer(matrix, rows[own], None)
-        if self._made is None:
-            found = func(x, weights)
-            return found
-        results = []
-        for matrix, rows, own, weight in zip(matrices, x, routed, weights, strict=True):
-            output = rows[own] @ weight
-            self._made(matrix, output)
-            results.append(output.new_zeros(len(rows), output.shape[-1]).index_put((own,), output))
-        return torch.stack(results)
+        routed = [rows.detach().any(-1) for rows in x] if matrices else []
+        parts = [*enumerate(zip(matrices, routed, strict=True))]
+        for expert, (matrix, own) in parts:
+            self._observer(matrix, x[expert, own], None)
+        found: torch.Tensor = func(x, weights)
+        made = self._made
+        if made is not None:
+            for expert, (matrix, own) in parts:
+                made(matrix, found, (expert, own))
+        return found
+
+
+def _stacks(x: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether each of several matrices has rows of its own."""
+    return x.ndim == weights.ndim == 3 and len(x) == len(weights)
 
 
 def _linear_arguments(

@@ -45,6 +45,8 @@ def watch(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Trace:
     def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
         key = matrix, index.bias(bias)
         rows = _row_hashes(x)
+        if not rows:  # an expert that the probe does not reach, in a product of all
+            return
         before = calls.get(key)
         if before is None:
             parameter = block.module.get_parameter(matrix.parameter)

@@ -172,7 +172,7 @@ class Skeleton:
     ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """head() for many calls, where `reading` places it: its weights are read at the first one.
 
-        Several threads may call it from then on; blocks do not run within.
+        On the CPU, several threads may call it from then on; blocks do not run within.
         """
         place = reading.place if reading is not None else CPU
         rows = partial(EmbeddingRows, self.checkpoint, self._tables())

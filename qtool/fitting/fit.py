@@ -165,7 +165,7 @@ def _choose(
         made = ways.made(text)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
         if over <= 0:
-            notes = (*ways.notes, *_beyond(units, found, made))
+            notes = (*ways.notes, *_beyond(request, units, found, made))
             for note in notes[len(ways.notes) :]:
                 progress.say(f"note: {note}")
             share = sum(nbytes for _, nbytes in left.values()) / max(1, made.tensor_bytes)
@@ -195,17 +195,20 @@ def _choose(
 
 
 def _beyond(
-    units: Sequence[Sequence[Candidate]], found: Sequence[Candidate], made: Made
+    request: FitRequest,
+    units: Sequence[Sequence[Candidate]],
+    found: Sequence[Candidate],
+    made: Made,
 ) -> list[str]:
     """A sentence where more bytes were asked for than all types together have use for."""
-    if any(
-        one.nbytes < max(other.nbytes for other in unit)
-        for unit, one in zip(units, found, strict=True)
-    ):
+    pairs = zip(units, found, strict=True)
+    if any(one.nbytes < max(other.nbytes for other in unit) for unit, one in pairs):
+        return []
+    if _budget(request, made) <= made.tensor_bytes:
         return []
     return [
-        f"every matrix has the largest of --types, which comes to {made.size_bytes:,} bytes; more "
-        "were asked for"
+        "every matrix has the largest type that there is to choose, which comes to "
+        f"{made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits a weight; more were asked for"
     ]
 
 

@@ -19,7 +19,7 @@ from qtool.fitting.slope import Slope
 from qtool.fitting.sums import Seen, observed, total
 from qtool.runs.progress import Progress
 
-_LOGITS = 1 << 23  # that a thread has at once, of a few tokens, or of one
+_LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 _HEAD = Matrix("weight", None)
 
 

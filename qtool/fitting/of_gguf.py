@@ -107,17 +107,33 @@ def _ways(
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
         4 * width,
         model_facts(source.metadata).layers,
-        (*_without_data(recipe), *said_by(_given(plan, free)), *_fallen_back(usable, types)),
+        (*_without_data(recipe), *_not_chosen(plan, free), *_fallen_back(usable, types)),
     )
 
 
-def _given(plan: GgufPlan, free: Mapping[str, PlannedTensor]) -> dict[str, str]:
-    """Types of the matrices that the recipe itself names, or leaves as they are."""
-    return {
-        tensor.name: tensor.type.name
-        for tensor in plan.tensors
-        if tensor.eligible and tensor.name not in free
-    }
+def _not_chosen(plan: GgufPlan, free: Mapping[str, PlannedTensor]) -> list[str]:
+    """Sentences on the matrices whose types are not chosen, by what decides them."""
+    left = [t for t in plan.tensors if len(t.shape) > 1 and t.name not in free]
+    named = {t.name: t.type.name for t in left if t.eligible and _says(plan.recipe, t.name)}
+    short = [t for t in left if t.eligible and t.type in FLOATS and t.name not in named]
+    packed = [t for t in left if t.copied and t.type not in FLOATS and t.name not in named]
+    found = said_by(named)
+    if short:
+        found.append(
+            f"rows of {len(short)} matrices ({_some(short)}) are no whole blocks of any type; "
+            "they stay plain numbers"
+        )
+    if packed:
+        found.append(
+            f"{len(packed)} matrices ({_some(packed)}) are quantized already, and stay as they are"
+        )
+    return found
+
+
+def _some(tensors: Sequence[PlannedTensor]) -> str:
+    """The first few, with their types."""
+    named = [f"{tensor.name} {tensor.type.name.lower()}" for tensor in tensors[:3]]
+    return ", ".join(named) + (" ..." if len(tensors) > 3 else "")
 
 
 def _without_data(recipe: GgufRecipe) -> list[str]:
@@ -162,15 +178,17 @@ def _check_recipe(recipe: GgufRecipe) -> None:
 def _free(plan: GgufPlan, recipe: GgufRecipe) -> list[PlannedTensor]:
     """Tensors whose types are to be chosen: all that the recipe quantizes, but for those of which
     it says the type."""
-    given = {EMBEDDING: recipe.embedding_type, HEAD: recipe.output_type}
     return [
         tensor
         for tensor in plan.tensors
-        if tensor.eligible
-        and tensor.type not in FLOATS
-        and given.get(tensor.name) is None
-        and recipe.options.override_of(tensor.name) is None
+        if tensor.eligible and tensor.type not in FLOATS and not _says(recipe, tensor.name)
     ]
+
+
+def _says(recipe: GgufRecipe, name: str) -> bool:
+    """Whether the recipe itself says the type of a tensor."""
+    given = {EMBEDDING: recipe.embedding_type, HEAD: recipe.output_type}
+    return given.get(name) is not None or recipe.options.override_of(name) is not None
 
 
 def _usable(

@@ -18,6 +18,7 @@ from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
 
+BITS = (0.1, 32)  # a weight, that may be asked for
 SAMPLES = 16  # of the text, unless more are asked for
 # Between these there is a type for every half a bit; larger ones gain nothing.
 USUAL = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
@@ -91,9 +92,9 @@ def fit_request(
     recipe: str,
     out: Path,
     *,
-    size: str | None,
+    size: str | int | None,
     bits: float | None,
-    types: str | None,
+    types: str | Sequence[str] | None,
     text: Mapping[str, Any],
     sets: Sequence[str],
     costs: Path | None,
@@ -113,7 +114,11 @@ def fit_request(
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
-    nbytes = None if size is None else parse_size(size)
+    least, most = BITS
+    if bits is not None and not (isinstance(bits, int | float) and least <= bits <= most):
+        raise UsageError(f"--bits {bits}: expected a number from {least} to {most}")
+    nbytes = None if size is None else parse_size(str(size))
+    types = types if types is None or isinstance(types, str) else ",".join(map(str, types))
     base = load(recipe, sets)
     said = dict(text)
     if said["samples"] is None and "samples" not in base.calibration.model_fields_set:

@@ -50,11 +50,11 @@ def observed(index: WeightIndex, seen: Seen) -> ObserveLinears:
     def given(matrix: Matrix, x: torch.Tensor, _: torch.Tensor | None) -> None:
         seen.setdefault(matrix, Sums()).read(x)
 
-    def made(matrix: Matrix, output: torch.Tensor) -> None:
+    def made(matrix: Matrix, output: torch.Tensor, rows: Any) -> None:
         if output.requires_grad:
             sums = seen[matrix]
             hooked: Any = output  # the method has no types
-            hooked.register_hook(sums.gave)
+            hooked.register_hook(lambda gradient: sums.gave(gradient[rows]))
 
     return ObserveLinears(index, given, made)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.kinds import layer_of
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.planned import PlannedTensor
@@ -29,8 +30,10 @@ def refuse_sweep(
     source: GgufSource, planned: Sequence[PlannedTensor], recipe: GgufRecipe
 ) -> NoReturn:
     """UnsupportedError: GPTQ has no matrix to choose codes of."""
-    kept = {one.type.name for one in planned if one.copied and one.type.name in SWEPT}
-    if kept:
+    matrices = [t for t in planned if len(t.shape) > 1 and layer_of(t.name) >= 0]
+    encoded = any(not t.copied and t.type not in FLOATS for t in matrices)
+    kept = {t.type.name for t in matrices if t.copied and t.type.name in SWEPT}
+    if kept and not encoded:
         raise UnsupportedError(
             f"{source.path}: its matrices are {', '.join(sorted(kept))} already, and are copied as "
             "they are, so that method gptq has nothing to do; use the F16, BF16 or F32 file"

@@ -185,7 +185,9 @@ def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Flo
         rows = source.order(rows)
     start = 0
     for name in source.origin:
-        there = block.weights[name] if source.cut is None else block.weights[name].mT
+        there = block.weights[name]
+        if source.cut is not None and source.cut.only_turned:
+            there = there.mT
         count = there[..., 0].numel()
         own = (rows >= start) & (rows < start + count)
         if own.any():

@@ -7,7 +7,8 @@ Without --wide: Llamas 512 wide that differ in the number of layers only; their 
 memory must differ by less than 5 % (exit status 1 where it does not). With --wide: two layers as
 wide as Llama 7B's (4096/11008, 32 heads); prints peak memory (bar: under 6 GiB), minutes a layer,
 and what `qtool plan` predicts for 32 such layers; last, of `qtool fit`. Weights are random; the
-vocabulary and tokenizer are those of the shipped model, so that calibration text is at hand offline.
+vocabulary and tokenizer are those of the shipped model, so that calibration text is at hand
+offline.
 """
 
 import argparse
