@@ -405,9 +405,9 @@ def test_types_that_nobody_asked_for_are_said(tmp_path: Path, monkeypatch: Any) 
     [
         (
             "llama4",
-            "rows of 2 matrices (blk.0.ffn_down.weight f16, blk.2.ffn_down.weight f16) are ",
+            "rows of 2 matrices (blk.0.ffn_down.weight f16, blk.2.ffn_down.weight f16) ",
         ),
-        ("gpt-oss-mxfp4", "6 matrices (blk.0.ffn_gate_exps.weight mxfp4, "),
+        ("gpt-oss-mxfp4", "6 matrices (blk.0.ffn_down_exps.weight mxfp4, "),
     ],
 )
 def test_what_is_not_chosen_is_said_for_what_it_is(
