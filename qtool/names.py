@@ -12,7 +12,8 @@ This is the one file that knows transformers' conversion classes (checked with t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import SourceError, UnsupportedError
@@ -56,6 +57,12 @@ class Names:
     of_parameter: Mapping[str, tuple[Binding, ...]]  # by parameter or persistent buffer name
     of_tensor: Mapping[str, Binding]  # by checkpoint name
     unknown: tuple[str, ...]  # checkpoint tensors that the model class has no place for
+    refused: Mapping[str, str] = field(default_factory=dict)  # parameter -> why it is not bound
+
+    def why_refused(self, parameter: str) -> str | None:
+        """Why a parameter, or one like it in another place, is not bound, if it is for that."""
+        alike = _stem(parameter)
+        return next((why for name, why in self.refused.items() if _stem(name) == alike), None)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
     """Bind every checkpoint tensor that the model class has a place for.
 
     `model` is a transformers PreTrainedModel, on the meta device or not. A tensor whose shape is
-    not the model's raises SourceError; a conversion that is not a view, UnsupportedError.
+    not the model's raises SourceError. What is converted otherwise than by a view is left unbound:
+    of a model that also sees it may be a part that text does not need.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -108,6 +116,7 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
             sources.setdefault(pattern, []).append(name)
 
     of_parameter: dict[str, tuple[Binding, ...]] = {}
+    refused: dict[str, str] = {}
     for target, name in plain.items():
         shape = tuple(tensors[name].shape)
         _check_shape(model, target, tuple(state[target].shape), shape, f"tensor {name!r}")
@@ -116,7 +125,11 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
         if turned := _turned(target, converter, sources, tensors, tuple(state[target].shape)):
             of_parameter[target] = (turned,)
             continue
-        tile = _convert(model, target, converter, sources, tensors)
+        try:
+            tile = _convert(model, target, converter, sources, tensors)
+        except UnsupportedError as error:
+            refused[target] = str(error)
+            continue
         first = tile.pieces[0][0]
         _check_shape(
             model, target, tuple(state[target].shape), tile.shape, f"{first!r} and its companions"
@@ -134,7 +147,13 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
 
     of_parameter |= _experts(unknown, fused, state, tensors)
     of_tensor = {piece.checkpoint_name: piece for group in of_parameter.values() for piece in group}
-    return Names(of_parameter, of_tensor, tuple(name for name in unknown if name not in of_tensor))
+    left = tuple(name for name in unknown if name not in of_tensor)
+    return Names(of_parameter, of_tensor, left, refused)
+
+
+def _stem(parameter: str) -> str:
+    """What comes before the first number of a name."""
+    return "".join(takewhile(lambda letter: not letter.isdecimal(), parameter))
 
 
 def _experts(

@@ -201,10 +201,10 @@ def outside_reason(name: str) -> str:
     last = module.rsplit(".", 1)[-1]
     if name.endswith(".weight") and is_head(module):
         return "output head"
-    if "embed" in last or last in ("wte", "wpe"):
-        return "embedding"
     if "norm" in last or last.startswith("ln_"):
         return "norm"
+    if "embed" in last or last in ("wte", "wpe"):
+        return "embedding"
     if name.endswith(_BUFFERS):
         return "buffer"
     return "outside the decoder blocks"
@@ -232,7 +232,7 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "a parameter that is no linear layer's weight"
     if "norm" in last:
         return "norm"
-    if "embed" in last:
+    if "embed" in last or any(part.endswith("embedding") for part in parts):
         return "embedding"
     if _is_router(parts, info.shape, expert_parents):
         return "router: a few numbers that decide everything"

@@ -5,7 +5,7 @@ Only what no checkpoint holds, such as rotary frequencies, is computed for real.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,22 @@ def fill_buffers(model: Any, names: Names) -> None:
             module._buffers[attribute] = torch.full_like(meta, fill, device="cpu")
         if missing:
             inside = [o for name, o in owners if name == "" or f"{path}.".startswith(f"{name}.")]
+            filled = [module._buffers[attribute] for attribute in missing]
             with torch.no_grad():
                 inside[-1]._init_weights(module)
+                for owner in reversed(inside):  # some set them of all their blocks at once
+                    if _forgotten(filled):
+                        owner._init_weights(owner)
+            if _forgotten(filled):
+                raise UnsupportedError(
+                    f"{type(model).__name__} leaves {path}.{missing[0]}, which no checkpoint "
+                    "holds, without values; calibrated methods cannot run this model, RTN can (it "
+                    "needs no forward pass)"
+                )
+
+
+def _forgotten(buffers: Sequence[torch.Tensor | None]) -> bool:
+    return any(b is not None and b.is_floating_point() and bool(b.isnan().any()) for b in buffers)
 
 
 def tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:

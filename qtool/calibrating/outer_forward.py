@@ -22,23 +22,34 @@ class _OtherLoopError(Exception):
     """A block got something else than the block before it returned."""
 
 
+class _Unused:
+    """What stands in a block's result for values that the loop has no use for."""
+
+
+# What loops take a block's output from: it as it is, the first of a tuple, the first of a pair.
+RESULTS = (0, 1, 2)
+_UNUSED = _Unused()
+
+
 def recorded(
     model: Any,
     prefix: str,
     blocks: nn.ModuleList,
     tokens: NDArray[np.int64],
     shared: list[torch.Tensor],
-) -> tuple[torch.Tensor, list[Call], bool]:
+) -> tuple[torch.Tensor, list[Call], int]:
     """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
 
-    Last, whether the model's loop takes a block's output as the first element of a tuple. prefix:
-    the blocks' own. shared: tensors of arguments so far, which equal ones are replaced by.
+    Last, of how many values the model's loop takes a block's result apart, 0 where it does not.
+    prefix: the blocks' own. shared: tensors of arguments so far, which equal ones are replaced by.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
     def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         if index != len(seen) or (seen and hidden is not seen[-1][0]):
             raise _OtherLoopError
+        if any(isinstance(value, _Unused) for value in (*call.args, *call.kwargs.values())):
+            raise _OtherLoopError("it hands over further values, which are not streamed")
         seen.append((hidden, call))
         if index == len(blocks) - 1:
             raise _LastBlockReachedError
@@ -47,10 +58,10 @@ def recorded(
     # Most loops take a block's output as it is, some its first element: whichever makes the
     # next block see what the one before it returned.
     said = ""
-    for returns_tuple in (False, True):
+    for results in RESULTS:
         seen.clear()
         try:
-            with replaced(blocks, record, returns_tuple), torch.no_grad():
+            with replaced(blocks, record, results), torch.no_grad():
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)
         except _LastBlockReachedError:
             first = seen[0][0]
@@ -65,8 +76,9 @@ def recorded(
                 Call(_share(call.args, shared), _share(dict(call.kwargs), shared))
                 for _, call in seen
             ]
-            return first.to(torch.float32), calls, returns_tuple
-        except _OtherLoopError:
+            return first.to(torch.float32), calls, results
+        except _OtherLoopError as error:
+            said = f" ({error})" if str(error) else said
             continue
         # What a loop does that got another kind of return value than it takes apart.
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -84,15 +96,15 @@ def recorded(
 def replaced(
     blocks: nn.ModuleList,
     function: Callable[[int, torch.Tensor, Call], torch.Tensor],
-    returns_tuple: bool,
+    results: int,
 ) -> Iterator[None]:
-    """Within, block i computes function(i, hidden, its other arguments)."""
+    """Within, block i computes function(i, hidden, its other arguments). results: of RESULTS."""
 
     def forward_of(index: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs.pop("hidden_states")
             output = function(index, hidden, Call(args[1:], kwargs))
-            return (output,) if returns_tuple else output
+            return (output, *[_UNUSED] * (results - 1)) if results else output
 
         return forward
 
@@ -109,7 +121,7 @@ def replaced(
 def past_blocks(
     model: Any,
     blocks: nn.ModuleList,
-    returns_tuple: bool,
+    results: int,
     rows: Callable[[NDArray[np.int64]], AbstractContextManager[Any]],
 ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Within, a function of the last block's output: the logits that the model makes of it.
@@ -139,7 +151,7 @@ def past_blocks(
     # What enters the blocks is ignored, so nothing has to be looked up in the table.
     embedding.forward = nothing
     try:
-        with replaced(blocks, pass_on, returns_tuple):
+        with replaced(blocks, pass_on, results):
             yield head
     finally:
         del embedding.forward

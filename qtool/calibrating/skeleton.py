@@ -32,7 +32,7 @@ from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
 from qtool.calibrating.stream import CPU, Call, LoadedBlock, States, Stream
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.names import Binding, Names, bind
 
 # Twice as many leave caches, take more memory and occupy half as many cores; half are no faster.
@@ -50,7 +50,7 @@ class Skeleton:
     blocks: nn.ModuleList
     names: Names
     online: Online  # of weights that stand for the network only with rotated inputs
-    _returns_tuple: bool = field(default=False, init=False)
+    _results: int = field(default=0, init=False)  # of a block, as the model's loop has them
 
     @classmethod
     def open(cls, checkpoint: Weights) -> "Skeleton":
@@ -86,8 +86,15 @@ class Skeleton:
         known = self.names.of_parameter
         return known.get(parameter) or known.get(tied.get(parameter, ""))
 
-    def lacks(self, parameter: str) -> SourceError:
+    def lacks(self, parameter: str) -> QtoolError:
         """The error of a parameter without pieces."""
+        if (why := self.names.why_refused(parameter)) is not None:
+            return UnsupportedError(why)
+        if self.pieces(parameter) is not None:
+            return UnsupportedError(
+                f"{parameter!r}: {type(self.model).__name__} has the same weights in several "
+                "blocks; calibrated methods cannot run it, RTN can (it needs no forward pass)"
+            )
         return SourceError(
             f"{self.checkpoint.path}: no tensor for {parameter!r}, which "
             f"{type(self.model).__name__} needs; the checkpoint is incomplete or config.json is of "
@@ -176,7 +183,7 @@ class Skeleton:
         """
         place = reading.place if reading is not None else CPU
         rows = partial(EmbeddingRows, self.checkpoint, self._tables())
-        passing_by = past_blocks(self.model, self.blocks, self._returns_tuple, rows)
+        passing_by = past_blocks(self.model, self.blocks, self._results, rows)
         with self._outer_weights(reading), passing_by as head, place:
             yield lambda hidden: head(hidden.to(place))
 
@@ -250,9 +257,7 @@ class Skeleton:
         self, tokens: NDArray[np.int64], shared: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[Call]]:
         """The first hidden states of one micro-batch, and all blocks' arguments."""
-        first, calls, self._returns_tuple = recorded(
-            self.model, self.prefix, self.blocks, tokens, shared
-        )
+        first, calls, self._results = recorded(self.model, self.prefix, self.blocks, tokens, shared)
         return first, calls
 
 

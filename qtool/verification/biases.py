@@ -41,7 +41,7 @@ def check_biases(
         if norm(old - new) <= ROUNDING * norm(old):
             continue
         c = found.get(weight)
-        if c is None or not _as_its_rows(subject, c, old, new):
+        if c is None or not as_its_rows(subject, c, old, new):
             wrong.append(name)
     if wrong:
         yield Finding(
@@ -51,7 +51,7 @@ def check_biases(
         )  # fmt: skip
 
 
-def _as_its_rows(subject: Subject, c: Compared, old: Floats, new: Floats) -> bool:
+def as_its_rows(subject: Subject, c: Compared, old: Floats, new: Floats) -> bool:
     """Whether the rows of the matrix have the bias's factors, too slight beside what rounding
     changes to be found in the matrix alone."""
     assert subject.source is not None

@@ -10,6 +10,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config, pruned
+from qtool.verification.biases import as_its_rows
 from qtool.verification.exact import only_scaled
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.folds import PLUS_ONE, block_of
@@ -29,15 +30,19 @@ _FROM_ZEROS = 3.0  # times what zeros explain that are off
 
 
 def dense_compared(
-    subject: Subject, norms: Mapping[str, Mapping[str, Floats]]
+    subject: Subject, norms: Mapping[str, Mapping[str, Floats]], matrices: Sequence[Compared] = ()
 ) -> tuple[list[Compared], list[Finding]]:
-    """The unquantized tensors that differ from the source, scales taken out where there are any."""
+    """The unquantized tensors that differ from the source, scales taken out where there are any.
+
+    matrices: the quantized ones, compared.
+    """
     source = subject.source
     compared: list[Compared] = []
     lost: list[str] = []
     broken: dict[str, str] = {}
     thinned: list[str] = []
     other: list[str] = []  # of them, as far off as zeros, with scales taken out
+    layers = {c.name: c for c in matrices}
     changed = {key for block in norms.values() for key in block}
     for name, entry in subject.entries.items():
         if source is None or name not in source.tensors or entry.scheme is not None:
@@ -53,6 +58,9 @@ def dense_compared(
         new = subject.artifact.checkpoint.float32(entry.stored[0])
         if norm(old - new) <= LOST * norm(old) and is_pruned(new) and not is_pruned(old):
             thinned.append(name)
+            continue
+        layer = layers.get(name.removesuffix("bias") + "weight") if name.endswith(".bias") else None
+        if layer is not None and as_its_rows(subject, layer, old, new):
             continue
         if (number := numbers_changed(new, old, (entry.dtype, info.dtype))) is not None:
             broken[name] = f"{name} ({number:,} of {new.size:,})"

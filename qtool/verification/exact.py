@@ -28,7 +28,7 @@ def only_scaled(new: Floats, old: Floats, norms: Mapping[str, Floats]) -> Scales
 
     norms: of norms in reach that changed, the ratio [in].
     """
-    if old.ndim != 2 or len(old) < 2:  # of a single row any change is a scale of its column
+    if old.ndim != 2:
         return None
     for key, ratio in norms.items():
         if ratio.size == old.shape[1]:
@@ -36,6 +36,8 @@ def only_scaled(new: Floats, old: Floats, norms: Mapping[str, Floats]) -> Scales
             rows = least_squares(new, scaled, 1)
             if _same(new, rows[:, None] * scaled):
                 return Scales(ratio, None if _same(rows, np.ones_like(rows)) else rows, key)
+    if len(old) < 2:  # of a single row any change is a scale of its column
+        return None
     columns = least_squares(new, old, 0)
     return Scales(columns, None, None) if _same(new, old * columns) else None
 

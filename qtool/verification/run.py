@@ -173,7 +173,7 @@ def _verdict(
             findings += _said(name, numeric(subject.artifact, matrices))
         if source is not None:
             checks += [error.CHECK, "folds"]
-            others, changed = error.dense_compared(subject, norms)
+            others, changed = error.dense_compared(subject, norms, compared)
             findings += changed
             everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]

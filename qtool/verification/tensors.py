@@ -5,7 +5,7 @@ and experts are known, and that blocks of one kind are alike.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from qtool import structure
 from qtool.formats.dtypes import FLOAT_DTYPES
@@ -86,12 +86,17 @@ def _experts(subject: Subject) -> Iterator[Finding]:
             )  # fmt: skip
             continue
         lost = [f"{layer}.{n}.{rest}" for n in range(number) for rest in sorted(every - experts[n])]
-        if lost:
+        if lost and not _lost_there(subject, lost):
             yield Finding(
                 "error", CHECK, layer,
                 f"{layer}: {counted(len(lost), 'tensor')} of its {number} experts are missing "
                 f"({some(lost)}); fetch or make the artifact again",
             )  # fmt: skip
+
+
+def _lost_there(subject: Subject, names: Sequence[str]) -> bool:
+    """Whether the source has none of these either."""
+    return subject.source is not None and not any(n in subject.source.tensors for n in names)
 
 
 def _alike(subject: Subject) -> Iterator[Finding]:
@@ -113,7 +118,7 @@ def _alike(subject: Subject) -> Iterator[Finding]:
         if len(members) == 1 and larger:
             full = max(larger, key=lambda other: len(kinds[other]))
             lost = sorted(f"{start}{members[0]}.{rest}" for rest in full - kind)
-            if 2 * len(lost) < len(full):
+            if 2 * len(lost) < len(full) and not _lost_there(subject, lost):
                 yield Finding(
                     "error", CHECK, lost[0],
                     f"block {members[0]} lacks {some(lost)}, which {len(kinds[full])} other blocks "

@@ -1,0 +1,209 @@
+"""Decoders whose code does not go the usual way: what is run is what transformers runs."""
+
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from qtool import structure
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.layer_names import is_head
+from qtool.verification.exact import only_scaled
+from qtool.verification.run import verify_artifact
+
+TOKENS = np.random.default_rng(0).integers(3, 90, (3, 24), dtype=np.int64)
+SMALL = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+MAMBA = {
+    "mamba_d_state": 16, "mamba_d_head": 32, "mamba_n_heads": 4, "mamba_n_groups": 1,
+    "mamba_expand": 2, "mamba_chunk_size": 16,
+}  # fmt: skip
+CAUSAL: dict[str, dict[str, Any]] = {
+    # The model's class, and not the block's, fills a buffer that no checkpoint holds.
+    "falcon_h1": {**SMALL, **MAMBA, "mamba_d_ssm": 128, "key_multiplier": 0.5,
+                  "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 1.0]},
+    # Its loop takes a pair from each block, of which the second is of no use.
+    "bamba": {**SMALL, **MAMBA, "attn_layer_indices": [1]},
+}  # fmt: skip
+
+
+def built(name: str, folder: Path, family: Any = AutoModelForCausalLM, **keys: Any) -> Any:
+    torch.manual_seed(0)
+    model = family.from_config(CONFIG_MAPPING[name](**keys), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.1)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def check_logits(folder: Path, model: Any) -> None:
+    skeleton = Skeleton.open(Checkpoint.open(folder))
+    with Workers(2) as workers:
+        found = skeleton.logits(TOKENS, workers)
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(TOKENS), use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(expected.std()) > 0.01
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_logits(name: str, tmp_path: Path) -> None:
+    check_logits(tmp_path / "model", built(name, tmp_path / "model", **CAUSAL[name]))
+
+
+def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:
+    """Step 3.7 keeps parts of its vision tower otherwise than by views; text needs none of them."""
+    text = {
+        **SMALL, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "share_expert_dim": 32, "sliding_window": 16,
+        "num_sliding_attention_heads": 4, "layer_types": ["full_attention"] * 3,
+        "mlp_layer_types": ["dense", "sparse", "dense"], "num_nextn_predict_layers": 0,
+        "mtp_layer_types": None, "mtp_mlp_layer_types": None,
+    }  # fmt: skip
+    seeing = {"hidden_size": 32, "image_size": 28, "num_attention_heads": 2, "num_hidden_layers": 2}
+    keys = {"text_config": text, "vision_config": seeing, "image_token_id": 95}
+    folder = tmp_path / "model"
+    model = built("step3p7", folder, AutoModelForImageTextToText, **keys)
+    check_logits(folder, model)
+    assert Skeleton.open(Checkpoint.open(folder)).names.refused
+
+
+def test_values_that_go_from_block_to_block_are_refused(tmp_path: Path) -> None:
+    keys = {
+        **SMALL, "num_key_value_heads": 4, "num_hidden_layers": 2, "index_topk": 16,
+        "index_head_dim": 16, "index_n_heads": 2, "kv_lora_rank": 32, "q_lora_rank": 32,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"],
+        "layer_types": ["indexed_attention"] * 2, "indexer_types": ["full", "shared"],
+    }  # fmt: skip
+    built("glm_moe_dsa", tmp_path / "model", **keys)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match="hands over further values, which are not streamed"):
+        skeleton.embed(TOKENS)
+
+
+def test_blocks_that_share_weights_are_said_to(tmp_path: Path) -> None:
+    keys = {
+        **SMALL, "num_key_value_heads": 4, "num_hidden_layers": 4, "n_mamba_heads": 2,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "attention_head_dim": 32, "attention_hidden_size": 128, "mamba_dt_rank": 8,
+        "use_mamba_kernels": False, "tie_word_embeddings": True,
+    }  # fmt: skip
+    built("zamba", tmp_path / "model", **keys)
+    with pytest.raises(UnsupportedError, match="has the same weights in several blocks"):
+        Skeleton.open(Checkpoint.open(tmp_path / "model"))
+
+
+def test_a_buffer_without_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built("falcon_h1", tmp_path / "model", **CAUSAL["falcon_h1"])
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", lambda *_: None)
+    monkeypatch.setattr(
+        "transformers.models.falcon_h1.modeling_falcon_h1.FalconH1PreTrainedModel._init_weights",
+        lambda *_: None,
+    )
+    with pytest.raises(UnsupportedError, match=r"leaves .*, which no checkpoint holds, without"):
+        Skeleton.open(Checkpoint.open(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model.embed_tokens.embed_norm.weight", "norm"),
+        ("model.embed_tokens.weight", "embedding"),
+        ("transformer.word_embeddings_layernorm.weight", "norm"),
+        ("head.weight", "output head"),
+        ("model.head.weight", "output head"),
+        ("model.visual.pooling.head.weight", "outside the decoder blocks"),
+    ],
+)
+def test_tensors_outside_of_the_blocks(name: str, reason: str) -> None:
+    assert structure.outside_reason(name) == reason
+    assert is_head(name.removesuffix(".weight")) == (reason == "output head")
+
+
+def test_tables_within_blocks_are_no_layers() -> None:
+    """Qwen4-Exp looks n-grams up in tables that its blocks hold in parts."""
+    blocks = structure.BlockStack("model.layers", 2)
+    name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_0.weight"
+    info = TensorInfo(name, "BF16", (210, 64), 0, 2 * 210 * 64)
+    assert structure.role(name, info, blocks, frozenset()).reason == "embedding"
+    layer = "model.layers.0.ple.key_proj.weight"
+    info = TensorInfo(layer, "BF16", (64, 64), 0, 2 * 64 * 64)
+    assert structure.role(layer, info, blocks, frozenset()).reason is None
+
+
+def test_what_the_source_lacks_is_not_missed(tmp_path: Path) -> None:
+    """Block 0 of ModernBERT's decoder has no norm before its attention."""
+    folder = tmp_path / "model"
+    keys = {**SMALL, "num_hidden_layers": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1,
+            "sep_token_id": 2, "tie_word_embeddings": True}  # fmt: skip
+    built("modernbert-decoder", folder, **keys)
+    found = verify_artifact(folder, against=folder)
+    assert found.ok, found.findings
+    alone = verify_artifact(folder)
+    assert any("block 0 lacks" in one.message for one in alone.findings)
+
+
+FEW = ("calibration.samples=4", "calibration.length=64", "weights.group_size=32")
+
+
+def test_a_gate_of_one_row_may_be_scaled_along_with_a_norm() -> None:
+    """By powers of two, most of them 1; without the norm's ratio nothing can be told of one row."""
+    gate = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
+    ratio = np.ones(64, np.float32)
+    ratio[[3, 9]] = 2.0, 0.5
+    found = only_scaled(gate * ratio, gate, {"norm.weight": ratio})
+    assert found is not None and found.norm == "norm.weight" and found.rows is None
+    assert only_scaled(gate * ratio, gate, {}) is None
+    other = gate * ratio
+    other[0, 20] += 1
+    assert only_scaled(other, gate, {"norm.weight": ratio}) is None
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen2_moe"])
+def test_scales_that_leave_most_of_a_tensor_are_no_damage(name: str, tmp_path: Path) -> None:
+    """AWQ scales values in a bias of queries, keys and values together."""
+    if name == "gpt_neox":
+        folder = arch_models.build("gpt_neox", tmp_path / "model")
+    else:
+        folder = tmp_path / "model"
+        keys = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                "shared_expert_intermediate_size": 32}  # fmt: skip
+        built(name, folder, **keys)
+    quantizing.add_tokenizer(folder)
+    text = quantizing.text_file(tmp_path / "text.txt")
+    sets = (*FEW, f"calibration.source={text}", "indivisible=dense")
+    run = quantizing.quantize(folder, "w4g128-awq", tmp_path / "out", *sets)
+    found = verify_artifact(run.out, against=folder)
+    assert found.ok, found.findings
+    # What is damaged in the same tensors is found as before.
+    part = "query_key_value.bias" if name == "gpt_neox" else "shared_expert_gate.weight"
+    path = run.out / "model.safetensors"
+    state = load_file(path)
+    key = next(key for key in state if key.endswith(part))
+    state[key].view(-1)[5] += 1
+    save_file(state, path, {"format": "pt"})
+    assert any(key in one.message for one in verify_artifact(run.out, against=folder).findings)
