@@ -207,3 +207,26 @@ def test_scales_that_leave_most_of_a_tensor_are_no_damage(name: str, tmp_path: P
     state[key].view(-1)[5] += 1
     save_file(state, path, {"format": "pt"})
     assert any(key in one.message for one in verify_artifact(run.out, against=folder).findings)
+
+
+GEMMA4 = {
+    **SMALL, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16, "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+}  # fmt: skip
+
+
+def test_a_row_of_a_table_may_be_taken_by_its_number(tmp_path: Path) -> None:
+    """Gemma 4 takes that of the padding out of the embedding's weight."""
+    seeing = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+    keys = {"text_config": GEMMA4, "vision_config": seeing, "audio_config": None}
+    model = built("gemma4", tmp_path / "model", AutoModelForImageTextToText, **keys)
+    check_logits(tmp_path / "model", model)
+
+
+def test_keys_that_blocks_share_are_said(tmp_path: Path) -> None:
+    built("gemma4_text", tmp_path / "model", **{**GEMMA4, "num_kv_shared_layers": 2})
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match="its blocks share shared_kv_states"):
+        skeleton.embed(TOKENS)

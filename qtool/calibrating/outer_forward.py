@@ -1,7 +1,7 @@
 """The model's own forward around its blocks, observed with each block's forward replaced."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -47,7 +47,10 @@ def recorded(
 
     def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         if index != len(seen) or (seen and hidden is not seen[-1][0]):
-            raise _OtherLoopError
+            shared = [
+                name for name, value in call.kwargs.items() if isinstance(value, MutableMapping)
+            ]
+            raise _OtherLoopError(f"its blocks share {', '.join(shared)}" if shared else "")
         if any(isinstance(value, _Unused) for value in (*call.args, *call.kwargs.values())):
             raise _OtherLoopError("it hands over further values, which are not streamed")
         seen.append((hidden, call))

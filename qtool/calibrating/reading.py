@@ -120,6 +120,8 @@ class EmbeddingRows(TorchCalls):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
             return args[0]  # a model that moves the ids to where its table is
+        if func is torch.Tensor.__getitem__ and id(args[0]) in self._tables:
+            return self._item(args[0], args[1])
         if func is not F.embedding:
             return func(*args, **kwargs)
         ids, weight = _embedding_arguments(*args, **kwargs)
@@ -135,6 +137,16 @@ class EmbeddingRows(TorchCalls):
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
             known, rows = self._rows(name, here)
         return rows[torch.searchsorted(known, here)].to(ids.device)
+
+    def _item(self, table: torch.Tensor, index: Any) -> torch.Tensor:
+        """table[index], of which the first number says a row."""
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if table.device.type != "meta" or type(first) is not int:
+            return table[index]
+        with torch.device("cpu"):
+            ids = torch.tensor([first % len(table)])
+            known, rows = self._rows(self._tables[id(table)], ids)
+        return rows[torch.searchsorted(known, ids)][(0, *rest)]
 
     def _rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         size, width = self._checkpoint.tensors[name].shape
