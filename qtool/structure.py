@@ -218,7 +218,8 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "buffer" if info.dtype in ("BOOL", "U8") else f"{info.dtype} values, not float"
     if name.endswith(_BUFFERS):
         return "buffer"
-    if len(info.shape) == 3 and ("experts" in name or min(info.shape[1:]) >= _LEAST_EXPERT_WIDTH):
+    wide = kind == "weight" and min(info.shape[1:], default=0) >= _LEAST_EXPERT_WIDTH
+    if len(info.shape) == 3 and ("experts" in name or wide):
         return FUSED_EXPERTS
     if len(info.shape) != 2:
         if kind == "bias":

@@ -150,6 +150,9 @@ def test_tables_within_blocks_are_no_layers() -> None:
     name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_0.weight"
     info = TensorInfo(name, "BF16", (210, 64), 0, 2 * 210 * 64)
     assert structure.role(name, info, blocks, frozenset()).reason == "embedding"
+    name = "model.layers.0.mamba.A_log"  # Zamba's has an axis of heads, and is no experts'
+    info = TensorInfo(name, "BF16", (2, 64, 16), 0, 4 * 64 * 16)
+    assert structure.role(name, info, blocks, frozenset()).reason == "3-D, not a matrix"
     layer = "model.layers.0.ple.key_proj.weight"
     info = TensorInfo(layer, "BF16", (64, 64), 0, 2 * 64 * 64)
     assert structure.role(layer, info, blocks, frozenset()).reason is None
