@@ -1,5 +1,6 @@
 """Checkpoint names against transformers' names, and the conversions that are no views."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from arch_models import CONFIGS, build
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import SourceError
 from qtool.names import Binding, bind
 
 
@@ -115,5 +116,10 @@ def test_conversions_that_are_no_views_are_refused(
         ".mlp.down.weight", ".mlp.down_proj.weight", operations=[make(0)]
     )
     monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda _: [converter])
-    with pytest.raises(UnsupportedError, match=rf"{operation}.*RTN can"):
-        bind(model_of("llama"), {"model.layers.0.mlp.down.weight": Shape((64, 96))})
+    names = bind(model_of("llama"), {"model.layers.0.mlp.down.weight": Shape((64, 96))})
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert [*names.refused] == [name] and name not in names.of_parameter
+    for parameter in (name, "model.layers.1.mlp.up_proj.weight"):  # or one in the same place
+        why = names.why_refused(parameter)
+        assert why is not None and re.search(rf"{operation}.*RTN can", why)
+    assert names.why_refused("model.norm.weight") is None

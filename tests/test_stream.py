@@ -279,9 +279,9 @@ def test_blocks_that_hand_on_more_than_hidden_states_are_refused(
     forward = inner.layers[1].forward
 
     def loop(input_ids: Any, **_: Any) -> Any:
-        hidden = inner.embed_tokens(input_ids)
+        hidden, extra = inner.embed_tokens(input_ids), None
         for layer in inner.layers:
-            hidden, _extra = layer(hidden, position_embeddings=None)
+            hidden, extra = layer(hidden, position_embeddings=extra)
         return hidden
 
     monkeypatch.setattr(inner, "forward", loop)
