@@ -45,12 +45,12 @@ def test_tests_that_take_too_long_tell_what_has_failed(check: object, tmp_path: 
     (tmp_path / "test_it.py").write_text(
         "import time\n"
         "def test_fails():\n    assert 7 * 7 == 48\n"
-        "def test_hangs():\n    time.sleep(60)\n"
+        "def test_hangs():\n    time.sleep(120)\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     command += ["-c", os.devnull, str(tmp_path)]
-    good, said = check.run(command, 8.0, tmp_path / "log.txt")  # type: ignore[attr-defined]
-    assert not good and "assert (7 * 7) == 48" in said and "took more than 8 s" in said
+    good, said = check.run(command, 25.0, tmp_path / "log.txt")  # type: ignore[attr-defined]
+    assert not good and "assert (7 * 7) == 48" in said and "took more than 25 s" in said
 
 
 def test_a_process_whose_gpu_is_broken_is_replaced(tmp_path: Path) -> None:
