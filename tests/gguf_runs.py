@@ -1,9 +1,11 @@
 """Small models into GGUF files in one run, and runs that die."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf_from_hf
 import pytest
+import torch
 from test_resume import Died, dying
 
 from qtool.calibrating.device import Device
@@ -11,6 +13,7 @@ from qtool.gguf import convert
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
+from qtool.gguf.sweeping import Sweeping
 from qtool.recipe import recipe as recipes
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
@@ -45,6 +48,19 @@ def write(
     loaded = recipes.load(recipe, sets)
     assert isinstance(loaded, GgufRecipe)
     return run_gguf(GgufRequest(str(model), model, loaded, out, threads, device=device), QUIET)
+
+
+def fed_blocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """Weights of decoder blocks once they are swept, by checkpoint name; filled by write()."""
+    fed: dict[str, torch.Tensor] = {}
+    original = Sweeping.block
+
+    def watched(self: Sweeping, block: Any, *rest: Any) -> Any:
+        yield from original(self, block, *rest)
+        fed.update({key: value.clone() for key, value in block.weights.items()})
+
+    monkeypatch.setattr(Sweeping, "block", watched)
+    return fed
 
 
 def begun(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: str) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
-from gguf_runs import without_tokenizers, write
+from gguf_runs import fed_blocks, without_tokenizers, write
 from test_fit_slopes import likeliest, measured, ways_of
 from test_fused_experts import transposed
 from transformers import AutoModelForCausalLM
@@ -26,7 +26,6 @@ from qtool.fused_experts import apart
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
-from qtool.gguf.sweeping import Sweeping
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS
@@ -174,14 +173,7 @@ def test_gptq_into_gguf(
     name: str, recipe: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later blocks are fed by the experts that the file has, which lose less than rounded ones."""
-    fed: dict[str, torch.Tensor] = {}
-    original = Sweeping.block
-
-    def watched(self: Sweeping, block: Any, *rest: Any) -> Any:
-        yield from original(self, block, *rest)
-        fed.update({key: value.clone() for key, value in block.weights.items()})
-
-    monkeypatch.setattr(Sweeping, "block", watched)
+    fed = fed_blocks(monkeypatch)
     model = quantizing.add_tokenizer(models[name])
     sets = settings(tmp_path)
     out, plain = tmp_path / "swept.gguf", tmp_path / "plain.gguf"

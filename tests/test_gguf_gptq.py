@@ -11,9 +11,8 @@ import gguf_models
 import numpy as np
 import pytest
 import quantizing
-import torch
 from gguf_bytes import Gguf, entry
-from gguf_runs import QUIET, begun, models, without_tokenizers, write
+from gguf_runs import QUIET, begun, fed_blocks, models, without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_resume import Died, damage, dying
@@ -91,14 +90,7 @@ def check_fed(
 ) -> None:
     """Every matrix of a decoder block, when the block has been swept, is the file's, dequantized,
     at the checkpoint's place; whatever the order of rows and however tensors are parted there."""
-    fed: dict[str, torch.Tensor] = {}
-    original = Sweeping.block
-
-    def watched(self: Sweeping, block: Any, *rest: Any) -> Any:
-        yield from original(self, block, *rest)
-        fed.update({key: value.clone() for key, value in block.weights.items()})
-
-    monkeypatch.setattr(Sweeping, "block", watched)
+    fed = fed_blocks(monkeypatch)
     made = write(model, out, *chosen, device=device)
     with GgufFile.open(out) as file:
         types = {name: tensor.type.name for name, tensor in file.tensors.items()}
