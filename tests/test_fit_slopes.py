@@ -81,7 +81,8 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
             def back(gradient: torch.Tensor) -> None:
                 gave[name] = gradient.flatten(0, -2).double()
 
-            output.register_hook(back)
+            if output.requires_grad:  # what only chooses has no gradient
+                output.register_hook(back)
 
         module.register_forward_hook(given)
 
@@ -105,7 +106,7 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
             read[name].square().mean(0).numpy(),
             len(read[name]),
         )
-        for name in read
+        for name in gave
     }
     assert entered[0].grad is not None
     columns = entered[0].grad.double().square().sum((0, 1)).numpy() / TOKENS.size

@@ -77,7 +77,10 @@ class Calls(Sequence[list[Call]]):
     def __getitem__(self, index: Any) -> Any:
         if self._last is None or self._last[0] != index:
             calls = self._calls[index]
-            moved = [Call(self._moved(one.args), self._moved(dict(one.kwargs))) for one in calls]
+            moved = [
+                replace(one, args=self._moved(one.args), kwargs=self._moved(dict(one.kwargs)))
+                for one in calls
+            ]
             self._last = (index, moved)
         return self._last[1]
 

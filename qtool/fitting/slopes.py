@@ -33,7 +33,7 @@ from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting.head import through_head
 from qtool.fitting.kept import Kept, Named
 from qtool.fitting.slope import Slope, Slopes, joined, some
@@ -61,7 +61,15 @@ def measure(
     count = skeleton.count
     with Workers(threads) as workers:
         stream = skeleton.embed(tokens, _TOGETHER)
-        entered = torch.cat([hidden.square().mean(-1).flatten() for hidden in stream.hidden])
+        layout = stream.layout
+        if len(layout.shape) > 1:
+            raise UnsupportedError(
+                f"{skeleton.checkpoint.path}: the blocks of {type(skeleton.model).__name__} have "
+                f"{layout.shape[0]} streams of hidden states, and what errors of the embedding "
+                "cost is not known of these; take a recipe for all layers"
+            )
+        hidden = [layout.hidden(states) for states in stream.hidden]
+        entered = torch.cat([one.square().mean(-1).flatten() for one in hidden])
         entered = entered[torch.from_numpy(some(tokens.size))].double()
         way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
         if not space.journal.done:
@@ -85,7 +93,9 @@ def measure(
             found.append(_named(sites, seen, tokens.size))
             way.kept.keep_slopes(index, found[-1], gradients)
             del block
-    squares = sum((gradient.square().sum((0, 1)) for gradient in gradients), torch.zeros(1))
+    squares = sum(
+        (layout.hidden(gradient).square().sum((0, 1)) for gradient in gradients), torch.zeros(1)
+    )
     slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered.numpy())
     for name, number, slope in (one for block in found for one in block):
         if name == HEAD:
