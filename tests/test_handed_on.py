@@ -16,12 +16,14 @@ from test_unusual_decoders import TOKENS, check_logits
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from qtool.artifact import Artifact
+from qtool.calibrating import arguments
 from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.layout import Beside, Entry, Layout, Positions
+from qtool.calibrating.layout import Beside, Entry, Layout, Positions, Stored
 from qtool.calibrating.skeleton import PROBE_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.plan.handed import handed_on
 
 SETS = ("calibration.samples=4", "calibration.length=96", "indivisible=dense")
 ALL = 256  # positions to choose from, of fewer: which of equally good ones is taken is chance
@@ -209,3 +211,47 @@ def test_what_is_handed_on_otherwise_is_refused(
     given.common.update(kept)
     with pytest.raises(UnsupportedError, match=f"Block {said}"):
         layout.after(states, given, output(given.hidden), "Block")
+
+
+def test_what_each_block_is_given_alone_may_lie_on_the_disk(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "_LARGE", 1)
+    skeleton = Skeleton.open(Checkpoint.open(folders["gemma4"]))
+    stream = skeleton.embed(TOKENS, 24, states=OnDisk(tmp_path))
+    own = [call.args[0] for calls in stream.calls for call in calls]
+    assert all(isinstance(one, Stored) for one in own)
+    assert len({one.start for one in own}) == len(own) == 6 * 3
+    with Workers(2) as workers:
+        for index in range(skeleton.count):
+            skeleton.advance(skeleton.block(index), stream, workers)
+    with skeleton.open_head() as head:
+        found = torch.cat([head(states) for states in stream.hidden])
+    assert torch.equal(found, logits(folders["gemma4"]))
+
+
+def test_nothing_of_other_blocks_is_kept_with_what_a_block_is_given(
+    folders: dict[str, Path],
+) -> None:
+    """Which is a part of what all are given."""
+    stream = Skeleton.open(Checkpoint.open(folders["gemma4"])).embed(TOKENS)
+    for calls in stream.calls:
+        given = calls[0].args[0]
+        assert given.shape == (*TOKENS.shape, 16)
+        assert given.untyped_storage().nbytes() == given.nbytes
+
+
+@pytest.mark.parametrize("name", handed_models.HANDED)
+def test_what_is_planned_for_is_what_goes(name: str, folders: dict[str, Path]) -> None:
+    model = Checkpoint.open(folders[name])
+    stream = Skeleton.open(model).embed(TOKENS)
+    planned = handed_on(model.config, TOKENS.shape[1])
+    width = stream.layout.shape[-1]
+    columns = stream.hidden[0].shape[-1]
+    assert columns <= planned.streams * width + planned.columns
+    if name != "gemma4":  # its heads of full attention are taken for as wide as is usual
+        assert columns == planned.streams * width + planned.columns
+    # Rotary embeddings are [1, length, ...].
+    args = [one for calls in stream.calls for one in calls[0].args]
+    own = [a for a in args if isinstance(a, torch.Tensor) and a.shape[:2] == TOKENS.shape]
+    assert planned.given == sum(one.shape[-1] for one in own)

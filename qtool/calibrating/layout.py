@@ -13,12 +13,35 @@ and the first positions of a text are the first rows of all that is handed on.
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from qtool.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file."""
+
+    path: Path
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self) -> torch.Tensor:
+        """From the disk."""
+        found = torch.empty(self.shape, dtype=self.dtype)
+        view = memoryview(found.view(-1).view(torch.uint8).numpy().data)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.start)
+            while view and (got := file.readinto(view)):
+                view = view[got:]
+        if view:
+            raise OSError(f"{self.path}: ends before what was written to it")
+        return found
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,8 @@ class Given:
         """What an argument of the recorded call stands for."""
         if isinstance(argument, Returned):
             return self.returned[argument.number]
+        if isinstance(argument, Stored):
+            return argument.read()
         return self.common if isinstance(argument, Common) else argument
 
 

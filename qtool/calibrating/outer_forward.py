@@ -1,7 +1,6 @@
 """The model's own forward around its blocks, observed with each block's forward replaced."""
 
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.calibrating.arguments import Arguments
 from qtool.calibrating.layout import Layout, Returned
 from qtool.calibrating.stream import Call
 from qtool.errors import UnsupportedError
@@ -29,13 +29,13 @@ RESULTS = (0, 1, 2)
 
 
 def recorded(
-    model: Any, prefix: str, blocks: nn.ModuleList, tokens: NDArray[np.int64], shared: "Shared"
+    model: Any, prefix: str, blocks: nn.ModuleList, tokens: NDArray[np.int64], kept: Arguments
 ) -> tuple[torch.Tensor, list[Call], int]:
     """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
 
     Last, of how many values the model's loop takes a block's result apart, 0 where it does not;
     where it hands one of them to the next block, the arguments have Returned. The calls' layout is
-    that of hidden states alone. prefix: the blocks' own. shared: tensors of arguments so far.
+    that of hidden states alone. prefix: the blocks' own. kept: arguments so far.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
@@ -66,11 +66,7 @@ def recorded(
                     "[samples, length, width]; calibrated methods cannot stream it, RTN can "
                     "quantize it (it needs no forward pass)"
                 ) from None
-            calls = [
-                Call(shared.of(call.args), shared.of(dict(call.kwargs)), call.layout)
-                for _, call in seen
-            ]
-            return first, calls, results
+            return first, [kept.kept(call) for _, call in seen], results
         except _OtherLoopError:
             continue
         # What a loop does that got another kind of return value than it takes apart.
@@ -159,35 +155,3 @@ def past_blocks(
             yield head
     finally:
         del embedding.forward
-
-
-class Shared:
-    """Tensors of arguments, each kept once: most are the same for all blocks and micro-batches."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[torch.dtype, torch.Size, int], list[torch.Tensor]] = {}
-
-    def of(self, value: Any) -> Any:
-        """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
-        if isinstance(value, torch.Tensor):
-            alike = self._seen.setdefault((value.dtype, value.shape, _crc(value)), [])
-            for other in alike:
-                if torch.equal(other, value):
-                    return other
-            # Of a view, the rest of what it is a part of is not kept.
-            own = value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-            alike.append(own)
-            return own
-        if isinstance(value, tuple | list):
-            return type(value)(self.of(item) for item in value)
-        if isinstance(value, dict) and value:  # an empty one may be what blocks have in common
-            return {key: self.of(item) for key, item in value.items()}
-        return value
-
-
-def _crc(value: torch.Tensor) -> int:
-    """Of its bytes; equal tensors have the same."""
-    if value.device.type == "meta":
-        return 0
-    flat = value.detach().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

@@ -7,6 +7,7 @@ on their way out, and what the block's own forward pass takes.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from qtool.calibrating.device import Device
+from qtool.calibrating.layout import Stored
 from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
@@ -67,8 +69,12 @@ class Calls(Sequence[list[Call]]):
     def __init__(self, calls: Sequence[list[Call]], device: Device) -> None:
         self._calls = calls
         self._device = device
-        # With the original, so that its id is that of no other tensor.
+        # With the original, so that its id is that of no other tensor. What one block alone is
+        # given leaves the device with it.
         self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        in_blocks = [{id(t) for call in block for t in tensors_of(call)} for block in calls]
+        counts = Counter(found for block in in_blocks for found in block)
+        self._common = {found for found, count in counts.items() if count > 1}
         self._last: tuple[int, list[Call]] | None = None
 
     def __len__(self) -> int:
@@ -85,7 +91,11 @@ class Calls(Sequence[list[Call]]):
         return self._last[1]
 
     def _moved(self, value: Any) -> Any:
+        if isinstance(value, Stored):
+            return _copied(value.read(), self._device)
         if isinstance(value, torch.Tensor):
+            if id(value) not in self._common:
+                return _copied(value, self._device)
             if id(value) not in self._there:
                 self._there[id(value)] = (value, _copied(value, self._device))
             return self._there[id(value)][1]
@@ -94,6 +104,19 @@ class Calls(Sequence[list[Call]]):
         if isinstance(value, dict):
             return {key: self._moved(item) for key, item in value.items()}
         return value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Of a call, or of a part of one."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Call):
+        yield from tensors_of((*value.args, *value.kwargs.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
 
 
 class _Coming(NamedTuple):

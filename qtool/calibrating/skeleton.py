@@ -25,11 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.calibrating.arguments import Arguments
 from qtool.calibrating.handed_on import layout_of, mark_common
+from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.layout import Layout
 from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.calibrating.online import Online
-from qtool.calibrating.outer_forward import Shared, past_blocks, recorded
+from qtool.calibrating.outer_forward import past_blocks, recorded
 from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
 from qtool.calibrating.stream import CPU, Call, LoadedBlock, States, Stream
 from qtool.calibrating.weights import Weights
@@ -149,18 +151,18 @@ class Skeleton:
         """
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
-        shared = Shared()
+        kept = Arguments(states.folder if isinstance(states, OnDisk) else None)
         with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
             hidden: States = [] if states is None else states
             calls: list[list[Call]] = [[] for _ in range(self.count)]
             for start in range(0, samples, size):
                 part = tokens[start : start + size]
-                first, its_calls = self._record(part, shared, length if start == 0 else None)
+                first, its_calls = self._record(part, kept, length if start == 0 else None)
                 hidden.append(self._layout.first(first))
                 for per_block, call in zip(calls, its_calls, strict=True):
                     per_block.append(call)
             probe_tokens = min(length, PROBE_TOKENS)
-            _, probe_calls = self._record(tokens[:1, :probe_tokens], shared)
+            _, probe_calls = self._record(tokens[:1, :probe_tokens], kept)
         return Stream(hidden, self._layout, calls, probe_calls, probe_tokens)
 
     def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
@@ -259,13 +261,13 @@ class Skeleton:
         }
 
     def _record(
-        self, tokens: NDArray[np.int64], shared: Shared, length: int | None = None
+        self, tokens: NDArray[np.int64], kept: Arguments, length: int | None = None
     ) -> tuple[torch.Tensor, list[Call]]:
         """The first hidden states of one micro-batch, and all blocks' arguments.
 
         length: of the text, where the layout of its states is to be found out.
         """
-        first, seen, self._results = recorded(self.model, self.prefix, self.blocks, tokens, shared)
+        first, seen, self._results = recorded(self.model, self.prefix, self.blocks, tokens, kept)
         seen, common = mark_common(seen)
         if length is not None:
             samples = len(tokens)
