@@ -197,6 +197,27 @@ def test_scales_that_leave_most_of_a_tensor_are_no_damage(name: str, tmp_path: P
     assert any(key in one.message for one in verify_artifact(run.out, against=folder).findings)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("self_attn.indexer.weights_proj", "chooses, or sums up, what attention reads"),
+        ("self_attn.indexer.wq_b", "chooses, or sums up, what attention reads"),
+        ("attn.compressor.wkv", "chooses, or sums up, what attention reads"),
+        ("attn.indexer.compressor.wgate", "chooses, or sums up, what attention reads"),
+        ("altup.prediction_coefs", "mixes streams of hidden states"),
+        ("mlp_hyper_connection.input_mix_weight_up", "mixes streams of hidden states"),
+        ("self_attn.q_b_proj", None),
+    ],
+)
+def test_small_matrices_that_decide_much_stay_as_they_are(name: str, reason: str | None) -> None:
+    """As vLLM builds them, which fuses an indexer's keys with the weights of its heads."""
+    blocks = structure.BlockStack("model.layers", 2)
+    weight = f"model.layers.0.{name}.weight"
+    info = TensorInfo(weight, "BF16", (64, 128), 0, 2 * 64 * 128)
+    found = structure.role(weight, info, blocks, frozenset()).reason
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+
+
 GEMMA4 = {
     **SMALL, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16, "sliding_window": 16,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 96,
