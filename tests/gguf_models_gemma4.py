@@ -1,0 +1,52 @@
+"""Small models of Gemma 4; rows as in `gguf_models`."""
+
+from typing import Any
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SHAPE = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "num_hidden_layers": 4,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _FULL], "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+_ROPE = {
+    _FULL: {"rope_type": "proportional", "rope_theta": 3e4, "partial_rotary_factor": 0.5},
+    _SLIDING: {"rope_type": "default", "rope_theta": 2e3},
+}
+# Keys as values in blocks without a window, as in 31B and 26B-A4B.
+_KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
+_SHARED = {
+    "num_hidden_layers": 6, "num_kv_shared_layers": 3,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+}  # fmt: skip
+_EXPERTS = {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("Gemma4Text", {**_SHAPE, "final_logit_softcapping": 12.0}),
+    "gemma4-31b": (
+        "Gemma4Text",
+        {**_SHAPE, **_KEYS_AS_VALUES, "rope_parameters": _ROPE, "tie_word_embeddings": False},
+    ),
+    "gemma4-26b-a4b": (
+        "Gemma4Text",
+        {**_SHAPE, **_KEYS_AS_VALUES, **_EXPERTS, "final_logit_softcapping": 9.0,
+         "rms_norm_eps": 1e-5},
+    ),
+    "gemma4-e2b": (
+        "Gemma4Text",
+        {**_SHAPE, **_INPUTS, **_SHARED, "use_double_wide_mlp": True,
+         "final_logit_softcapping": 15.0, "num_key_value_heads": 1},
+    ),
+    "gemma4-e4b": ("Gemma4Text", {**_SHAPE, **_INPUTS, **_SHARED, "rope_parameters": _ROPE}),
+}  # fmt: skip
+# llama.cpp would bound logits by 30 where nothing is said.
+SAID_BEYOND = {
+    name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b")
+}
+
+
+def fill(model: Any) -> None:
+    """What each block multiplies by, which is one in new models."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.6, 1.4)
