@@ -40,9 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4-e4b": ("Gemma4Text", {**_SHAPE, **_INPUTS, **_SHARED, "rope_parameters": _ROPE}),
 }  # fmt: skip
 # llama.cpp would bound logits by 30 where nothing is said.
-SAID_BEYOND = {
-    name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b")
-}
+SAID_BEYOND = {name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b")}
 
 
 def fill(model: Any) -> None:

@@ -39,6 +39,7 @@ from qtool.transforms.rotated import Rotated
 ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
 )  # fmt: skip
+NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -340,7 +341,7 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
     if name.endswith(_COMPUTED):
         return "llama.cpp computes it itself"
     if name.removesuffix(".weight") in architecture.unread(found.config):
-        return "nothing reads it: this block takes keys and values of an earlier one"
+        return NOTHING_READS
     if name.removesuffix(".weight") in HEADS:
         if found.own_head:
             raise UnsupportedError(

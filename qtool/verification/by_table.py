@@ -10,7 +10,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
-from qtool.gguf.hf_config import complete, count
+from qtool.gguf.hf_config import count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
 from qtool.structure import is_turn
@@ -31,7 +31,7 @@ def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | N
     if architecture is None:
         return None
     try:
-        whole = complete(config, architecture.defaults)
+        whole = architecture.completed(config)
         count(whole, "num_hidden_layers")
         if any(check(whole) is not None for check in architecture.refuse):
             return None  # a variant that the table does not describe
@@ -60,7 +60,7 @@ def check_by_table(
                 if not found and first and module.required(config) and module.name not in HEADS:
                     lost.append(module.name.replace("{b}", str(block)) + end)
                 if len(found) == 1 and module.each is None:
-                    yield from _shape(subject, names[found[0]], module, config, suffix)
+                    yield from _shape(subject, names[found[0]], module, config, suffix, block)
     if lost:
         yield Finding(
             "error", CHECK, lost[0],
@@ -119,13 +119,18 @@ def _found(
 
 
 def _shape(
-    subject: Subject, name: str, module: Module, config: Mapping[str, Any], suffix: str
+    subject: Subject,
+    name: str,
+    module: Module,
+    config: Mapping[str, Any],
+    suffix: str,
+    block: int,
 ) -> Iterator[Finding]:
     entry = subject.entries.get(name)
     if entry is None or isinstance(entry.scheme, str):
         return  # how a matrix that is not read is shaped is not known
     try:
-        expected = checkpoint_shape(module, config, suffix)
+        expected = checkpoint_shape(module, config, suffix, block)
     except QtoolError as error:
         yield Finding("error", CHECK, name, str(error))
         return

@@ -25,8 +25,8 @@ from qtool.gguf.hf_config import Config
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
-    **GPT_OSS, **LLAMA4,
+    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
+    **LATENT_ATTENTION, **GPT_OSS, **LLAMA4,
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What one row of the table of architectures says."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qtool.gguf.architectures import limits
@@ -44,13 +44,19 @@ class Architecture:
         ahead = self.predicts and config.get(self.predicts)
         return count(config, "num_hidden_layers") + (count(config, self.predicts) if ahead else 0)
 
+    @property
+    def passed_over(self) -> "Architecture":
+        """The row of what may be stored and nothing computes with."""
+        unread = (replace(m, blocks=m.unread) for m in self.modules if m.unread is not None)
+        return replace(self, modules=tuple(unread))
+
     def unread(self, config: Config) -> frozenset[str]:
-        """Modules of blocks that a checkpoint may hold and nothing computes with."""
+        """The modules of `passed_over`, as checkpoints call them."""
         return frozenset(
             module.name.replace("{b}", str(block))
-            for module in self.modules
-            for block in range(self.blocks(config) if module.unread is not None else 0)
-            if module.unread is not None and module.unread(config, block)
+            for module in self.passed_over.modules
+            for block in range(self.blocks(config))
+            if module.in_block(config, block)
         )
 
     @property
