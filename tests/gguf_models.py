@@ -137,7 +137,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     wanted = {**_SMALL, **settings}
     if kind == "GPTNeoX":
         del wanted["num_key_value_heads"]
-    seeing = gguf_models_dense.SEEING.get(kind)
+    seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     config = getattr(transformers, f"{kind}Config")(**wanted)

@@ -21,6 +21,8 @@ _SHARED = {
 _EXPERTS = {
     "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
+_UNIFIED = {k: v for k, v in _SHAPE.items() if k != "hidden_size_per_layer_input"}
+_UNIFIED["moe_intermediate_size"] = None  # as released; the converter asks for it
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("Gemma4Text", {**_SHAPE, "final_logit_softcapping": 12.0}),
     "gemma4-31b": (
@@ -38,9 +40,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "final_logit_softcapping": 15.0, "num_key_value_heads": 1},
     ),
     "gemma4-e4b": ("Gemma4Text", {**_SHAPE, **_INPUTS, **_SHARED, "rope_parameters": _ROPE}),
+    "gemma4-sees": ("Gemma4", {**_SHAPE, **_INPUTS, "final_logit_softcapping": 12.0}),
+    "gemma4-12b": ("Gemma4Unified", {**_UNIFIED, **_KEYS_AS_VALUES, "rope_parameters": _ROPE}),
+}  # fmt: skip
+# What lies around the settings of the text of those that also see and hear.
+SEEING: dict[str, dict[str, Any]] = {
+    "Gemma4": {
+        "text_config": {},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+                          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+                          "patch_size": 4, "position_embedding_size": 16},
+        "audio_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                         "output_proj_dims": 32, "subsampling_conv_channels": [8, 4]},
+    },
+    "Gemma4Unified": {
+        "text_config": {},
+        "vision_config": {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16,
+                          "output_proj_dims": 64},
+        "audio_config": {"audio_embed_dim": 32, "output_proj_dims": 64},
+    },
 }  # fmt: skip
 # llama.cpp would bound logits by 30 where nothing is said.
-SAID_BEYOND = {name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b")}
+SAID_BEYOND = {
+    name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b", "gemma4-12b")
+}
 
 
 def fill(model: Any) -> None:

@@ -141,9 +141,7 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         raise FormatError(
             f"{source.path}: {prefix}block_count is {blocks}, and a list has not as many numbers"
         )
-    said = (
-        _each(given["attention.head_count_kv"]) if "attention.head_count_kv" in given else [heads]
-    )
+    said = _each(given.get("attention.head_count_kv", given["attention.head_count"]))
     keys = min(said) if min(said) <= 0 else max(said)
     if not 0 < keys <= heads <= width:
         raise FormatError(
