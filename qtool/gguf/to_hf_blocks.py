@@ -38,16 +38,23 @@ def put_blocks(
         )
     config["head_dim"] = plain(given["attention.key_length_swa"])
     config["global_head_dim"] = plain(given["attention.key_length"])
-    if given["feed_forward_length"].kind is Kind.ARRAY:
-        config["intermediate_size"] = plain(given["feed_forward_length"])[0]
+    inner, key_heads = (
+        given.get(key) for key in ("feed_forward_length", "attention.head_count_kv")
+    )
+    for value in (inner, key_heads):
+        if value is not None and value.kind is Kind.ARRAY and len(value.value) != len(kinds):
+            raise FormatError(
+                f"{source.path}: of {len(kinds)} blocks, a list says what {len(value.value)} have"
+            )
+    if inner is not None and inner.kind is Kind.ARRAY:
+        config["intermediate_size"] = plain(inner)[0]
         config["use_double_wide_mlp"] = True
-    if config["hidden_size_per_layer_input"]:
+    if config.get("hidden_size_per_layer_input"):
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     own = config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
     full = [b for b, kind in enumerate(kinds[:own]) if kind == _FULL]
     as_keys = bool(full) and f"blk.{full[0]}.attn_v.weight" not in names
     config["attention_k_eq_v"] = as_keys
-    key_heads = given.get("attention.head_count_kv")
     if key_heads is None or key_heads.kind is not Kind.ARRAY:
         return
     each = plain(key_heads)
