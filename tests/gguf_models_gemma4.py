@@ -34,6 +34,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SHAPE, **_KEYS_AS_VALUES, **_EXPERTS, "final_logit_softcapping": 9.0,
          "rms_norm_eps": 1e-5},
     ),
+    "gemma4-heads": (
+        "Gemma4Text",
+        {**_SHAPE, "final_logit_softcapping": 9.0, "num_key_value_heads": 4, "per_layer_config": {
+            block: {"head_dim": 32, "num_key_value_heads": 2} for block in (2, 3)}},
+    ),
     "gemma4-e2b": (
         "Gemma4Text",
         {**_SHAPE, **_INPUTS, **_SHARED, "use_double_wide_mlp": True,

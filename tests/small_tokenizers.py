@@ -152,6 +152,8 @@ def gemma4(*, byte_tokens: int = 256, extra: Sequence[dict[str, Any]] = ()) -> d
     return data | {
         "added_tokens": [*special, *extra],
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "},
+                          "behavior": "MergedWithPrevious", "invert": False},
         "post_processor": {
             "type": "TemplateProcessing", "single": around, "pair": around,
             "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},

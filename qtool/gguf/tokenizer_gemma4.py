@@ -13,7 +13,7 @@ from typing import Any
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, string, strings
-from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, merge_texts
+from qtool.gguf.tokenizer_bpe import PREFIX, SPACE, TokenType, merge_texts
 from qtool.gguf.tokenizer_json import TOKENIZER, AddedToken, bpe_vocabulary
 from qtool.gguf.tokenizer_spm import ADDED_SCORE
 
@@ -37,6 +37,11 @@ def gemma4_metadata(
             f"{path}: its model is no BPE that falls back to bytes, as Gemma 4's is, and llama.cpp "
             "reads no other for this architecture"
         )
+    if not _cuts_alike(data):
+        raise UnsupportedError(
+            f"{path}: it does more to a text than to spell spaces U+2581, as Gemma 4's does, and "
+            "llama.cpp would cut the text elsewhere"
+        )
     vocabulary = bpe_vocabulary(folder, data, tokenizer_config)
     last = max(vocabulary.tokens)
     if last >= vocab_size:
@@ -59,6 +64,20 @@ def gemma4_metadata(
         PREFIX + "token_type": array(Kind.INT32, types),
         PREFIX + "merges": strings(merge_texts(vocabulary.merges)),
     }
+
+
+def _cuts_alike(data: Mapping[str, Any]) -> bool:
+    """Whether spaces are spelled so; to cut at spaces, of which none is left, does nothing."""
+    given, pre = data.get("normalizer"), data.get("pre_tokenizer")
+    parts = (
+        given.get("normalizers") if isinstance(given, dict) and "normalizers" in given else given
+    )
+    wanted = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    idle = isinstance(pre, dict) and (pre.get("type"), pre.get("pattern")) == (
+        "Split",
+        {"String": " "},
+    )
+    return parts in (wanted, [wanted]) and (pre is None or idle)
 
 
 def _type(text: str, added: AddedToken | None, named: bool, in_model: bool) -> TokenType:
