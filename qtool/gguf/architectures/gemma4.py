@@ -198,12 +198,11 @@ _ROW = Architecture(
     warn=(),
 )
 # Its blocks have no inputs of their own, and no experts.
-_UNIFIED = replace(
-    _ROW,
-    defaults={**_ROW.defaults, "max_position_embeddings": 262144, "sliding_window": 1024,
-              _INPUTS: 0},
-    alone="Gemma4ForCausalLM",
-)
+_UNIFIED = replace(_ROW, defaults={
+    **{name: value for name, value in _ROW.defaults.items()
+       if name not in ("vocab_size_per_layer_input", _INPUTS, "enable_moe_block")},
+    "max_position_embeddings": 262144, "sliding_window": 1024,
+})
 
 GEMMA4: dict[str, Architecture] = {
     "Gemma4ForCausalLM": _ROW,
