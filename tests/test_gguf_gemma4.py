@@ -264,3 +264,21 @@ def test_commands(
     assert call("convert", f16, "--to", "hf", "-o", tmp_path / "back").status == 0
     again = call("quantize", tmp_path / "back", "--recipe", "bf16", "-o", tmp_path / "again.gguf")
     assert again.status == 0 and "nothing wrong" in call("verify", tmp_path / "again.gguf").out
+
+
+def test_experts_one_by_one_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As safetensors recipes write them; a gap is found all the same."""
+    call = quantizing.caller(monkeypatch, capfd)
+    folder = gguf_models.build("gemma4-26b-a4b", tmp_path / "model", dtype="bfloat16")
+    options = ["--recipe", "w4g128-rtn", "--set", "weights.group_size=32"]
+    options += ["--set", "indivisible=dense", "-o", tmp_path / "out"]
+    assert call("quantize", folder, *options).status == 0
+    said = call("verify", tmp_path / "out", "--against", folder)
+    assert said.status == 0 and "(tensors)" not in said.out, said.out
+    file = tmp_path / "out/model.safetensors"
+    state = {k: v for k, v in load_file(file).items() if ".layers.2.experts." not in k}
+    save_file(state, file, {"format": "pt"})
+    said = call("verify", tmp_path / "out")
+    assert said.status == 1 and "model.layers.2.experts.gate_up_proj" in said.out, said.out

@@ -22,6 +22,7 @@ from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
 _FUSED = ".experts."
+_BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
@@ -107,11 +108,13 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
-    if module.cut is not None and _FUSED in module.name:
+    if _FUSED in module.name and (module.cut is not None or module.ends == _BARE):
         # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
         before, _, last = place(module.name).removesuffix(end).partition(_FUSED)
-        each = (f"{before}{_FUSED}{i}.{last}.weight" for i in itertools.count())
-        return list(itertools.takewhile(names.__contains__, each))
+        kinds = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        each = ([f"{before}{_FUSED}{i}.{kind}.weight" for kind in kinds] for i in itertools.count())
+        there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
+        return list(itertools.chain.from_iterable(there))
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
