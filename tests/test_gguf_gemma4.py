@@ -206,6 +206,7 @@ def _with(source: GgufSource, key: str, value: Value | None) -> GgufSource:
     ("key", "value", "message"),
     [
         ("attention.key_length_swa", None, "lacks gemma4.attention.key_length_swa"),
+        ("attention.key_length", u32(0), "does not rotate a leading share of a head of 0"),
         ("attention.sliding_window_pattern", array(Kind.BOOL, [True] * 6), "of which the last is"),
         ("attention.sliding_window_pattern", array(Kind.BOOL, [False]), "true and false for each"),
         ("feed_forward_length", array(Kind.INT32, [96] * 5), "a list has not as many numbers"),

@@ -95,7 +95,7 @@ def _share(divisors: NDArray[np.float32], width: int, source: GgufSource) -> dic
     rotated = int((divisors < np.float32(NOT_ROTATED)).sum())
     factor = float(str(divisors[0])) if rotated else 1.0
     more = {} if factor == 1.0 else {"factor": factor}
-    for share in (2 * rotated / width, (2 * rotated + 1) / width):
+    for share in (2 * rotated / max(width, 1), (2 * rotated + 1) / max(width, 1)):
         told = {"partial_rotary_factor": share, **more}
         sensible = factor > 0 and share <= 1
         if sensible and np.array_equal(proportional_divisors(told, width), divisors):

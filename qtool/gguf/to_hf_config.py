@@ -202,7 +202,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
     else:
-        every = max(1, pattern.value) if pattern is not None else period
+        said = pattern is not None and isinstance(pattern.value, int)
+        every = max(1, pattern.value) if pattern is not None and said else period
         windows = [(i + 1) % every != 0 for i in range(blocks)]
     config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
 
