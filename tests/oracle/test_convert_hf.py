@@ -132,6 +132,9 @@ def test_keys_and_values_that_nothing_reads(
         one = tensors[f"model.layers.1.self_attn.{name}.weight"]
         tensors[f"model.layers.4.self_attn.{name}.weight"] = one
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    vocabulary = {str(i): i for i in range(gguf_models.VOCABULARY)}
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     convert(source, [[str(folder), "f16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
     monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
     ours = gguf_from_hf.write(folder, tmp_path / "ours.gguf", "f16")
