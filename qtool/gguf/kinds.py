@@ -109,6 +109,8 @@ _NEVER = {
         ".patch_merger", "a.rvq.codebook", "mm.a.code_embd",
     ),
 }  # fmt: skip
+# Of those, what a converter writes in the type of the file all the same.
+CONVERTED = ("per_layer_model_proj.weight",)
 _NEVER_IN = {
     "glm5-next": (
         "hc_", "indexer.attn_q_b", "indexer.attn_k", "indexer.proj", "indexer_compressor_gate",

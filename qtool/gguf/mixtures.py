@@ -18,6 +18,7 @@ from qtool.errors import UnsupportedError
 from qtool.gguf import mixture_table as table
 from qtool.gguf.kinds import (
     ATTENTION_OUTPUT,
+    CONVERTED,
     DOWN,
     EMBEDDING,
     EMBEDDINGS,
@@ -65,6 +66,7 @@ class Options:
     embedding_type: BlockType | None = None
     leave_output: bool = False  # output.weight as in the source
     overrides: Sequence[Override] = ()  # the first that hits counts
+    converts: bool = False  # the source is a checkpoint and no GGUF file
 
     def override_of(self, name: str) -> Override | None:
         return next((override for override in self.overrides if override.hits(name)), None)
@@ -112,6 +114,8 @@ def choose(
 def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     options, columns = model.options, tensor.shape[-1] if tensor.shape else 1
     reason = kept_reason(tensor, model.facts.architecture)
+    if options.converts and options.file_type.default in FLOATS and tensor.name in CONVERTED:
+        reason = None
     override = options.override_of(tensor.name)
     if reason is None and options.leave_output and kind == OUTPUT:
         reason = "leave_output"

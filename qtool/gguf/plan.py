@@ -98,7 +98,9 @@ def make_gguf_plan(
         refuse_packed(source, recipe.name)
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
-    choices = choose(facts, source.tensors, recipe.options, measured)
+    converts = any(tensor.origin for tensor in source.tensors)
+    options = replace(recipe.options, converts=converts)
+    choices = choose(facts, source.tensors, options, measured)
     sources = {tensor.name: tensor for tensor in source.tensors}
     planned = tuple(
         PlannedTensor(

@@ -27,6 +27,7 @@ _NEEDED = (
     "block_count", "context_length", "embedding_length", "feed_forward_length",
     "attention.head_count",
 )  # fmt: skip
+_BY_BLOCK = ("feed_forward_length", "attention.head_count_kv")  # that may be lists
 _MOST_EXPERTS = 4096
 _NO_NUMBERS = {
     "use_parallel_residual": frozenset({Kind.BOOL}),
@@ -41,7 +42,8 @@ _LISTS = ("sliding_window_pattern", "recurrent_layers", "dimension_sections")
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
     "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
-    "full_attention_interval",
+    "full_attention_interval", "feed_forward_length", "attention.head_count_kv",
+    "embedding_length_per_layer_input",
 )  # fmt: skip
 # What counts only where images are seen: of a text alone it changes nothing.
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
@@ -73,14 +75,15 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 and known[name].setting not in ("sliding_window", "head_dim")
             )
             kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
-            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds))
+            listed = known[name].listed or name.endswith(_LISTS)
+            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds), listed)
     for name in _NEEDED:
         if name not in given and not (name == "feed_forward_length" and not has_mlp(row.modules)):
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if name in given and given[name].value <= 0:
-            raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
+        if name in given and min(_each(given[name])) <= 0:
+            raise FormatError(f"{source.path}: {prefix}{name} is {_short(given[name])}")
     _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
     for name, value in given.items():
         if name not in known and not _says_nothing(name, value, given):
@@ -100,8 +103,10 @@ def plain(value: Value) -> Any:
     return value.value
 
 
-def _check(source: GgufSource, name: str, value: Value, kinds: frozenset[Kind]) -> None:
-    pattern = name.endswith(_LISTS) and value.kind == Kind.ARRAY
+def _check(
+    source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], listed: bool
+) -> None:
+    pattern = listed and value.kind == Kind.ARRAY
     if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
@@ -117,6 +122,11 @@ _WORDS = {
 }  # fmt: skip
 
 
+def _each(value: Value) -> list[Any]:
+    """The numbers of a list, or the one number."""
+    return [*value.value] or [0] if value.kind == Kind.ARRAY else [value.value]
+
+
 def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> None:
     """Counts that decide how much work there is, against what the file holds."""
     blocks = given["block_count"].value
@@ -126,7 +136,13 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
             f"{len(source.tensors)} tensors"
         )
     heads, width = given["attention.head_count"].value, given["embedding_length"].value
-    keys = given["attention.head_count_kv"].value if "attention.head_count_kv" in given else heads
+    listed = [given[name] for name in _BY_BLOCK if name in given and given[name].kind == Kind.ARRAY]
+    if any(len(value.value) != blocks for value in listed):
+        raise FormatError(
+            f"{source.path}: {prefix}block_count is {blocks}, and a list has not as many numbers"
+        )
+    said = _each(given.get("attention.head_count_kv", given["attention.head_count"]))
+    keys = min(said) if min(said) <= 0 else max(said)
     if not 0 < keys <= heads <= width:
         raise FormatError(
             f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "

@@ -10,7 +10,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
-from qtool.gguf.hf_config import complete, count
+from qtool.gguf.hf_config import count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
 from qtool.structure import is_turn
@@ -22,6 +22,7 @@ from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
 _FUSED = ".experts."
+_BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
@@ -31,7 +32,7 @@ def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | N
     if architecture is None:
         return None
     try:
-        whole = complete(config, architecture.defaults)
+        whole = architecture.completed(config)
         count(whole, "num_hidden_layers")
         if any(check(whole) is not None for check in architecture.refuse):
             return None  # a variant that the table does not describe
@@ -60,7 +61,7 @@ def check_by_table(
                 if not found and first and module.required(config) and module.name not in HEADS:
                     lost.append(module.name.replace("{b}", str(block)) + end)
                 if len(found) == 1 and module.each is None:
-                    yield from _shape(subject, names[found[0]], module, config, suffix)
+                    yield from _shape(subject, names[found[0]], module, config, suffix, block)
     if lost:
         yield Finding(
             "error", CHECK, lost[0],
@@ -107,11 +108,13 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
-    if module.cut is not None and _FUSED in module.name:
+    if _FUSED in module.name and (module.cut is not None or module.ends == _BARE):
         # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
         before, _, last = place(module.name).removesuffix(end).partition(_FUSED)
-        each = (f"{before}{_FUSED}{i}.{last}.weight" for i in itertools.count())
-        return list(itertools.takewhile(names.__contains__, each))
+        kinds = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        each = ([f"{before}{_FUSED}{i}.{kind}.weight" for kind in kinds] for i in itertools.count())
+        there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
+        return list(itertools.chain.from_iterable(there))
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
@@ -119,13 +122,18 @@ def _found(
 
 
 def _shape(
-    subject: Subject, name: str, module: Module, config: Mapping[str, Any], suffix: str
+    subject: Subject,
+    name: str,
+    module: Module,
+    config: Mapping[str, Any],
+    suffix: str,
+    block: int,
 ) -> Iterator[Finding]:
     entry = subject.entries.get(name)
     if entry is None or isinstance(entry.scheme, str):
         return  # how a matrix that is not read is shaped is not known
     try:
-        expected = checkpoint_shape(module, config, suffix)
+        expected = checkpoint_shape(module, config, suffix, block)
     except QtoolError as error:
         yield Finding("error", CHECK, name, str(error))
         return

@@ -11,6 +11,7 @@ classes of transformers.
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
+from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
@@ -24,8 +25,8 @@ from qtool.gguf.hf_config import Config
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
-    **GPT_OSS, **LLAMA4,
+    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
+    **LATENT_ATTENTION, **GPT_OSS, **LLAMA4,
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Key:
     make: Make | None = None
     real: bool = False  # float32, otherwise uint32
     flag: bool = False  # true or false
+    listed: bool = False  # a list of one for each block where blocks differ
 
     def value(self, config: Config) -> Value | None:
         if self.make is not None:

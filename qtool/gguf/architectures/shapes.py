@@ -11,7 +11,7 @@ so that both directions of conversion can tell before any work.
 from collections.abc import Callable, Iterable, Mapping
 
 from qtool.gguf.architectures.modules import Module
-from qtool.gguf.hf_config import Config, count, head_width
+from qtool.gguf.hf_config import Config, count, head_width, of_block
 
 
 def _heads(config: Config) -> int:
@@ -57,6 +57,11 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inner of experts": _inner_of_experts,
     "inner of the shared expert": _setting("shared_expert_intermediate_size"),
     "inner of shared experts": _shared,
+    "gate and up of experts": lambda config: 2 * count(config, "moe_intermediate_size"),
+    "input of a block": _setting("hidden_size_per_layer_input"),
+    "inputs of all blocks": lambda config: (
+        count(config, "num_hidden_layers") * count(config, "hidden_size_per_layer_input")
+    ),
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "gate and up": lambda config: 2 * count(config, "intermediate_size"),
     "experts": _experts,
@@ -145,7 +150,7 @@ _ENDS: Mapping[str, tuple[str, ...]] = {
 
 
 def expected_shape(
-    module: Module, config: Config, suffix: str = ".weight"
+    module: Module, config: Config, suffix: str = ".weight", block: int = 0
 ) -> tuple[int, ...] | None:
     """The shape of a module's GGUF tensor in numpy's order, None where no setting tells.
 
@@ -158,7 +163,8 @@ def expected_shape(
     # The bias of a matrix has one number for each row; that of a norm, one for each weight.
     if suffix == ".bias" and len(sizes) > 1 and not module.name.endswith("norm"):
         sizes = sizes[:-1]
-    return tuple(SIZES[size](config) for size in sizes)
+    own = of_block(config, block) if "{b}" in module.name else config
+    return tuple(SIZES[size](own) for size in sizes)
 
 
 def has_mlp(modules: Iterable[Module]) -> bool:
@@ -168,10 +174,10 @@ def has_mlp(modules: Iterable[Module]) -> bool:
 
 
 def checkpoint_shape(
-    module: Module, config: Config, suffix: str = ".weight"
+    module: Module, config: Config, suffix: str = ".weight", block: int = 0
 ) -> tuple[int, ...] | None:
     """The shape of the checkpoint's tensor, where it is one; None where no setting tells."""
-    shape = expected_shape(module, config, suffix)
+    shape = expected_shape(module, config, suffix, block)
     if shape is None:
         return None
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
