@@ -20,7 +20,7 @@ from qtool.fitting.slope import Slopes, Vector, some
 from qtool.fitting.ways import Losses, Made, Ways, said_by
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
-from qtool.gguf.kinds import model_facts
+from qtool.gguf.kinds import EMBEDDINGS, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -60,6 +60,8 @@ def _ways(
     plan = make_gguf_plan(recipe, source, requantize=request.requantize)
     free = {tensor.name: tensor for tensor in _free(plan, recipe)}
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
+    others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
+    tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
     width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
@@ -102,7 +104,7 @@ def _ways(
         {name: (tensor.type.name, tensor.nbytes) for name, tensor in free.items()},
         tokens,
         losses,
-        partial(gguf_text, recipe),
+        partial(gguf_text, recipe, tables),
         made,
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
         4 * width,

@@ -6,6 +6,7 @@ from typing import Any
 
 from qtool.decoder_names import name_alone, sees
 from qtool.errors import QtoolError
+from qtool.fused_experts import PARTS, stack_of
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
@@ -21,7 +22,7 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
-_FUSED = ".experts."
+_EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
 
@@ -108,17 +109,23 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
-    if _FUSED in module.name and (module.cut is not None or module.ends == _BARE):
+    stems = (place(name).removesuffix(end) for name in (module.name, *module.also))
+    stack = next(filter(None, map(stack_of, stems)), None)
+    if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
         # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
-        before, _, last = place(module.name).removesuffix(end).partition(_FUSED)
-        kinds = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
-        each = ([f"{before}{_FUSED}{i}.{kind}.weight" for kind in kinds] for i in itertools.count())
+        layer, kind = stack
+        each = ([f"{layer}.{i}.{part}.weight" for part in PARTS[kind]] for i in itertools.count())
         there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
         return list(itertools.chain.from_iterable(there))
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
     return []
+
+
+def _apart(module: Module) -> bool:
+    """Whether a checkpoint has its matrices one by one."""
+    return module.cut is None and module.ends != _BARE
 
 
 def _shape(
