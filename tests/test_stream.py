@@ -262,13 +262,19 @@ def test_no_config_is_an_error(folders: dict[str, Path], tmp_path: Path) -> None
         Skeleton.open(Checkpoint.open(folder))
 
 
-def test_gpt2_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_gpt2_is_run_and_not_calibrated(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=2, n_positions=64)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match="Conv1D"):
-        Skeleton.open(Checkpoint.open(tmp_path))
+    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path))
+    tokens = some_tokens(2)
+    with Workers(2) as workers, torch.no_grad():
+        expected = model(torch.from_numpy(tokens)).logits
+        torch.testing.assert_close(skeleton.logits(tokens, workers), expected)
+    with pytest.raises(UnsupportedError, match=r"h\.0\.attn\.c_attn: a Conv1D"):
+        Tracer().sites(skeleton.block(0), skeleton.embed(tokens))
 
 
 def test_blocks_that_hand_on_more_than_hidden_states_are_refused(

@@ -204,12 +204,6 @@ class Skeleton:
 
     def _check_block(self, index: int) -> None:
         prefix = f"{self.prefix}{index}."
-        for name, module in self.blocks[index].named_modules(prefix=prefix[:-1]):
-            if type(module).__name__ == "Conv1D":
-                raise UnsupportedError(
-                    f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
-                    "does; this version quantizes Linear layers only"
-                )
         for owner, attribute, name in tensors_of(self.blocks[index], prefix):
             if attribute in owner._parameters and name not in self.names.of_parameter:
                 raise self.lacks(name)
