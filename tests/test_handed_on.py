@@ -146,11 +146,12 @@ def test_scales_are_tuned(name: str, folders: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("likeliest")
-@pytest.mark.parametrize("name", ["gemma4", "glm_moe_dsa"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma3n", "glm_moe_dsa"])
 def test_slopes_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Through keys and values that later blocks attend to, too."""
     found = test_fit_slopes.measured(folders[name], tmp_path / "out")
-    expected, _ = test_fit_slopes.by_hand(folders[name])
+    expected, tables = test_fit_slopes.by_hand(folders[name])
+    test_fit_slopes.check_tables(found, tables)
     checked = 0
     for weight, slope in expected.items():
         if weight in found.matrices and ".experts." not in weight:
@@ -159,9 +160,12 @@ def test_slopes_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_p
     assert checked > 12
 
 
-def test_several_streams_are_not_fitted(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="have 4 streams of hidden states"):
-        test_fit_slopes.measured(folders["gemma3n"], tmp_path / "out")
+@pytest.mark.usefixtures("likeliest")
+@pytest.mark.parametrize("name", ["deepseek_v4", "zaya"])
+def test_tables_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Where all streams begin as the embedding, and where it is scaled."""
+    found = test_fit_slopes.measured(folders[name], tmp_path / "out")
+    test_fit_slopes.check_tables(found, test_fit_slopes.by_hand(folders[name])[1])
 
 
 LAYOUT = Layout(
@@ -255,3 +259,24 @@ def test_what_is_planned_for_is_what_goes(name: str, folders: dict[str, Path]) -
     args = [one for calls in stream.calls for one in calls[0].args]
     own = [a for a in args if isinstance(a, torch.Tensor) and a.shape[:2] == TOKENS.shape]
     assert planned.given == sum(one.shape[-1] for one in own)
+
+
+@pytest.mark.usefixtures("likeliest")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_fit_goes_on_with_gradients_by_what_blocks_are_given(
+    damaged: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = test_fit_slopes.measured(folders["gemma4"], tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(test_resume.Died):
+        test_resume.dying(7 + 4, patched)  # states before each block and the head, then backwards
+        test_fit_slopes.measured(folders["gemma4"], tmp_path / "out")
+    kept = sorted((tmp_path / ".out.partial").glob("given-*"))
+    assert [path.name for path in kept] == ["given-2", "given-3", "given-4", "given-5"]
+    if damaged:
+        test_resume.damage(kept[2], 100)
+    again = test_fit_slopes.measured(folders["gemma4"], tmp_path / "out")
+    assert again.tables.keys() == whole.tables.keys()
+    for name, columns in whole.tables.items():
+        assert again.tables[name].tobytes() == columns.tobytes()
+    for name, slope in whole.matrices.items():
+        assert again.matrices[name][-1].rows.tobytes() == slope[-1].rows.tobytes()

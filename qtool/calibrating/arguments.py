@@ -7,6 +7,7 @@ wider than the hidden states.
 """
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,35 @@ class Arguments:
         if isinstance(value, dict) and value:  # an empty one may be what blocks have in common
             return {key: self._once(item) for key, item in value.items()}
         return value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Of a call, or of a part of one, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Call):
+        yield from tensors_in((*value.args, *value.kwargs.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def with_tensors(call: Call, tensors: Iterator[torch.Tensor]) -> Call:
+    """The same call with others in place of tensors_in() it."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return next(tensors)
+        if isinstance(value, tuple | list):
+            return type(value)(other(item) for item in value)
+        if isinstance(value, dict):
+            return {key: other(item) for key, item in value.items()}
+        return value
+
+    args = tuple(other(value) for value in call.args)
+    return replace(call, args=args, kwargs={name: other(v) for name, v in call.kwargs.items()})
 
 
 def _crc(value: torch.Tensor) -> int:

@@ -29,13 +29,18 @@ RESULTS = (0, 1, 2)
 
 
 def recorded(
-    model: Any, prefix: str, blocks: nn.ModuleList, tokens: NDArray[np.int64], kept: Arguments
+    model: Any,
+    prefix: str,
+    blocks: nn.ModuleList,
+    tokens: NDArray[np.int64],
+    kept: Arguments | None,
 ) -> tuple[torch.Tensor, list[Call], int]:
     """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
 
     Last, of how many values the model's loop takes a block's result apart, 0 where it does not;
     where it hands one of them to the next block, the arguments have Returned. The calls' layout is
-    that of hidden states alone. prefix: the blocks' own. kept: arguments so far.
+    that of hidden states alone. prefix: the blocks' own. kept: arguments so far; without, they stay
+    as they are, and torch can go back through them.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
@@ -53,7 +58,7 @@ def recorded(
     for results in RESULTS:
         seen.clear()
         try:
-            with replaced(blocks, record, results), torch.no_grad():
+            with replaced(blocks, record, results), torch.set_grad_enabled(kept is None):
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)
         except _LastBlockReachedError:
             first = seen[0][0]
@@ -66,7 +71,8 @@ def recorded(
                     "[samples, length, width]; calibrated methods cannot stream it, RTN can "
                     "quantize it (it needs no forward pass)"
                 ) from None
-            return first, [kept.kept(call) for _, call in seen], results
+            calls = [call if kept is None else kept.kept(call) for _, call in seen]
+            return first, calls, results
         except _OtherLoopError:
             continue
         # What a loop does that got another kind of return value than it takes apart.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from qtool.calibrating.arguments import tensors_in
 from qtool.calibrating.device import Device
 from qtool.calibrating.layout import Stored
 from qtool.calibrating.reading import Reading
@@ -72,7 +73,7 @@ class Calls(Sequence[list[Call]]):
         # With the original, so that its id is that of no other tensor. What one block alone is
         # given leaves the device with it.
         self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        in_blocks = [{id(t) for call in block for t in tensors_of(call)} for block in calls]
+        in_blocks = [{id(t) for call in block for t in tensors_in(call)} for block in calls]
         counts = Counter(found for block in in_blocks for found in block)
         self._common = {found for found, count in counts.items() if count > 1}
         self._last: tuple[int, list[Call]] | None = None
@@ -104,19 +105,6 @@ class Calls(Sequence[list[Call]]):
         if isinstance(value, dict):
             return {key: self._moved(item) for key, item in value.items()}
         return value
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Of a call, or of a part of one."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Call):
-        yield from tensors_of((*value.args, *value.kwargs.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        yield from tensors_of(list(value.values()))
 
 
 class _Coming(NamedTuple):

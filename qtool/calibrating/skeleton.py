@@ -44,6 +44,15 @@ MICRO_BATCH_TOKENS = 1024
 PROBE_TOKENS = 64
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """What comes of some rows of tables."""
+
+    states: torch.Tensor  # before the first block
+    calls: list[Call]  # of each block
+    rows: list[tuple[str, torch.Tensor]]  # by table [..., width], at its tokens
+
+
 @dataclass(eq=False)
 class Skeleton:
     """A transformers model without weights, and the way to give them to it piece by piece."""
@@ -164,6 +173,14 @@ class Skeleton:
             probe_tokens = min(length, PROBE_TOKENS)
             _, probe_calls = self._record(tokens[:1, :probe_tokens], kept)
         return Stream(hidden, self._layout, calls, probe_calls, probe_tokens)
+
+    def looked_up(self, tokens: NDArray[np.int64]) -> LookedUp:
+        """A few samples [n, length] before the first block, as torch can go back through what comes
+        before it."""
+        tables = EmbeddingRows(self.checkpoint, self._tables(), tokens)
+        with self._outer_weights(), tables:
+            first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
+            return LookedUp(self._layout.first(first), calls, tables.looked_up)
 
     def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
         """Replace the stream's states by those behind the block."""
