@@ -191,6 +191,35 @@ def test_an_expression_that_hits_more_than_it_should(tmp_path: Path) -> None:
     assert [f.name for f in found if f.severity == "error"] == ["lm_head"]
 
 
+def test_layers_that_vllm_builds_without_quantization(tmp_path: Path) -> None:
+    block = "model.layers.0"
+    shapes = {"model.embed_tokens.weight": (256, 256)} | {
+        f"{block}.{name}.weight": (512, 256)
+        for name in ("mamba.in_proj", "mamba.x_proj", "mamba.dt_proj", "self_attn.q_proj",
+                     "self_attn.indexer.weights_proj", "self_attn.indexer.wk")
+    }  # fmt: skip
+    found = planned(tmp_path / "a", shapes, "vllm", 1)
+    (message,) = said(found, "engine-dense")  # indexers stay as they are
+    assert message == (
+        f"{block}.mamba.in_proj and 2 more is quantized: vLLM builds the matrices of Mamba-1 "
+        "layers without quantization and finds no weight for it; leave it dense by an override "
+        "(dense: true)"
+    )
+    assert not said(planned(tmp_path / "b", shapes, "sglang", 1), "engine-dense")
+    dense = 'overrides=[{match: "*.mamba.*", dense: true}]'
+    found = planned(tmp_path / "c", shapes, "vllm", 1, "w4g128-gptq", dense)
+    assert not said(found, "engine-dense")
+    # Mamba-2 has no x_proj, and its matrices are quantized.
+    del shapes[f"{block}.mamba.x_proj.weight"], shapes[f"{block}.mamba.dt_proj.weight"]
+    assert not said(planned(tmp_path / "d", shapes, "vllm", 1), "engine-dense")
+    # Of another tool's artifact.
+    wk = f"{block}.self_attn.indexer.wk"
+    tensors = {k.replace(f"{block}.mlp.gate_proj", wk): v for k, v in packed(4).items()}
+    (finding,) = engine_findings(stored(tmp_path / "e", tensors, compressed()), "vllm", 1)
+    assert (finding.name, finding.check) == (wk, "engine-dense")
+    assert "builds what an indexer is made of without quantization" in finding.message
+
+
 def test_sglang_asks_by_the_name_of_the_fused_layer(tmp_path: Path) -> None:
     """A list of the parts is enough for vLLM; SGLang looks for parts of the fused name."""
     tensors = awq()

@@ -4,8 +4,8 @@ One body of rules for `verify --engine` and `plan --engine`. A refusal is an err
 a doubtful one a warning; the sentence says what to do. The rules of each engine, and the sources
 they were read in, are in the modules imported here.
 
-    vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, engine_turns
-                     (rotations that are left to the engine), and here what
+    vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, engine_dense,
+                     engine_turns (rotations that are left to the engine), and here what
                      both ask: parts of fused layers stored alike, the head, scales of the KV cache
     transformers     engine_local: which package loads what, and what that package takes
     exllama          engine_local: EXL2 and 4-bit GPTQ
@@ -21,6 +21,7 @@ from qtool.engine_commands import order
 from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
+from qtool.verification.engine_dense import dense_findings
 from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
 from qtool.verification.engine_skips import skip_findings
@@ -119,6 +120,7 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from split_findings(view, who, tp)
     yield from _fused(view, who)
     yield from skip_findings(view, engine, who)
+    yield from dense_findings(view, engine, who)
     yield from _head(view, who)
     yield from _kv_cache(view, who)
     yield from turn_findings(view, engine, who, tp)
