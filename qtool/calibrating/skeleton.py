@@ -174,13 +174,20 @@ class Skeleton:
             _, probe_calls = self._record(tokens[:1, :probe_tokens], kept)
         return Stream(hidden, self._layout, calls, probe_calls, probe_tokens)
 
-    def looked_up(self, tokens: NDArray[np.int64]) -> LookedUp:
-        """A few samples [n, length] before the first block, as torch can go back through what comes
-        before it."""
-        tables = EmbeddingRows(self.checkpoint, self._tables(), tokens)
-        with self._outer_weights(), tables:
-            first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
-            return LookedUp(self._layout.first(first), calls, tables.looked_up)
+    def looked_up(
+        self, batches: Sequence[NDArray[np.int64]], use: Callable[[int, LookedUp], None]
+    ) -> None:
+        """Call use(number, micro-batch) with each of some [n, length] before the first block, as
+        torch can go back through what comes before it. Tables are read once."""
+        every = np.concatenate([tokens.reshape(-1) for tokens in batches])
+        with (
+            self._outer_weights(),
+            EmbeddingRows(self.checkpoint, self._tables(), every) as tables,
+        ):
+            for number, tokens in enumerate(batches):
+                tables.looked_up = []
+                first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
+                use(number, LookedUp(self._layout.first(first), calls, tables.looked_up))
 
     def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
         """Replace the stream's states by those behind the block."""

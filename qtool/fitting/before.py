@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.arguments import tensors_in
-from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.skeleton import LookedUp, Skeleton
 from qtool.fitting.slope import Vector
 
 
@@ -29,11 +29,14 @@ class Before:
     def of(cls, skeleton: Skeleton, tokens: NDArray[np.int64], samples: Sequence[int]) -> "Before":
         """tokens [n, length], which have been embedded. samples: of each micro-batch."""
         ends = list(accumulate(samples))
-        first = skeleton.looked_up(tokens[:1])
-        given = [
-            tuple(place for place, t in enumerate(tensors_in(call)) if t.requires_grad)
-            for call in first.calls
-        ]
+        given: list[tuple[int, ...]] = []
+
+        def see(_: int, looked: LookedUp) -> None:
+            for call in looked.calls:
+                tensors = enumerate(tensors_in(call))
+                given.append(tuple(place for place, t in tensors if t.requires_grad))
+
+        skeleton.looked_up([tokens[:1]], see)
         starts = [0, *ends[:-1]]
         batches = tuple(tokens[start:end] for start, end in zip(starts, ends, strict=True))
         return cls(skeleton, batches, tuple(given))
@@ -47,18 +50,17 @@ class Before:
         is given; by block, then micro-batch.
         """
         sums: dict[str, torch.Tensor] = {}
-        for number, (tokens, gradient) in enumerate(zip(self.batches, gradients, strict=True)):
-            looked = self.skeleton.looked_up(tokens)
-            results = [looked.states]
-            by_results = [gradient]
+
+        def go_back(number: int, looked: LookedUp) -> None:
+            results, by_results = [looked.states], [gradients[number]]
             for call, places, found in zip(looked.calls, self.given, given, strict=True):
                 tensors = [*tensors_in(call)]
                 results += [tensors[place] for place in places]
-                by_results += found[number]
+                by_results += found[number] if places else []
             there = [n for n, one in enumerate(results) if one.requires_grad]
             rows = [row for _, row in looked.rows]
             if not there or not rows:
-                continue
+                return
             by_rows = torch.autograd.grad(
                 [results[n] for n in there], rows, [by_results[n] for n in there],
                 materialize_grads=True,
@@ -67,5 +69,7 @@ class Before:
                 flat = by_row.reshape(-1, by_row.shape[-1])
                 squares = flat.square().sum(0, dtype=torch.float64)
                 sums[name] = sums[name] + squares if name in sums else squares
+
+        self.skeleton.looked_up(self.batches, go_back)
         count = sum(tokens.size for tokens in self.batches)
         return {name: found.numpy() / count for name, found in sums.items()}
