@@ -103,11 +103,11 @@ def proposals(block: LoadedBlock, found: BlockSites) -> dict[str, list[fold.Fold
 def test_the_right_producer_is_proved_and_no_other(name: str, tmp_path: Path) -> None:
     block, found, stream = opened(name, tmp_path)
     hidden, call = stream.probe(block.index)
-    expected = block.run(hidden, call)
+    seen = fold.shown(block, hidden, call)
     before = {key: value.clone() for key, value in block.weights.items()}
     proved: dict[str, str | None] = {}
     for reader, options in proposals(block, found).items():
-        good = [o for o in options if fold.proved(block, o, hidden, call, expected)]
+        good = [o for o in options if fold.proved(block, o, hidden, call, seen)]
         assert len(good) <= 1
         proved[module(reader)] = module(good[0].producer) if good else None
     assert proved == EXPECTED[name]
@@ -120,10 +120,11 @@ def test_folding_all_at_once_changes_no_output(name: str, tmp_path: Path) -> Non
     block, found, stream = opened(name, tmp_path)
     hidden, call = stream.probe(block.index)
     expected = block.run(hidden, call)
+    seen = fold.shown(block, hidden, call)
     before = {key: value.clone() for key, value in block.weights.items()}
     random = np.random.default_rng(1)
     chosen = [
-        next(o for o in options if fold.proved(block, o, hidden, call, expected))
+        next(o for o in options if fold.proved(block, o, hidden, call, seen))
         for reader, options in proposals(block, found).items()
         if EXPECTED[name][module(reader)] is not None
     ]
@@ -175,14 +176,14 @@ def test_a_scale_that_would_silence_a_channel_is_left_out(tmp_path: Path) -> Non
 def test_a_forgotten_reader_is_noticed(tmp_path: Path) -> None:
     block, found, stream = opened("llama", tmp_path)
     hidden, call = stream.probe(block.index)
-    expected = block.run(hidden, call)
+    seen = fold.shown(block, hidden, call)
     norm, sites = next(iter(found.fold_groups().items()))
     whole = fold.norm_folds(norm, sites)[0]
-    assert fold.proved(block, whole, hidden, call, expected) is True
+    assert fold.proved(block, whole, hidden, call, seen) is True
     for number in range(len(whole.readers)):
         readers = whole.readers[:number] + whole.readers[number + 1 :]
         part = fold.Fold(readers, norm, None, None)
-        assert fold.proved(block, part, hidden, call, expected) is False
+        assert fold.proved(block, part, hidden, call, seen) is False
 
 
 def test_what_the_probe_does_not_reach_proves_nothing(tmp_path: Path) -> None:
@@ -190,10 +191,10 @@ def test_what_the_probe_does_not_reach_proves_nothing(tmp_path: Path) -> None:
     hidden, call = stream.probe(block.index)
     # All experts score alike, so every token takes the same two.
     block.weights[f"{block.prefix}mlp.gate.weight"].zero_()
-    expected = block.run(hidden, call)
+    seen = fold.shown(block, hidden, call)
     answers = []
     for site in found.sites:
         if site.expert is not None and module(site.id) == "down_proj":
             option = next(fold.projection_folds(block, found, site))
-            answers.append(fold.proved(block, option, hidden, call, expected))
+            answers.append(fold.proved(block, option, hidden, call, seen))
     assert sorted(answers, key=str) == [None] * 6 + [True] * 2

@@ -1,6 +1,7 @@
 """Blocks that hand on more than one stream of hidden states: what is run is what transformers
 runs, and calibrated recipes, resuming, proofs, tuning and fitting take it as any other."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ import quantizing
 import test_fit_slopes
 import test_resume
 import torch
+from numpy.typing import NDArray
 from test_fit_slopes import likeliest  # noqa: F401
 from test_unusual_decoders import TOKENS, check_logits
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from qtool.artifact import Artifact
 from qtool.calibrating import arguments
+from qtool.calibrating.device import Device
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.layout import Beside, Entry, Layout, Positions, Stored
+from qtool.calibrating.placed import Calls
 from qtool.calibrating.skeleton import PROBE_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.plan.handed import handed_on
+from qtool.plan.handed import Handed, handed_on
 
 SETS = ("calibration.samples=4", "calibration.length=96", "indivisible=dense")
 ALL = 256  # positions to choose from, of fewer: which of equally good ones is taken is chance
@@ -62,9 +66,9 @@ def quantize(model: Path, recipe: str, out: Path, *sets: str) -> quantizing.Run:
     return quantizing.quantize(model, recipe, out, text, *SETS, *sets)
 
 
-def logits(model: Path) -> torch.Tensor:
+def logits(model: Path, tokens: NDArray[np.int64] = TOKENS) -> torch.Tensor:
     with Workers(2) as workers:
-        return Skeleton.open(Checkpoint.open(model)).logits(TOKENS, workers)
+        return Skeleton.open(Checkpoint.open(model)).logits(tokens, workers)
 
 
 @pytest.mark.parametrize("name", handed_models.HANDED)
@@ -142,7 +146,9 @@ def test_a_run_goes_on_and_keeps_states_on_the_disk(
 def test_scales_are_tuned(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     run = quantize(folders[name], "w4g128-awq-gptq-tune", tmp_path / "out",
                    "weights.group_size=16", "tune.steps=20")  # fmt: skip
-    assert any("blocks were tuned" in note for note in run.summary.notes)
+    (note,) = [note for note in run.summary.notes if "blocks were tuned" in note]
+    nearer, blocks = re.match(r"scales of (\d+) of (\d+) blocks", note).groups()  # type: ignore[union-attr]
+    assert int(blocks) == 6 and int(nearer) >= 3
 
 
 @pytest.mark.usefixtures("likeliest")
@@ -280,3 +286,99 @@ def test_a_fit_goes_on_with_gradients_by_what_blocks_are_given(
         assert again.tables[name].tobytes() == columns.tobytes()
     for name, slope in whole.matrices.items():
         assert again.matrices[name][-1].rows.tobytes() == slope[-1].rows.tobytes()
+
+
+def test_a_scale_that_an_indexer_would_see_is_refused(tmp_path: Path) -> None:
+    """Where it chooses fewer positions than there are, and more than the probe has: Mistral Large
+    4's reads a norm through one of its own, which no matrix makes up for."""
+    built("mistral_large4", tmp_path / "model", PROBE_TOKENS + 8)
+    quantizing.text_file(tmp_path / "text.txt")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "method: none\nformat: dense\ntransforms: [smooth]\n"
+        "weights: {bits: 4, group_size: 16, symmetric: true}\n"
+    )
+    run = quantize(tmp_path / "model", str(recipe), tmp_path / "out")
+    dense = quantizing.write_dense(run.out, tmp_path / "dense")
+    tokens = np.random.default_rng(2).integers(3, 90, (2, 2 * PROBE_TOKENS), dtype=np.int64)
+    torch.testing.assert_close(
+        logits(dense, tokens), logits(tmp_path / "model", tokens), rtol=2e-3, atol=2e-4
+    )
+    assert any("not smoothed" in note and "attention.wq" in note for note in run.summary.notes)
+    assert any(note.startswith("smoothed") for note in run.summary.notes)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "zaya"])
+def test_rotations_are_refused_in_a_sentence(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Those of the network, and those that an engine makes while it runs."""
+    for recipe, sets in (("w4g128-rtn", ["transforms=[rotate]"]),
+                         ("w4a4-rotated", ["rotate.r1=false", "rotate.r2=false"])):  # fmt: skip
+        out = tmp_path / recipe
+        run = quantize(folders[name], recipe, out, *sets, "weights.group_size=16")
+        (note, *_) = [n for n in run.summary.notes if "rotated" in n and "hand on more than" in n]
+        assert note.startswith("rotate: ")
+
+
+def test_positions_beyond_the_beginning_are_masked(tmp_path: Path) -> None:
+    """Those that a block chose of all of a text, at its first positions alone."""
+    built("glm_moe_dsa", tmp_path, 8)
+    tokens = np.random.default_rng(1).integers(3, 90, (2, PROBE_TOKENS + 32), dtype=np.int64)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path))
+    stream = skeleton.embed(tokens)
+    kinds = skeleton.model.config.indexer_types
+    with Workers(1) as workers:
+        for index in range(skeleton.count):
+            block = skeleton.block(index)
+            probed = block.run(*stream.probe(index))
+            chosen = stream.layout.parts(stream.hidden[0])[1][:, :PROBE_TOKENS]
+            skeleton.advance(block, stream, workers)
+            whole = stream.layout.hidden(stream.hidden[0])[:1, :PROBE_TOKENS]
+            if kinds[index] == "shared":  # among equal scores of its own a block's choice is chance
+                assert bool((chosen >= PROBE_TOKENS).any())
+                torch.testing.assert_close(probed, whole, rtol=1e-4, atol=1e-4)
+    assert kinds.count("shared") == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "glm_moe_dsa", "index_topk": 16}, Handed(columns=16)),
+        ({"model_type": "glm_moe_dsa", "index_topk": 4096}, Handed(columns=512)),
+        ({"model_type": "deepseek_v32", "index_topk": 16}, Handed()),
+        ({"indexer_types": ["full", "shared"], "index_topk": 16}, Handed(columns=16)),
+        ({"model_type": "qwen4_exp", "text_config": {"hc_count": 4}}, Handed(streams=4)),
+        ({"num_kv_shared_layers": 0, "head_dim": 256}, Handed()),
+        ({"num_kv_shared_layers": 2, "num_key_value_heads": 1}, Handed(columns=2 * (256 + 512))),
+        ({"kv_source_layers": [0, 1, 0], "kv_lora_rank": 8, "qk_rope_head_dim": 4},
+         Handed(columns=20)),
+        ({"kv_source_layers": [0, 1, 2], "kv_lora_rank": 8}, Handed()),
+        ({"num_hidden_layers": True, "hidden_size_per_layer_input": 256}, Handed()),
+    ],
+)  # fmt: skip
+def test_what_a_config_says_is_handed_on(config: dict[str, Any], expected: Handed) -> None:
+    assert handed_on(config, 512) == expected
+
+
+def test_a_mask_is_on_the_disk_once(tmp_path: Path) -> None:
+    """Attention that is not torch's function has masks of numbers, the same for all blocks."""
+    from transformers import GptOssConfig
+
+    config = GptOssConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1,
+        layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokens = np.random.default_rng(2).integers(3, 90, (3, 160), dtype=np.int64)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+    stream = skeleton.embed(tokens, 160, folder=tmp_path)
+    masks = [call.kwargs["attention_mask"] for calls in stream.calls for call in calls]
+    assert all(isinstance(one, Stored) for one in masks) and len(masks) == 4 * 3
+    assert len({id(one) for one in masks}) == 2
+    assert (tmp_path / "arguments").stat().st_size == 2 * 4 * 160 * 160
+    placed = Calls(stream.calls, Device(torch.device("cpu"), lambda *_: None, "none", 1 << 30))
+    there = {id(call.kwargs["attention_mask"]) for n in range(4) for call in placed[n]}
+    assert len(there) == 2

@@ -27,6 +27,7 @@ class Arguments:
     def __init__(self, folder: Path | None = None) -> None:
         """folder: where large ones go; without, they stay in memory."""
         self._seen: dict[tuple[torch.dtype, torch.Size, int], list[torch.Tensor]] = {}
+        self._kept: dict[tuple[torch.dtype, torch.Size, int], list[Stored]] = {}
         self._path = None if folder is None else folder / _FILE
         self._size = 0
         if self._path is not None:
@@ -45,12 +46,17 @@ class Arguments:
         return self._once(value)
 
     def _stored(self, path: Path, value: torch.Tensor) -> Stored:
+        alike = self._kept.setdefault((value.dtype, value.shape, _crc(value)), [])
+        for other in alike:  # a mask, say, which is the same for all
+            if torch.equal(other.read(), value):
+                return other
         with path.open("ab", buffering=0) as file:
             view = memoryview(value.view(-1).view(torch.uint8).numpy().data)
             while view:
                 view = view[file.write(view) :]
         start, self._size = self._size, self._size + value.nbytes
-        return Stored(path, start, value.shape, value.dtype)
+        alike.append(Stored(path, start, value.shape, value.dtype))
+        return alike[-1]
 
     def _once(self, value: Any) -> Any:
         """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
@@ -70,9 +76,9 @@ class Arguments:
         return value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Of a call, or of a part of one, in order."""
-    if isinstance(value, torch.Tensor):
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Tensors of a call, or of a part of one, in order, those among them that are Stored."""
+    if isinstance(value, torch.Tensor | Stored):
         yield value
     elif isinstance(value, Call):
         yield from tensors_in((*value.args, *value.kwargs.values()))
@@ -87,7 +93,7 @@ def with_tensors(call: Call, tensors: Iterator[torch.Tensor]) -> Call:
     """The same call with others in place of tensors_in() it."""
 
     def other(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | Stored):
             return next(tensors)
         if isinstance(value, tuple | list):
             return type(value)(other(item) for item in value)

@@ -122,7 +122,13 @@ def _entries(
             )
     found = []
     for key, tensors in kept.items():
-        for number, tensor in enumerate(tensors):
+        for number, tensor in enumerate(tensors if isinstance(tensors, tuple) else (tensors,)):
+            if not isinstance(tensors, tuple) or getattr(tensor, "ndim", 0) != 4:
+                raise UnsupportedError(
+                    f"{type(blocks[0]).__name__} keeps something for later blocks under {key!r} "
+                    "that is no tuple of keys and values; calibrated methods cannot stream it, RTN "
+                    "can quantize it (it needs no forward pass)"
+                )
             found.append(Entry(key, number, tensor.shape[1], tensor.shape[3]))
     return found
 

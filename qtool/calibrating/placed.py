@@ -72,7 +72,7 @@ class Calls(Sequence[list[Call]]):
         self._device = device
         # With the original, so that its id is that of no other tensor. What one block alone is
         # given leaves the device with it.
-        self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._there: dict[int, tuple[torch.Tensor | Stored, torch.Tensor]] = {}
         in_blocks = [{id(t) for call in block for t in tensors_in(call)} for block in calls]
         counts = Counter(found for block in in_blocks for found in block)
         self._common = {found for found, count in counts.items() if count > 1}
@@ -92,14 +92,15 @@ class Calls(Sequence[list[Call]]):
         return self._last[1]
 
     def _moved(self, value: Any) -> Any:
-        if isinstance(value, Stored):
-            return _copied(value.read(), self._device)
-        if isinstance(value, torch.Tensor):
-            if id(value) not in self._common:
-                return _copied(value, self._device)
-            if id(value) not in self._there:
-                self._there[id(value)] = (value, _copied(value, self._device))
-            return self._there[id(value)][1]
+        if isinstance(value, torch.Tensor | Stored):
+            known = self._there.get(id(value))
+            if known is not None:
+                return known[1]
+            here = value.read() if isinstance(value, Stored) else value
+            there = _copied(here, self._device)
+            if id(value) in self._common:
+                self._there[id(value)] = (value, there)
+            return there
         if isinstance(value, tuple | list):
             return type(value)(self._moved(item) for item in value)
         if isinstance(value, dict):

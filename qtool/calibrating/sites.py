@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 
 from qtool.calibrating.linears import Matrix
 from qtool.calibrating.probe_trace import Trace, TracedCall, watch
@@ -116,14 +117,14 @@ class Tracer:
         """The sites of a block whose input the stream stands at."""
         key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
         if key not in self._known:
-            _refuse_conv1d(block)
+            refuse_conv1d(block.module, block.prefix[:-1])
             self._known[key] = watch(block, *stream.probe(block.index))
         return _resolve(block, self._known[key], self.stacked)
 
 
-def _refuse_conv1d(block: LoadedBlock) -> None:
+def refuse_conv1d(block: nn.Module, prefix: str) -> None:
     """UnsupportedError where matrices are kept as [in, out], which no reader below expects."""
-    for name, module in block.module.named_modules(prefix=block.prefix[:-1]):
+    for name, module in block.named_modules(prefix=prefix):
         if type(module).__name__ == "Conv1D":
             raise UnsupportedError(
                 f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "

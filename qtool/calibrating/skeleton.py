@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,14 +154,16 @@ class Skeleton:
         tokens: NDArray[np.int64],
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         states: States | None = None,
+        folder: Path | None = None,
     ) -> Stream:
         """States before the first block, and every block's arguments; tokens [n, length].
 
-        states: where the states go; empty. By default into a list.
+        states: where the states go; empty. By default into a list. folder: where large arguments
+        go; by default that of states, and where these are in memory there, too.
         """
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
-        kept = Arguments(states.folder if isinstance(states, OnDisk) else None)
+        kept = Arguments(states.folder if isinstance(states, OnDisk) else folder)
         with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
             hidden: States = [] if states is None else states
             calls: list[list[Call]] = [[] for _ in range(self.count)]

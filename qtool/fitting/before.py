@@ -4,7 +4,7 @@ Hidden states come of an embedding, and in some models so does what each block i
 (Gemma's per-layer embeddings). The model's own code makes them, and torch goes back through it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -42,21 +42,23 @@ class Before:
         return cls(skeleton, batches, tuple(given))
 
     def tables(
-        self, gradients: Sequence[torch.Tensor], given: Sequence[Sequence[Sequence[torch.Tensor]]]
+        self,
+        gradients: Sequence[torch.Tensor],
+        given: Callable[[int, int], Sequence[torch.Tensor]],
     ) -> dict[str, Vector]:
         """Mean over tokens of squares of gradients by the rows of each table, [width].
 
         gradients: by states before the first block, a micro-batch each. given: by what each block
-        is given; by block, then micro-batch.
+        is given, of a block and a micro-batch.
         """
         sums: dict[str, torch.Tensor] = {}
 
         def go_back(number: int, looked: LookedUp) -> None:
             results, by_results = [looked.states], [gradients[number]]
-            for call, places, found in zip(looked.calls, self.given, given, strict=True):
+            for block, (call, places) in enumerate(zip(looked.calls, self.given, strict=True)):
                 tensors = [*tensors_in(call)]
                 results += [tensors[place] for place in places]
-                by_results += found[number] if places else []
+                by_results += given(block, number)
             there = [n for n, one in enumerate(results) if one.requires_grad]
             rows = [row for _, row in looked.rows]
             if not there or not rows:

@@ -50,7 +50,9 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
         }
         known = {**of_slopes, **ways.facts}
         there = request.costs is not None and request.costs.exists()
-        room = ways.hidden_bytes * (ways.blocks + _KEPT_BESIDE) * tokens.size
+        # What blocks are given beside states, and gradients by it.
+        room = ways.hidden_bytes * (ways.blocks + _KEPT_BESIDE) + 2 * ways.given_bytes
+        room *= tokens.size
         with workspace(
             request.out,
             is_folder=False,

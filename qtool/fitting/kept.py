@@ -3,7 +3,7 @@
     states/N/hidden-0       hidden states before block N, of the pass forwards
     gradients/hidden-0, -1  gradients by what enters the block that was passed last, in turns
     slopes-N                of block N, or of the head where N is how many there are: float64
-given-N                 gradients by what block N is given for itself, if it is: float32
+    given-N                 gradients by what block N is given for itself, if it is: float32
 
 The journal has checksums of all, and to which matrices the numbers of a file belong. A unit that is
 done again has another line there, and the last one counts: what it says is the same.
@@ -11,6 +11,8 @@ done again has another line there, and the last one counts: what it says is the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
@@ -32,7 +34,8 @@ class Block:
     """What was found of a block, or of the head."""
 
     named: Named
-    given: list[list[torch.Tensor]] = field(default_factory=list)  # by micro-batch
+    # Of the gradients by what the block is given for itself, by micro-batch.
+    given: list[list[list[int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,24 @@ class Kept:
             return False
         return put(place, 0, list(sums or ()), self.stream)
 
-    def keep_slopes(self, index: int, found: Block, gradients: list[torch.Tensor]) -> None:
-        """Of a block, with the gradients by what enters it."""
-        parts = [part for _, _, one in found.named for part in (one.rows, one.columns)]
+    def keep_slopes(
+        self,
+        index: int,
+        named: Named,
+        gradients: list[torch.Tensor],
+        given: list[list[torch.Tensor]],
+    ) -> Block:
+        """Of a block, with the gradients by what enters it, and by what it is given for itself,
+        which stay on the disk."""
+        parts = [part for _, _, one in named for part in (one.rows, one.columns)]
         numbers = np.concatenate([np.empty(0), *parts])
         raw = numbers.view(np.uint8)
         (self.space.folder / f"slopes-{index}").write_bytes(raw.data)
-        each = [tensor for batch in found.given for tensor in batch]
-        given = np.concatenate([np.empty(0, np.float32), *(t.numpy().reshape(-1) for t in each)])
+        each = [tensor.numpy().reshape(-1) for batch in given for tensor in batch]
+        by_given = np.concatenate([np.empty(0, np.float32), *each])
         if each:
-            (self.space.folder / f"given-{index}").write_bytes(given.view(np.uint8).data)
+            self._given(index).write_bytes(by_given.view(np.uint8).data)
+        found = Block(named, [[list(tensor.shape) for tensor in batch] for batch in given])
         folder = self.space.folder / "gradients"
         folder.mkdir(exist_ok=True)
         sums = keep(folder, index, replace(self.stream, hidden=gradients), self.workers)
@@ -77,11 +88,26 @@ class Kept:
             _backwards(index),
             matrices=[[n, e, s.count, s.rows.size, s.columns.size] for n, e, s in found.named],
             sums=checksum(raw),
-            given=[[list(tensor.shape) for tensor in batch] for batch in found.given],
-            given_sums=checksum(given.view(np.uint8)),
+            given=found.given,
+            given_sums=checksum(by_given.view(np.uint8)),
             gradients=sums,
         )
         rmtree(self.space.folder / "states" / str(index), ignore_errors=True)  # needed no more
+        return found
+
+    def read_given(self, index: int, found: Block, number: int) -> list[torch.Tensor]:
+        """Gradients by what block `index` is given for itself, of a micro-batch."""
+        if not found.given or not found.given[number]:
+            return []
+        sizes = [sum(map(prod, batch)) for batch in found.given]
+        start, size = 4 * sum(sizes[:number]), sizes[number]
+        numbers = np.fromfile(self._given(index), np.float32, size, offset=start)
+        parts = torch.from_numpy(numbers).split_with_sizes([*map(prod, found.given[number])])
+        shapes = found.given[number]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _given(self, index: int) -> Path:
+        return self.space.folder / f"given-{index}"
 
     def take_slopes(self, index: int) -> Block | None:
         """None where they are not there, or not whole."""
@@ -103,21 +129,18 @@ class Kept:
         named = [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
         return Block(named, given)
 
-    def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[torch.Tensor]] | None:
-        """None where they are not there, or not whole."""
+    def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[list[int]]] | None:
+        """Their shapes; None where they are not there, or not whole."""
         shapes = entry.get("given")
-        path = self.space.folder / f"given-{index}"
         if not isinstance(shapes, list):
             return None
         try:
-            sizes = [int(np.prod(shape)) for batch in shapes for shape in batch]
-            numbers = np.fromfile(path, np.float32) if sizes else np.empty(0, np.float32)
-            if checksum(numbers.view(np.uint8)) != entry.get("given_sums"):
-                return None
-            parts = iter(torch.from_numpy(numbers).split_with_sizes(sizes) if sizes else ())
-            return [[next(parts).reshape(shape) for shape in batch] for batch in shapes]
-        except (OSError, TypeError, ValueError, RuntimeError):  # not what keep_slopes() writes
+            size = sum(prod(shape) for batch in shapes for shape in batch)
+            numbers = np.fromfile(self._given(index), np.float32) if size else np.empty(0, np.uint8)
+        except (OSError, TypeError):  # not what keep_slopes() writes
             return None
+        whole = checksum(numbers.view(np.uint8)) == entry.get("given_sums")
+        return shapes if whole and (numbers.size == size) else None
 
     def take_gradients(self, index: int) -> list[torch.Tensor] | None:
         """Those by what enters block `index`, if they are there and whole."""

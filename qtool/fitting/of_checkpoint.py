@@ -25,6 +25,7 @@ from qtool.formats.safetensors_file import to_float32
 from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
 from qtool.plan.experts import as_quantized
+from qtool.plan.handed import handed_on
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.quality.weights import runnable
@@ -49,6 +50,8 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     }
     units = {name: unit for name, unit in units.items() if fitting[name]}
     weights = runnable(checkpoint)
+    handed = handed_on(checkpoint.config, request.settings.length)
+    width = structure.text_config(checkpoint.config).get("hidden_size")
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = calibration_tokens(request.settings, weights.folder)
@@ -95,7 +98,8 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         partial(checkpoint_text, recipe, {k: [one.module for one in u] for k, u in units.items()}),
         made,
         {"weights": recipe.weights and recipe.weights.model_dump(mode="json", exclude={"bits"})},
-        _hidden_bytes(checkpoint),
+        handed.state_bytes(width if type(width) is int else 0),
+        4 * handed.given,
         plan.blocks.count,
         tuple(said_by(_given(plan, units))),
     )
@@ -119,11 +123,6 @@ def _check(request: FitRequest, recipe: Recipe) -> None:
             f"{request.source}: GGUF, and recipe {recipe.name} makes safetensors; take a GGUF "
             "recipe, or turn it into a checkpoint first (qtool convert FILE --to hf -o DIR)"
         )
-
-
-def _hidden_bytes(checkpoint: Checkpoint) -> int:
-    width = structure.text_config(checkpoint.config).get("hidden_size")
-    return 4 * width if type(width) is int else 0
 
 
 def _has(plan: Plan, name: str) -> bool:

@@ -28,6 +28,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.plan.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
 from qtool.runs.progress import Progress
@@ -63,6 +64,8 @@ def _ways(
     others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
     tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
     width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
+
+    handed = handed_on(weights.config, request.settings.length)
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
@@ -106,7 +109,8 @@ def _ways(
         partial(gguf_text, recipe, tables),
         made,
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
-        4 * width,
+        handed.state_bytes(width),
+        4 * handed.given,
         model_facts(source.metadata).layers,
         (*_without_data(recipe), *_not_chosen(plan, free), *_fallen_back(usable, types)),
     )

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.arguments import tensors_in, with_tensors
+from qtool.calibrating.layout import Stored
 from qtool.calibrating.linears import WeightIndex
-from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
@@ -64,7 +65,9 @@ def measure(
     """
     count = skeleton.count
     with Workers(threads) as workers:
-        stream = skeleton.embed(tokens, _TOGETHER)
+        for index, module in enumerate(skeleton.blocks):
+            refuse_conv1d(module, f"{skeleton.prefix}{index}")
+        stream = skeleton.embed(tokens, _TOGETHER, folder=space.folder)
         before = Before.of(skeleton, tokens, [hidden.shape[0] for hidden in stream.hidden])
         way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
         if not space.journal.done:
@@ -73,8 +76,8 @@ def measure(
         if gradients is None:
             way.before(count)
             own, gradients = through_head(skeleton, stream, tokens, seed, workers, progress)
-            found = [Block([] if own is None else [(HEAD, -1, own)])]
-            way.kept.keep_slopes(count, found[0], gradients)
+            named: Named = [] if own is None else [(HEAD, -1, own)]
+            found = [way.kept.keep_slopes(count, named, gradients, [])]
         elif len(found) > 1:
             progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
         tracer = Tracer(stacked=True)
@@ -85,10 +88,14 @@ def measure(
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
             seen, given = _through_block(block, stream, gradients, before.given[index], workers)
-            found.append(Block(_named(sites, seen, tokens.size), given))
-            way.kept.keep_slopes(index, found[-1], gradients)
-            del block
-        of_tables = before.tables(gradients, [one.given for one in reversed(found[1:])])
+            named = _named(sites, seen, tokens.size)
+            found.append(way.kept.keep_slopes(index, named, gradients, given))
+            del block, given
+
+        def given_to(index: int, number: int) -> list[torch.Tensor]:
+            return way.kept.read_given(index, found[count - index], number)
+
+        of_tables = before.tables(gradients, given_to)
     slopes = Slopes(tables=of_tables)
     for name, number, slope in (one for block in found for one in block.named):
         if name == HEAD:
@@ -113,7 +120,7 @@ class _Way:
         stream = self.kept.stream
         start = next((n for n in range(index, -1, -1) if self.kept.take_states(n)), None)
         if start is None:
-            again = self.skeleton.embed(self.tokens, _TOGETHER)
+            again = self.skeleton.embed(self.tokens, _TOGETHER, folder=self.kept.space.folder)
             for number, hidden in enumerate(again.hidden):
                 stream.hidden[number] = hidden
             start = 0
@@ -180,7 +187,7 @@ def _through_block(
     def one(number: int) -> tuple[Seen, list[torch.Tensor]]:
         states = stream.hidden[number].detach().requires_grad_()
         call = stream.calls[block.index][number]
-        tensors = [*tensors_in(call)]
+        tensors = [t.read() if isinstance(t, Stored) else t for t in tensors_in(call)]
         own = [tensors[place].detach().requires_grad_() for place in given]
         for place, tensor in zip(given, own, strict=True):
             tensors[place] = tensor

@@ -42,7 +42,8 @@ class Ways:
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text
     facts: Mapping[str, Any]  # what losses hang on, beside the model and the text
-    hidden_bytes: int  # of hidden states of one token at one place
+    hidden_bytes: int  # of the states of one token between two blocks
+    given_bytes: int  # of what blocks are given beside them, of one token
     blocks: int
     notes: tuple[str, ...] = ()
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Classes whose blocks hand on the positions that they choose, whichever of them look at these.
+_CHOOSING = {"glm_moe_dsa", "hy_v4", "glm5_next", "glm5_next_text", "mistral_large4_text"}
 PER_LAYER = "per_layer"  # in the names of tables whose rows each block has a part of
 
 
@@ -17,6 +19,10 @@ class Handed:
     streams: int = 1  # of hidden states
     columns: int = 0  # of values that blocks hand on
     given: int = 0  # of what each block is given for itself, all blocks together
+
+    def state_bytes(self, width: int) -> int:
+        """Of a position between two blocks, whose hidden states are so wide."""
+        return 4 * (self.streams * width + self.columns)
 
 
 ALONE = Handed()
@@ -32,9 +38,9 @@ def handed_on(config: Mapping[str, Any], length: int) -> Handed:
         found = text.get(key)
         return found if type(found) is int and found > 0 else otherwise
 
-    streams = max(1, number("hc_mult"), number("altup_num_inputs"))
+    streams = max(1, number("hc_mult"), number("hc_count"), number("altup_num_inputs"))
     columns = number("router_hidden_size")
-    if "shared" in _listed(text, "indexer_types"):
+    if text.get("model_type") in _CHOOSING or "shared" in _listed(text, "indexer_types"):
         columns += min(number("index_topk") + max(0, number("index_kpool") - 1), length)
     if number("num_kv_shared_layers"):
         heads = number("num_key_value_heads", 1)

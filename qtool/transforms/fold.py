@@ -19,15 +19,16 @@ new one is then what multiplies the readers, and the product is exact again. A b
 divided along is rounded to its dtype, as the source's own was.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.layout import Layout
+from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stream import Call, LoadedBlock
 from qtool.transforms.places import row_maps
@@ -96,42 +97,92 @@ def _head_dim(block: LoadedBlock) -> int | None:
     return None
 
 
-def proved(
-    block: LoadedBlock, fold: Fold, hidden: torch.Tensor, call: Call, expected: torch.Tensor
-) -> bool | None:
-    """Whether the block still passes on `expected` with random scales folded in. Undone after.
+@dataclass(frozen=True)
+class Shown:
+    """What a block passes on, and what each of its matrices gives meanwhile."""
 
-    None where the probe cannot tell, since not even unpaired scales change the output.
+    parts: list[torch.Tensor]
+    outputs: Mapping[Matrix, list[torch.Tensor]]  # of each call
+
+
+def shown(block: LoadedBlock, states: torch.Tensor, call: Call) -> Shown:
+    """Run the block and watch."""
+    outputs: dict[Matrix, list[torch.Tensor]] = {}
+
+    def made(matrix: Matrix, output: torch.Tensor, rows: Any) -> None:
+        outputs.setdefault(matrix, []).append(output[rows].clone())
+
+    with ObserveLinears(WeightIndex(block.module), lambda *_: None, made):
+        after = block.passed(states, call)
+    return Shown(call.layout.parts(after), outputs)
+
+
+def proved(
+    block: LoadedBlock, fold: Fold, states: torch.Tensor, call: Call, expected: Shown
+) -> bool | None:
+    """Whether the block still shows `expected` with random scales folded in. Undone after.
+
+    None where the probe cannot tell, since not even unpaired scales change what it passes on.
     """
     channels = block.weights[fold.readers[0]].shape[1]
     random = np.random.default_rng(0)
     scale = fold.tied(np.exp2(random.uniform(-1, 1, channels)).astype(np.float32))
     with restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
         exact = _divide_producer(block, fold, scale, None)
-        unpaired = block.passed(hidden, call)
+        unpaired = shown(block, states, call)
         _multiply_readers(block, fold, exact)
-        paired = block.passed(hidden, call)
-    return undone(call.layout, unpaired, paired, expected)
+        paired = shown(block, states, call)
+    return undone(unpaired, paired, expected, {parameter_of(block, fold.producer)})
 
 
-def undone(
-    layout: Layout, unpaired: torch.Tensor, paired: torch.Tensor, expected: torch.Tensor
-) -> bool | None:
-    """Whether paired scales undo what unpaired ones change, in all that a block hands on.
+def parameter_of(block: LoadedBlock, name: str) -> str:
+    """The block's own name of the parameter that a checkpoint tensor is a part of."""
+    return block.bindings[name].parameter_name.removeprefix(block.prefix)
 
-    None where unpaired ones change nothing.
+
+def undone(unpaired: Shown, paired: Shown, expected: Shown, scaled: Set[str]) -> bool | None:
+    """Whether paired scales undo what unpaired ones change: in all that a block passes on, and in
+    what each matrix gives but the scaled ones. What is chosen by some of it, such as positions to
+    attend to of more than the probe has, is not to change either.
+
+    None where unpaired ones change nothing that is passed on. scaled: parameters.
     """
     told, right = False, True
-    parts = zip(*(layout.parts(states) for states in (unpaired, paired, expected)), strict=True)
-    for without, both, wanted in parts:
-        if not wanted.numel():
+    for without, both, wanted in zip(unpaired.parts, paired.parts, expected.parts, strict=True):
+        change, good = _compared(without, both, wanted)
+        told, right = told or change, right and good
+    for matrix, wanted_calls in expected.outputs.items():
+        if matrix.parameter in scaled:
             continue
-        change = float((without - wanted).abs().max())
-        difference = float((both - wanted).abs().max())
-        noise = _NOISE * float(wanted.abs().max())
-        told = told or change > 10 * noise
-        right = right and difference <= _TOLERANCE * change + noise
+        calls = [one.outputs.get(matrix, []) for one in (unpaired, paired)]
+        if len(calls[1]) != len(wanted_calls):
+            right = False
+            continue
+        alike = len(calls[0]) == len(wanted_calls)
+        first: Sequence[torch.Tensor | None] = calls[0] if alike else [None] * len(wanted_calls)
+        for one, both, wanted in zip(first, calls[1], wanted_calls, strict=True):
+            right = right and _compared(one, both, wanted)[1]
     return right if told else None
+
+
+def _compared(
+    unpaired: torch.Tensor | None, paired: torch.Tensor, expected: torch.Tensor
+) -> tuple[bool, bool]:
+    """Whether unpaired scales change it, and whether paired ones do not.
+
+    Where unpaired ones send other tokens to an expert, all of what it gives has changed.
+    """
+    if paired.shape != expected.shape:
+        return True, False
+    if not expected.numel():
+        return False, True
+    largest = float(expected.abs().max())
+    change = largest
+    if unpaired is not None and unpaired.shape == expected.shape:
+        change = float((unpaired - expected).abs().max())
+    difference = float((paired - expected).abs().max())
+    noise = _NOISE * largest
+    return change > 10 * noise, difference <= _TOLERANCE * change + noise
 
 
 def apply(

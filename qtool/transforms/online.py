@@ -29,7 +29,7 @@ from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.plan.cache import attention_of
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms.proof import prove
-from qtool.transforms.residual import NotRotatableError
+from qtool.transforms.residual import HANDS_ON, NotRotatableError
 from qtool.transforms.rotate import PROBE, Rotations
 from qtool.transforms.rotated import Rotated
 
@@ -73,6 +73,8 @@ def _search(view: Rotated, found: Rotations, options: RotateOptions) -> tuple[On
     vocabulary = int(original.model.get_input_embeddings().num_embeddings)
     tokens = np.random.default_rng(0).integers(0, vocabulary, PROBE, dtype=np.int64)
     stream = original.embed(tokens)
+    if not stream.layout.plain:
+        raise NotRotatableError(HANDS_ON)
     exact = Skeleton.open(view.as_float32())
     tracer = Tracer()
     online, reasons = Online(), dict[str, None]()

@@ -20,6 +20,8 @@ from qtool.transforms import fold
 from qtool.transforms.rotated import Change, Heads, Norm
 from qtool.transforms.rotation import Rotation
 
+HANDS_ON = "its blocks hand on more than one stream of hidden states"
+
 
 class NotRotatableError(Exception):
     """The stream cannot be rotated; its text says why."""

@@ -30,6 +30,7 @@ from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotation as rotations
 from qtool.transforms.proof import check_rows, off, prove, turn
 from qtool.transforms.residual import (
+    HANDS_ON,
     BlockRoles,
     NotRotatableError,
     OuterRoles,
@@ -188,7 +189,7 @@ def _rotate(
     tokens = _probe(original)
     stream = original.embed(tokens)
     if not stream.layout.plain:
-        raise NotRotatableError("its blocks hand on more than one stream of hidden states")
+        raise NotRotatableError(HANDS_ON)
     width = stream.hidden[0].shape[-1]
     outer, turned = None, None
     if r1:

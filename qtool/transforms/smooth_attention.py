@@ -35,7 +35,7 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
-from qtool.transforms.fold import restored, undone
+from qtool.transforms.fold import Shown, parameter_of, restored, shown, undone
 from qtool.transforms.places import head_places
 from qtool.transforms.proved import (
     Applied,
@@ -177,7 +177,7 @@ def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | s
     """The matrices that make queries and keys; or why no scales can be put into them."""
     hidden, call = stream.probe(block.index)
     with _Watch() as watch:
-        expected = block.passed(hidden, call)
+        expected = shown(block, hidden, call)
     if len(watch.seen) != 1:
         return f"attention of this model is {len(watch.seen)} calls of torch's function, not one"
     queries, keys = watch.seen[0]
@@ -269,7 +269,7 @@ def _makes(
 
 
 def _proved(
-    block: LoadedBlock, pair: Pair, hidden: torch.Tensor, call: Call, expected: torch.Tensor
+    block: LoadedBlock, pair: Pair, hidden: torch.Tensor, call: Call, expected: Shown
 ) -> bool:
     """Whether the block computes the same with random scales folded in. Undone after."""
     random = np.random.default_rng(0)
@@ -277,11 +277,12 @@ def _proved(
     scale = drawn[:, pair.shared].astype(np.float32)
     with restored(block, _tensors(pair.keys, pair.queries)):
         fold(block, pair, scale)
-        paired = block.passed(hidden, call)
+        paired = shown(block, hidden, call)
     with restored(block, _tensors(pair.keys)):
         _multiply(block, pair.keys, torch.from_numpy(1 / scale.reshape(-1)))
-        unpaired = block.passed(hidden, call)
-    return undone(call.layout, unpaired, paired, expected) is True
+        unpaired = shown(block, hidden, call)
+    scaled = {parameter_of(block, side.name) for side in (pair.keys, pair.queries)}
+    return undone(unpaired, paired, expected, scaled) is True
 
 
 def _multiply(block: LoadedBlock, side: Rows, factor: torch.Tensor) -> None:
