@@ -25,6 +25,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                   "rope_parameters": {**_YARN, "mrope_section": [3, 3, 2]}}),
     "qwen3-vl": ("Qwen3VL", {"head_dim": 32, "rope_parameters": {
         "rope_type": "default", "rope_theta": 2e4, "mrope_section": [6, 5, 5]}}),
+    "qwen3-vl-moe": ("Qwen3VLMoe", {
+        "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4,
+                            "mrope_section": [6, 5, 5]}}),
     "mistral3": ("Mistral3", {"head_dim": 32, "sliding_window": None}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {
         **_YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -88,6 +92,11 @@ _SMALL_VISION = {
     "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
     "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
+_QWEN3 = {
+    "text_config": {},
+    "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
+                      "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+}  # fmt: skip
 # What lies around the settings of the text of models that also see, by the configuration's class.
 SEEING: dict[str, dict[str, Any]] = {
     "Qwen2VL": {"text_config": {}, "vision_config": _SMALL_VISION},
@@ -96,11 +105,8 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
                           "fullatt_block_indexes": [0]},
     },
-    "Qwen3VL": {
-        "text_config": {},
-        "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
-                          "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-    },
+    "Qwen3VL": _QWEN3,
+    "Qwen3VLMoe": _QWEN3,
     "Mistral3": {
         "text_config": {"model_type": "mistral"},
         "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,

@@ -150,6 +150,7 @@ NO_WAY_BACK = {
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
+TURNED = ("qwen3-vl-moe",)  # experts as they were released
 _AHEAD = {"glm4-moe", "deepseek-v3"}  # with the block that predicts a further token
 
 
@@ -164,9 +165,12 @@ def fill(model: Any) -> None:
 
 
 def finish(name: str, folder: Path) -> None:
-    """Write what save_pretrained does not: the block that predicts a further token, and MXFP4."""
+    """Write what save_pretrained does not: the block that predicts a further token, MXFP4, and
+    experts that are transposed."""
     if name in PACKED:
         _pack_experts(folder)
+    if name in TURNED:
+        turn_experts(folder)
     if name not in _AHEAD:
         return
     import torch
@@ -183,6 +187,16 @@ def finish(name: str, folder: Path) -> None:
     state[ahead + "eh_proj.weight"] = torch.randn(width, 2 * width).to(embedding.dtype)
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         state[f"{ahead}{norm}.weight"] = torch.rand(width).to(embedding.dtype)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def turn_experts(folder: Path) -> None:
+    """Transpose fused experts, which transformers saves as it has them in memory."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        state[name] = state[name].transpose(1, 2).contiguous()
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 

@@ -29,6 +29,7 @@ from qtool.gguf.hf_config import Config, complete, count, head_width, number
 from qtool.gguf.hf_rows import hf_rows, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
+from qtool.gguf.row_maps import RowMap
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
@@ -152,7 +153,9 @@ class _Found:
         names = [n for n in (module.name, *module.also) if place(n) + end in self.names][:1]
         parts = [place(name) + end for name in names]
         stacked = not parts and module.each is not None
+        cut = module.cut
         if not parts and module.each is not None:
+            cut = None  # of those in one tensor
             name, counted = module.each
             if place(name) + end in self.names:
                 parts = [place(name, i) + end for i in range(self._count(counted))]
@@ -160,6 +163,7 @@ class _Found:
             stacked = False
             name, rows = module.fused
             parts = [n for n in (place(name), place(name) + end) if n in self.names][:1]
+            cut = module.cut if parts and not self._is_straight(module, parts[0], rows) else None
         if not parts:
             return None
         if missing := [part for part in parts if part not in self.names]:
@@ -176,7 +180,7 @@ class _Found:
             values=module.values,
             columns=module.columns,
             squeezed=module.squeezed,
-            cut=module.cut,
+            cut=cut,
         )
         origin = tuple(info.name for info in infos)
         self._check(module, suffix, origin, reader.shape)
@@ -198,6 +202,14 @@ class _Found:
         packed = packed_rows(read[0], read[1], module.rows)
         self._check(module, ".weight", origin, packed.shape)
         return SourceTensor(gguf_name + ".weight", packed.shape, MXFP4, packed.read, origin)
+
+    def _is_straight(self, module: Module, name: str, rows: RowMap | None) -> bool:
+        """Whether fused experts lie as in memory; transformers goes by their shape, too."""
+        expected = expected_shape(module, self.config)
+        if expected is None:
+            return False
+        whole = (expected[0], expected[1] * (rows.share if rows else 1), expected[2])
+        return self.checkpoint.tensors[self.names[name]].shape == whole
 
     def left_out(self, block: int) -> bool:
         """Whether this is a block that predicts further tokens, of which there is no tensor."""

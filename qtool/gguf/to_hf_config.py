@@ -224,7 +224,7 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
     if row.name == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
-    if row.name in ("qwen3moe", "qwen3next"):
+    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
     if row.name in ("gemma2", "gemma3"):
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]

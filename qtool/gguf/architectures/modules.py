@@ -35,7 +35,8 @@ class Module:
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
-    cut: Cut | None = None  # which part of the checkpoint's tensor it is, before its rows change
+    # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
+    cut: Cut | None = None
     packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None
