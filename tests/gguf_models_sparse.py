@@ -18,6 +18,8 @@ _LATENT = {
     **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
     "qk_rope_head_dim": 8, "v_head_dim": 12,
 }  # fmt: skip
+# Many heads: of a few, scores are zero at the same time, and the choice among zeros is chance.
+_INDEXED = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 8}
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (
         "Glm4Moe",
@@ -119,6 +121,23 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
          "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
+    "deepseek-v3.2": (
+        "DeepseekV32",
+        {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
+         "num_nextn_predict_layers": 1,
+         "rope_parameters": {**_USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "glm-5": (
+        "GlmMoeDsa",
+        {**_INDEXED, "q_lora_rank": 40, "first_k_dense_replace": 2, "num_hidden_layers": 4,
+         "indexer_types": ["full", "shared", "full", "shared"], "routed_scaling_factor": 1.5,
+         "num_nextn_predict_layers": 1, "n_shared_experts": 2},
+    ),
+    "glm-5-full": (
+        "GlmMoeDsa",
+        {**_INDEXED, "q_lora_rank": 24, "first_k_dense_replace": 0, "norm_topk_prob": False,
+         "tie_word_embeddings": True},
+    ),
 }  # fmt: skip
 SAID_BEYOND = {
     # llama.cpp stops without it. Released checkpoints say scoring_func, transformers does not.
@@ -130,12 +149,23 @@ SAID_BEYOND = {
     # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
     "deepseek-v3": {"deepseek2.expert_gating_func"},
+    "deepseek-v3.2": {"deepseek32.expert_gating_func"},
+    "glm-5": {"glm-dsa.expert_gating_func"},
+    "glm-5-full": {"glm-dsa.expert_gating_func"},
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
 # What is said of a file of theirs that is to be a checkpoint again.
 NO_WAY_BACK = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
+        (
+            "deepseek-v2",
+            "deepseek-v2-lite",
+            "deepseek-v3",
+            "deepseek-v3-plain",
+            "deepseek-v3.2",
+            "glm-5",
+            "glm-5-full",
+        ),
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
     **dict.fromkeys(
@@ -149,9 +179,16 @@ NO_WAY_BACK = {
 }
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
+# One token for another, where inputs are rounded to float16: these are compared in float32.
+NOT_ROUNDED = ("deepseek-v3.2", "glm-5", "glm-5-full")
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
 TURNED = ("qwen3-vl-moe",)  # experts as they were released
-_AHEAD = {"glm4-moe", "deepseek-v3"}  # with the block that predicts a further token
+_AHEAD = {
+    "glm4-moe",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "glm-5",
+}  # with the block that predicts a further token
 
 
 def fill(model: Any) -> None:

@@ -39,6 +39,7 @@ from qtool.transforms.rotated import Rotated
 # What convert_hf_to_gguf.py widens beside vectors.
 ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
+    ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
 )  # fmt: skip
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
@@ -274,10 +275,11 @@ def gguf_names(architecture: Architecture, config: Config) -> dict[tuple[str, in
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import TensorNameMap
 
-    number = {name: number for number, name in MODEL_ARCH_NAMES.items()}.get(architecture.name)
+    known = architecture.names or architecture.name
+    number = {name: number for number, name in MODEL_ARCH_NAMES.items()}.get(known)
     if number is None:
         raise UnsupportedError(
-            f"the gguf package that is installed does not know {architecture.name!r}; update it"
+            f"the gguf package that is installed does not know {known!r}; update it"
         )
     blocks = architecture.blocks(config)
     mapping = TensorNameMap(number, blocks)

@@ -118,6 +118,9 @@ _NEVER_IN = {
     ),
 }  # fmt: skip
 
+# What only a converter keeps in float32.
+FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
+
 
 def kept_reason(tensor: Tensor, architecture: str) -> str | None:
     """Why a tensor is never quantized but copied as it is; None when it may be quantized."""

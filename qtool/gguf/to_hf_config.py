@@ -39,7 +39,10 @@ _TOKEN_IDS = {
 }  # fmt: skip
 # What a checkpoint has in one tensor and a file in several, by architecture.
 _NOT_YET_JOINED = {
-    "deepseek2": "what makes keys and values of latents in one matrix",
+    **dict.fromkeys(
+        ("deepseek2", "deepseek32", "glm-dsa"),
+        "what makes keys and values of latents in one matrix",
+    ),
     "gpt-oss": "gate and up of experts in turns in one tensor",
     "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
     **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
@@ -181,6 +184,8 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
     """What each block has in place of attention over all of the text, where blocks differ."""
+    if (full := given.get("attention.indexer.types")) is not None:
+        config["indexer_types"] = ["full" if one else "shared" for one in full.value]
     if not any(key.setting == "layer_types" for key in row.keys):
         return
     if "ssm.state_size" in {key.name for key in row.keys}:

@@ -144,7 +144,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     known |= {name + suffix for (n, _), name in names.items() for suffix, _ in modules[n].ends}
     known |= {whole for name in names.values() for whole in _in_its_place(name)}
     extra = [name for name in tensors if name not in known and name not in _COMPUTED]
-    places = _places(row.name)
+    places = _places(row.names or row.name)
     beyond = [name for name in extra if layer_of(name) >= blocks]
     extra = [name for name in extra if name not in beyond and _place(name) not in places]
     if beyond:

@@ -64,7 +64,7 @@ _ATTENTION = (
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
-_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
+LATENT_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 
 def _query_latents(config: Config) -> Value:
@@ -79,7 +79,7 @@ def _asked_for(config: Config) -> bool:
     return not known and (blocks, config.get("vocab_size")) != _ITS_VOCABULARY
 
 
-def _scores(function: int) -> Key:
+def scores(function: int) -> Key:
     """Said in any case: llama.cpp takes softmax for granted."""
 
     def make(config: Config) -> Value:
@@ -112,7 +112,7 @@ def _slower(config: Config) -> Value | None:
 
 
 _ADD_UP = Key("expert_weights_norm", "norm_topk_prob", flag=True)
-_KEYS = with_own(
+KEYS = with_own(
     ROUTED,
     Key("attention.head_count_kv", "", lambda config: u32(1)),
     Key("vocab_size", "vocab_size"),
@@ -177,12 +177,12 @@ def _best_of_groups(config: Config) -> str | None:
     )
 
 
-_REFUSE: tuple[Limit, ...] = (
+REFUSE: tuple[Limit, ...] = (
     limits.as_many_key_heads, limits.no_biases("attention_bias"), _known_rank, _known_yarn,
     _groups_known,
     _neighbours, _every_block,
 )  # fmt: skip
-_DEFAULTS = {
+DEFAULTS = {
     **OWN_HEADS, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128, "v_head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
 }  # fmt: skip
@@ -190,20 +190,20 @@ _DEFAULTS = {
 # fmt: off
 LATENT_ATTENTION: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(
-        "deepseek2", _MODULES, (*_KEYS, _scores(SOFTMAX)),
-        {**_DEFAULTS, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
+        "deepseek2", LATENT_MODULES, (*KEYS, scores(SOFTMAX)),
+        {**DEFAULTS, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
          "moe_intermediate_size": 1407, "routed_scaling_factor": 1.0,
          "max_position_embeddings": 2048, "vocab_size": 102400},
         rope=("default", "yarn"), yarn=True,
-        refuse=(*_REFUSE, limits.chosen_add_up(False)), warn=(_best_of_groups,),
+        refuse=(*REFUSE, limits.chosen_add_up(False)), warn=(_best_of_groups,),
     ),
     "DeepseekV3ForCausalLM": Architecture(
-        "deepseek2", (*_MODULES, *CHOICE_BIAS), (*_KEYS, _scores(SIGMOID)),
-        {**_DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
+        "deepseek2", (*LATENT_MODULES, *CHOICE_BIAS), (*KEYS, scores(SIGMOID)),
+        {**DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
          "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True, "max_position_embeddings": 4096,
          "vocab_size": 129280},
-        rope=("default", "yarn"), yarn=True, refuse=_REFUSE, warn=(),
+        rope=("default", "yarn"), yarn=True, refuse=REFUSE, warn=(),
     ),
 }
 # fmt: on

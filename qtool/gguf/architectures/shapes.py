@@ -86,6 +86,11 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     ),
     "plain keys": _setting("qk_nope_head_dim"),
     "head of values": _setting("v_head_dim"),
+    "indexer's queries": lambda config: (
+        count(config, "index_n_heads") * count(config, "index_head_dim")
+    ),
+    "indexer's key": _setting("index_head_dim"),
+    "indexer's heads": _setting("index_n_heads"),
     "heads of values": lambda config: (
         count(config, "num_attention_heads") * count(config, "v_head_dim")
     ),

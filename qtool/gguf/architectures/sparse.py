@@ -19,6 +19,7 @@ from qtool.gguf.architectures.modules import (
     since,
     wide_norms,
 )
+from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF
 
@@ -96,10 +97,7 @@ SPARSE: dict[str, Architecture] = {
         "glm4moe",
         (*QWEN, *LATER_EXPERTS, *CHOICE_BIAS,
          *(Module(BLOCK + name, asked="use_qk_norm") for name in QK_NORMS),
-         *in_blocks(predicting, (
-             *block("eh_proj", "enorm", "hnorm", "shared_head.norm"),
-             *(Module(BLOCK + name, needed=False) for name in ("embed_tokens", "shared_head.head")),
-         ))),
+         *in_blocks(predicting, AHEAD)),
         sparse_keys.GLM4_MOE,
         {"num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 1408, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
