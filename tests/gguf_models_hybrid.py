@@ -39,7 +39,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_num_value_heads": 4,
         },
     ),
-}
+    "lfm2": (
+        "Lfm2",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
+         "conv_L_cache": 4, "block_multiple_of": 16, "block_ffn_dim_multiplier": 0.9,
+         "norm_eps": 1e-6},
+    ),
+    "lfm2-plain": (
+        "Lfm2",
+        {"full_attn_idxs": [0], "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
+         "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 48},
+    ),
+}  # fmt: skip
 # Sizes that K-quants divide, for what llama-quantize makes of each family.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 WIDER: dict[str, dict[str, Any]] = {

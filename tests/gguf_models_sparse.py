@@ -194,7 +194,7 @@ _AHEAD = {
 def fill(model: Any) -> None:
     """Values for what gguf_models leaves at zero: biases of experts, and of their choice."""
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.uniform_(-0.3, 0.3)
     for name, parameter in model.named_parameters():
         if name.endswith("_proj_bias"):  # of experts, in rows

@@ -1,12 +1,19 @@
 """Gated delta nets as GGUF: order of heads, rates, blocks that predict, what is refused."""
 
+from pathlib import Path
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 
+from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
+from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.from_hf import hf_source
 from qtool.gguf.hf_config import complete
 from qtool.gguf.value_maps import MINUS_EXP
 
@@ -16,6 +23,11 @@ SETTINGS = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def _module(row: Any, name: str, **more: Any) -> Any:
@@ -102,6 +114,39 @@ def test_what_llama_cpp_does_not_compute(change: dict[str, Any], said: str) -> N
     config = complete({**SETTINGS, **change}, ROW.defaults)
     found = [text for check in ROW.refuse if (text := check(config)) is not None]
     assert (said in found[0] if said else not found) and len(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"conv_bias": True}, "conv_bias is true"),
+        ({"head_dim": 32}, "head_dim is 32"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"use_expert_bias": False}, "use_expert_bias is false"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5, and it takes 1.0"),
+    ],
+)
+def test_short_convolutions_that_llama_cpp_has_not(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = gguf_models.build("lfm2-moe", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda config: config.update(change))
+    with pytest.raises(UnsupportedError, match=said):
+        hf_source(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [
+        ({}, 256), ({"block_ff_dim": 1200}, 1024), ({"block_auto_adjust_ff_dim": False}, 96),
+        ({"block_ffn_dim_multiplier": None}, 64),
+        ({"block_ffn_dim_multiplier": 1.5, "block_multiple_of": 10}, 100),
+    ],
+)  # fmt: skip
+def test_how_wide_lfm2_is(change: dict[str, Any], width: int) -> None:
+    row = TABLE["Lfm2ForCausalLM"]
+    config = complete({"intermediate_size": 96, **change}, row.defaults)
+    assert SIZES["inner of LFM2"](config) == width
 
 
 def test_another_epsilon_is_told() -> None:

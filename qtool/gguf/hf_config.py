@@ -15,6 +15,7 @@ WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
+    "tie_word_embeddings": ("tie_embedding",),
     "layer_norm_eps": ("norm_eps", "norm_epsilon", "layer_norm_epsilon"),
 }
 _NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")

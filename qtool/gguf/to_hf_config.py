@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete
 from qtool.gguf.source import GgufSource
@@ -31,7 +32,8 @@ _MODEL_TYPES = {
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
-    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+    "Lfm2MoeForCausalLM": "lfm2_moe", "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
@@ -179,6 +181,8 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "block_count": _to("num_hidden_layers"),
     "nextn_predict_layers": _to("mtp_num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
+    "attention.head_count_kv": _to("num_key_value_heads", max),
+    "feed_forward_length": _to("intermediate_size"),
 }
 
 
@@ -186,6 +190,10 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     """What each block has in place of attention over all of the text, where blocks differ."""
     if (full := given.get("attention.indexer.types")) is not None:
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
+    if row.name in ("lfm2", "lfm2moe"):
+        heads = given["attention.head_count_kv"].value
+        config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
+        config["num_key_value_heads"] = max(heads)
     if not any(key.setting == "layer_types" for key in row.keys):
         return
     if "ssm.state_size" in {key.name for key in row.keys}:
@@ -231,6 +239,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
     if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
+    if row.name == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
     if row.name in ("gemma2", "gemma3"):
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
         by_width = config["hidden_size"] // config["num_attention_heads"]

@@ -36,7 +36,7 @@ _NO_NUMBERS = {
     "rope.dimension_sections": frozenset(),
 }
 # Those that may be lists, one for each block or axis.
-_LISTS = ("sliding_window_pattern", "recurrent_layers", "dimension_sections")
+_LISTS = ("head_count_kv", "sliding_window_pattern", "recurrent_layers", "dimension_sections")
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
@@ -73,7 +73,9 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 and known[name].setting not in ("sliding_window", "head_dim")
             )
             kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
-            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds))
+            # How many heads of keys there are is a list where blocks differ in kind.
+            listed = name.endswith(_LISTS) and known[name].make is not None
+            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds), listed=listed)
     for name in _NEEDED:
         if name not in given and not (name == "feed_forward_length" and not has_mlp(row.modules)):
             raise FormatError(
@@ -100,8 +102,10 @@ def plain(value: Value) -> Any:
     return value.value
 
 
-def _check(source: GgufSource, name: str, value: Value, kinds: frozenset[Kind]) -> None:
-    pattern = name.endswith(_LISTS) and value.kind == Kind.ARRAY
+def _check(
+    source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
+) -> None:
+    pattern = listed and value.kind == Kind.ARRAY
     if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
@@ -127,6 +131,7 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         )
     heads, width = given["attention.head_count"].value, given["embedding_length"].value
     keys = given["attention.head_count_kv"].value if "attention.head_count_kv" in given else heads
+    keys = keys if isinstance(keys, int | float) else max(keys, default=0)
     if not 0 < keys <= heads <= width:
         raise FormatError(
             f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "

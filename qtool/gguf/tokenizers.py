@@ -66,7 +66,7 @@ POLICIES = {
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
     "glm-dsa": _GLM, "deepseek32": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
-    "starcoder2": _JSON,
+    "starcoder2": _JSON, "lfm2": _JSON, "lfm2moe": _JSON,
     "phi2": Policy(model=False, no_bos=True),
     "ernie4_5": Policy(prefix_last=True),
     "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),

@@ -19,6 +19,7 @@ from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
+from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config
 
@@ -26,7 +27,7 @@ __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
-    **GPT_OSS, **LLAMA4, **INDEXED,
+    **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ so that both directions of conversion can tell before any work.
 from collections.abc import Callable, Iterable, Mapping
 
 from qtool.gguf.architectures.modules import Module
-from qtool.gguf.hf_config import Config, count, head_width
+from qtool.gguf.hf_config import Config, count, head_width, number
 
 
 def _heads(config: Config) -> int:
@@ -45,6 +45,19 @@ def _linear_values(config: Config) -> int:
     return count(config, "linear_num_value_heads") * count(config, "linear_value_head_dim")
 
 
+def _inner_of_lfm2(config: Config) -> int:
+    """Two thirds, times a factor, up to a multiple, unless config.json says that it is not."""
+    own = config.get("block_ff_dim") is not None
+    width = count(config, "block_ff_dim" if own else "intermediate_size")
+    if not config.get("block_auto_adjust_ff_dim"):
+        return width
+    width = int(2 * width / 3)
+    if config.get("block_ffn_dim_multiplier") is None:
+        return width
+    width, each = int(number(config, "block_ffn_dim_multiplier") * width), "block_multiple_of"
+    return -(-width // count(config, each)) * count(config, each)
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -54,10 +67,13 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
     "inner without experts": _setting("intermediate_size_mlp"),
+    "inner of LFM2": _inner_of_lfm2,
     "inner of experts": _inner_of_experts,
     "inner of the shared expert": _setting("shared_expert_intermediate_size"),
     "inner of shared experts": _shared,
     "two widths": lambda config: 2 * count(config, "hidden_size"),
+    "three widths": lambda config: 3 * count(config, "hidden_size"),
+    "taps": _setting("conv_L_cache"),
     "gate and up": lambda config: 2 * count(config, "intermediate_size"),
     "experts": _experts,
     "one": lambda _: 1,
