@@ -121,6 +121,19 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
          "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {"num_experts": 5, "moe_topk": [3, 3], "num_shared_expert": [1, 1], "head_dim": 32,
+         "moe_intermediate_size": [96, 96]},
+    ),
+    "hunyuan-moe-alpha": (
+        "HunYuanMoEV1",
+        {"num_experts": 4, "moe_topk": [2, 2], "num_shared_expert": [1, 1], "hidden_size": 256,
+         "num_attention_heads": 2, "head_dim": 128, "moe_intermediate_size": [96, 96],
+         "tie_word_embeddings": True, "max_position_embeddings": 32768,
+         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
+                             "alpha": 1000.0}},
+    ),
     "deepseek-v3.2": (
         "DeepseekV32",
         {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,

@@ -32,7 +32,8 @@ _MODEL_TYPES = {
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
-    "Lfm2MoeForCausalLM": "lfm2_moe", "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
+    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -183,6 +184,9 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "ssm.inner_size": _put_inner_size,
     "attention.head_count_kv": _to("num_key_value_heads", max),
     "feed_forward_length": _to("intermediate_size"),
+    "expert_used_count": _to("moe_topk"),
+    "expert_feed_forward_length": _to("moe_intermediate_size"),
+    "expert_shared_count": _to("num_shared_expert"),
 }
 
 

@@ -71,6 +71,7 @@ POLICIES = {
     "ernie4_5": Policy(prefix_last=True),
     "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),
     "glm4": _GLM4,
+    "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
 _TURN_END = PREFIX + "eot_token_id"

@@ -12,6 +12,7 @@ from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
+from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
@@ -27,7 +28,7 @@ __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
-    **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS,
+    **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
 }  # fmt: skip
 
 
