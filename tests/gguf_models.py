@@ -132,6 +132,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
 
     kind, settings = MODELS[name]
     wanted = {**_SMALL, **settings}
+    if "layers_block_type" in settings:
+        del wanted["num_hidden_layers"]
     if kind == "GPTNeoX":
         del wanted["num_key_value_heads"]
     seeing = gguf_models_dense.SEEING.get(kind)
@@ -149,6 +151,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_sparse.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
+    if kind in ("NemotronH", "GraniteMoeHybrid"):
+        gguf_models_hybrid.as_released(folder)
     if name in gguf_models_hybrid.PREDICTING:
         gguf_models_hybrid.add_prediction(folder, seed)
     return folder

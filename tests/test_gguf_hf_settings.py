@@ -193,7 +193,8 @@ def test_spellings_of_rope_settings() -> None:
 def test_defaults_are_those_of_transformers(name: str) -> None:
     import transformers
 
-    kind = name.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").rstrip("_")
+    kind = name.partition(" ")[0]  # of the class, of which there may be several rows
+    kind = kind.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").rstrip("_")
     kind = {"Mistral3": "Mistral"}.get(kind, kind)
     if not hasattr(transformers, f"{kind}Config") or hasattr(transformers, f"{kind}TextConfig"):
         kind += "Text"
@@ -208,6 +209,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
         if not key.startswith("rope_"):
             theirs_too = theirs[key] if key in theirs else theirs[old[key]]
             assert ours[key] == theirs_too, key
+    if "rope.freq_base" not in {key.name for key in TABLE[name].keys}:
+        return  # it rotates nothing
     rope = theirs["rope_parameters"]
     full = ours["rope_parameters"]["full_attention"]
     for key, value in rope.get("full_attention", rope).items():

@@ -16,6 +16,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan-moe", {"moe_topk": [3]}, "moe_topk is a list of 1 numbers"),
     ("hunyuan-moe", {"moe_intermediate_size": 48}, "experts are 48 wide, and it takes inter"),
     ("hunyuan-moe", {"attention_bias": True}, "attention_bias is true"),
+    ("nemotron-h", {"hybrid_override_pattern": "M-*M"}, "are not those of 5 blocks"),
+    ("nemotron-h", {"hybrid_override_pattern": "M-*XM"}, "are not those of 5 blocks"),
+    ("nemotron-h", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
+    ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]"),
+    ("nemotron-h", {"time_step_limit": [0.001, None]}, r"time_step_limit is \[0.001"),
+    ("nemotron-h", {"mlp_hidden_act": "silu"}, "the activation is 'silu'"),
+    ("nemotron-h-moe", {"hybrid_override_pattern": "ME*-"}, "some blocks have an MLP and some"),
+    ("nemotron-h-moe", {"n_group": 2}, "n_group is 2, and it chooses among all"),
+    ("granite-4-h", {"mamba_n_heads": 4}, "state spaces are 64 wide, and it takes 128"),
+    ("granite-4-h", {"position_embedding_type": "rope"}, "is rope, and it knows no positions"),
+    ("granite-4-h", {"intermediate_size": 80}, "shared_intermediate_size is 96, and it takes"),
+    ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 
 

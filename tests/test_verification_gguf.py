@@ -177,6 +177,7 @@ LOST = {
     "deepseek-v3.2": "blk.1.indexer.attn_k.weight",
     "glm-5": "blk.2.indexer.proj.weight",
     "gpt-oss": "blk.1.attn_sinks.weight",
+    "granite-4-h-moe": "blk.2.ssm_d",
     "granite-moe": "blk.1.ffn_up_exps.weight",
     "llama4": "blk.1.ffn_gate_shexp.weight",
     "qwen3-next": "blk.0.ssm_a",

@@ -93,7 +93,8 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     checks = architecture.refuse if architecture.yarn else (usual_yarn, *architecture.refuse)
     problems = [text for check in checks if (text := check(config)) is not None]
     known = architecture.activations
-    activation = config.get("hidden_activation") or config.get("hidden_act") or known[0]
+    names = ("hidden_activation", "hidden_act", "mlp_hidden_act")
+    activation = next((config[name] for name in names if config.get(name)), known[0])
     if activation not in known:
         problems.append(f"the activation is {activation!r}, and it computes {known[0]}")
     kind = config["rope_parameters"]["full_attention"]["rope_type"]
@@ -182,6 +183,7 @@ class _Found:
             columns=module.columns,
             squeezed=module.squeezed,
             cut=cut,
+            folded=expected_shape(module, self.config, suffix) if module.folded else None,
         )
         origin = tuple(info.name for info in infos)
         self._check(module, suffix, origin, reader.shape)

@@ -48,6 +48,8 @@ def complete(raw: Config, defaults: Config) -> dict[str, Any]:
         for old in older:
             if old in config:
                 config.setdefault(name, config[old])
+    if isinstance(kinds := config.get("layers_block_type"), list):
+        config.setdefault("num_hidden_layers", len(kinds))
     for name, default in defaults.items():
         if name.startswith("rope_"):
             continue

@@ -225,7 +225,9 @@ def _specs(
 ) -> tuple[TensorSpec, ...]:
     if module.each is None:
         name, shape = named(module.name), tensor.shape
-        if module.squeezed:
+        if module.folded:
+            shape = (prod(shape),)
+        elif module.squeezed and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])
         return (TensorSpec(name, dtype, shape),)
     pattern = named(module.each[0])
@@ -238,7 +240,11 @@ def _specs(
 def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias: bool) -> str:
     """The dtype of a matrix as asked; what llama.cpp widens gets it where that loses nothing."""
     widened = tensor.type == F32 and (
-        len(tensor.shape) == 1 or bias or module.add or tensor.name.endswith(ALWAYS_FLOAT32)
+        len(tensor.shape) == 1
+        or bias
+        or module.add
+        or module.folded
+        or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:
         return _PLAIN.get(tensor.type, dtype) if keep else dtype

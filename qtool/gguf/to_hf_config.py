@@ -15,11 +15,12 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
+from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
-from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, plain
+from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_rope import put_rope
 
 # model_type of transformers where it is not the architecture's name in llama.cpp.
@@ -33,7 +34,7 @@ _MODEL_TYPES = {
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
-    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
+    "NemotronHForCausalLM": "nemotron_h", "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -47,6 +48,7 @@ _NOT_YET_JOINED = {
         "what makes keys and values of latents in one matrix",
     ),
     "gpt-oss": "gate and up of experts in turns in one tensor",
+    "granitehybrid": "gate and up of MLPs and experts in one tensor",
     "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
     **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
 }
@@ -107,7 +109,7 @@ def hf_config(
     if "token_embd.weight" not in rows:
         raise FormatError(f"{source.path}: lacks token_embd.weight, which every model has")
     given = checked_keys(source, row)
-    alone = row.alone or named
+    alone = (row.alone or named).partition(" ")[0]
     config: dict[str, Any] = {
         "architectures": [alone],
         "model_type": _MODEL_TYPES.get(alone, row.name),
@@ -131,7 +133,8 @@ def hf_config(
     if row.predicts:
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     put_layer_types(row, config, given)
-    put_rope(row, config, given, vectors, source)
+    if any(key.name == "rope.freq_base" for key in row.keys):
+        put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
     _put_asked(row, config, rows.keys())
@@ -182,8 +185,8 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "block_count": _to("num_hidden_layers"),
     "nextn_predict_layers": _to("mtp_num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
-    "attention.head_count_kv": _to("num_key_value_heads", max),
-    "feed_forward_length": _to("intermediate_size"),
+    "attention.head_count_kv": _to("num_key_value_heads", most),
+    "feed_forward_length": _to("intermediate_size", most),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
@@ -194,6 +197,13 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     """What each block has in place of attention over all of the text, where blocks differ."""
     if (full := given.get("attention.indexer.types")) is not None:
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
+    if row.name in ("nemotron_h", "nemotron_h_moe"):
+        _put_state_spaces(row, config, given)
+    if row.name == "granitehybrid":
+        config["layer_types"] = [
+            "full_attention" if one else "linear_attention"
+            for one in given["attention.head_count_kv"].value
+        ]
     if row.name in ("lfm2", "lfm2moe"):
         heads = given["attention.head_count_kv"].value
         config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
@@ -217,6 +227,27 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
 
 
+def _put_state_spaces(
+    row: Architecture, config: dict[str, Any], given: Mapping[str, Value]
+) -> None:
+    heads, inner = (
+        [*given[name].value] for name in ("attention.head_count_kv", "feed_forward_length")
+    )
+    wide, setting = (
+        (EXPERTS, "moe_intermediate_size")
+        if row.name.endswith("moe")
+        else (MLP, "intermediate_size")
+    )
+    letters = [wide if f else ATTENTION if h else STATE for h, f in zip(heads, inner, strict=True)]
+    config |= {
+        "hybrid_override_pattern": "".join(letters),
+        "num_hidden_layers": len(letters),
+        "num_key_value_heads": max(heads),
+        setting: max(inner),
+        "mamba_head_dim": given["ssm.inner_size"].value // given["ssm.time_step_rank"].value,
+    }
+
+
 def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:
     every = given.get("full_attention_interval")
     config["full_attention_interval"] = 4 if every is None else every.value
@@ -231,7 +262,8 @@ def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]
     """Settings that say whether a model has some modules."""
     asked = {module.name: module.asked for module in row.modules if module.asked}
     for (name, block), gguf_name in gguf_names(row, config).items() if asked else ():
-        if name in asked and block == 0:
+        is_width = type(config.get(asked.get(name, ""))) is int  # which says so itself
+        if name in asked and block == 0 and not is_width:
             config[asked[name]] = f"{gguf_name}.weight" in names
 
 
@@ -243,6 +275,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
     if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
+    if row.name.startswith("nemotron_h"):
+        config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
     if row.name == "lfm2":
         config["block_auto_adjust_ff_dim"] = False
     if row.name in ("gemma2", "gemma3"):
@@ -261,6 +295,7 @@ def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> 
         there, again = source.metadata.get(name), said.get(key.name)
         if there is None:
             continue
+        there = one_for_all(there) if again is not None and again.kind != Kind.ARRAY else there
         # As decimals, since other converters write integers of other widths.
         if again is not None and plain(there) == plain(again):
             continue

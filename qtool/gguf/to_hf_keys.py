@@ -31,12 +31,19 @@ _MOST_EXPERTS = 4096
 _NO_NUMBERS = {
     "use_parallel_residual": frozenset({Kind.BOOL}),
     "rope.scaling.type": frozenset({Kind.STRING}),
+    "rope.scaling.finetuned": frozenset({Kind.BOOL}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
     "rope.dimension_sections": frozenset(),
 }
 # Those that may be lists, one for each block or axis.
-_LISTS = ("head_count_kv", "sliding_window_pattern", "recurrent_layers", "dimension_sections")
+_LISTS = (
+    "head_count_kv",
+    "feed_forward_length",
+    "sliding_window_pattern",
+    "recurrent_layers",
+    "dimension_sections",
+)
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
@@ -47,6 +54,9 @@ _COUNTED = (
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
+# Of Granite 4, which says them also where no block has a state space, or experts.
+_OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
+_BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 
 
@@ -65,6 +75,9 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
     if row.alone:
         given = {name: value for name, value in given.items() if name not in OF_SIGHT}
     known = {key.name: key for key in row.keys}
+    for name in _BY_BLOCK:
+        if name in given and name in known and known[name].make is None:
+            given[name] = one_for_all(given[name])
     for name, value in given.items():
         if name in known:
             real = known[name].real or (
@@ -81,11 +94,11 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if name in given and given[name].value <= 0:
+        if name in given and most(given[name].value) <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
     _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
     for name, value in given.items():
-        if name not in known and not _says_nothing(name, value, given):
+        if name not in known and not _says_nothing(row, name, value, given):
             raise UnsupportedError(
                 f"{source.path}: {prefix}{name} is {_short(value)}, which no setting of a Hugging "
                 f"Face {row.name} checkpoint says; convert the checkpoint that it was made of"
@@ -131,7 +144,7 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         )
     heads, width = given["attention.head_count"].value, given["embedding_length"].value
     keys = given["attention.head_count_kv"].value if "attention.head_count_kv" in given else heads
-    keys = keys if isinstance(keys, int | float) else max(keys, default=0)
+    keys = most(keys)
     if not 0 < keys <= heads <= width:
         raise FormatError(
             f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "
@@ -145,9 +158,21 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         )
 
 
-def _says_nothing(name: str, value: Value, given: Mapping[str, Value]) -> bool:
+def most(value: Any) -> Any:
+    """The number, or the largest of a list."""
+    return value if isinstance(value, int | float) else max(value, default=0)
+
+
+def one_for_all(value: Value) -> Value:
+    """The number that a list says of each block; the value as it is where it says several."""
+    if value.kind != Kind.ARRAY or value.element is None or len({*value.value}) != 1:
+        return value
+    return Value(value.element, value.value[0])
+
+
+def _says_nothing(row: Architecture, name: str, value: Value, given: Mapping[str, Value]) -> bool:
     """Whether a key beyond the table changes nothing."""
-    if name in _HARMLESS:
+    if name in _HARMLESS or (row.name == "granite" and name.startswith(_OF_OTHER_BLOCKS)):
         return True
     width = given["embedding_length"].value // given["attention.head_count"].value
     return name in _HEAD_WIDTHS and value.value == width

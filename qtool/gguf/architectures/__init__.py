@@ -22,14 +22,26 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
-from qtool.gguf.hf_config import Config
+from qtool.gguf.architectures.state_spaces import STATE_SPACES, has_experts, only_attends
+from qtool.gguf.hf_config import Config, complete
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
     **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
+    **STATE_SPACES,
 }  # fmt: skip
+
+
+def variant(name: str | None, config: Config) -> str | None:
+    """The table's name of a class that llama.cpp has several architectures for."""
+    whole = complete(config, TABLE[name].defaults) if name in STATE_SPACES else {}
+    if name == "NemotronHForCausalLM" and has_experts(whole):
+        return f"{name} with experts"
+    if name == "GraniteMoeHybridForCausalLM" and only_attends(whole):
+        return f"{name} of attention"
+    return name
 
 
 def architecture_of(config: Config, where: str) -> Architecture:
@@ -39,6 +51,7 @@ def architecture_of(config: Config, where: str) -> Architecture:
     text = config.get("text_config")
     if isinstance(text, dict) and text.get("model_type") == "ministral3":
         found = "Ministral3ForCausalLM"
+    found = variant(found, config)
     if found in TABLE:
         return TABLE[found]
     if found is None:

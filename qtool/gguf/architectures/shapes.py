@@ -9,6 +9,7 @@ so that both directions of conversion can tell before any work.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.hf_config import Config, count, head_width, number
@@ -58,6 +59,28 @@ def _inner_of_lfm2(config: Config) -> int:
     return -(-width // count(config, each)) * count(config, each)
 
 
+def _either(*names: str) -> Callable[[Config], int]:
+    """Of settings that classes call differently."""
+    return lambda config: count(
+        config, next((one for one in names if config.get(one) is not None), names[0])
+    )
+
+
+_state_heads = _either("mamba_num_heads", "mamba_n_heads")
+_state_groups = _either("n_groups", "mamba_n_groups")
+_state_size = _either("ssm_state_size", "mamba_d_state")
+
+
+def _state(config: Config) -> int:
+    if config.get("mamba_d_head") == "auto":
+        return count(config, "mamba_expand") * count(config, "hidden_size")
+    return _state_heads(config) * _either("mamba_head_dim", "mamba_d_head")(config)
+
+
+def _state_and_keys(config: Config) -> int:
+    return _state(config) + 2 * _state_groups(config) * _state_size(config)
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -69,7 +92,20 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inner without experts": _setting("intermediate_size_mlp"),
     "inner of LFM2": _inner_of_lfm2,
     "inner of experts": _inner_of_experts,
-    "inner of the shared expert": _setting("shared_expert_intermediate_size"),
+    "inner of the shared expert": _either(
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
+    ),
+    "inner of the shared MLP": _setting("shared_intermediate_size"),
+    "moe's width": _either("moe_latent_size", "hidden_size"),
+    "state": _state,
+    "state's heads": _state_heads,
+    "state's groups": _state_groups,
+    "state of a group": lambda config: _state(config) // _state_groups(config),
+    "state's taps": _either("conv_kernel", "mamba_d_conv"),
+    "state and its keys": _state_and_keys,
+    "state, gates, steps": lambda config: (
+        _state(config) + _state_and_keys(config) + _state_heads(config)
+    ),
     "inner of shared experts": _shared,
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "three widths": lambda config: 3 * count(config, "hidden_size"),
@@ -195,6 +231,8 @@ def checkpoint_shape(
     shape = expected_shape(module, config, suffix)
     if shape is None:
         return None
+    if module.folded:
+        return (prod(shape),)
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
         shape = (rows.taken[0], *shape[1:])

@@ -42,7 +42,7 @@ _NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
 # Gate and up of all experts in one tensor, under names of their own.
 _MIXED = BLOCK + "block_sparse_moe.input_linear"
 _OF_EXPERTS = ("experts", "inner", "width")
-_GRANITE = (
+GRANITE_EXPERTS = (
     Module(_MIXED, FIRST_HALF, called="ffn_gate_exps", shape=_OF_EXPERTS),
     Module(_MIXED + ".up", SECOND_HALF, also=(_MIXED,), called="ffn_up_exps", shape=_OF_EXPERTS),
     Module(BLOCK + "block_sparse_moe.output_linear", shape=("experts", "width", "inner")),
@@ -136,7 +136,7 @@ SPARSE: dict[str, Architecture] = {
         refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases("use_bias")),
     ),
     "GraniteMoeForCausalLM": Architecture(
-        "granitemoe", (*LLAMA, *_GRANITE), keys.GRANITE,
+        "granitemoe", (*LLAMA, *GRANITE_EXPERTS), keys.GRANITE,
         {**OWN_HEADS, "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "attention_multiplier": 1.0,
          "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,

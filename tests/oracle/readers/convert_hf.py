@@ -34,6 +34,9 @@ def main() -> None:
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
     for folder, kind, output in request["jobs"]:
         settings = ModelBase.load_hparams(Path(folder), False)
+        if settings["model_type"] in ("nemotron_h", "granitemoehybrid"):
+            # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts.
+            settings = json.loads((Path(folder) / "config.json").read_text())
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
         if not request["vocabulary"]:
             model.set_vocab = lambda self: None
