@@ -139,7 +139,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     seeing = gguf_models_dense.SEEING.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
-    config = getattr(transformers, f"{kind}Config")(**wanted)
+    # The configuration's class, and what is inside it, if that needs telling.
+    config = getattr(transformers, f"{kind.partition(' ')[0]}Config")(**wanted)
     torch.manual_seed(seed)
     model = auto_model(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():

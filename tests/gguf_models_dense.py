@@ -92,6 +92,10 @@ _SMALL_VISION = {
     "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
     "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
+_PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "patch_size": 4, "image_size": 16,
+}  # fmt: skip
 _QWEN3 = {
     "text_config": {},
     "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
@@ -107,10 +111,8 @@ SEEING: dict[str, dict[str, Any]] = {
     },
     "Qwen3VL": _QWEN3,
     "Qwen3VLMoe": _QWEN3,
-    "Mistral3": {
-        "text_config": {"model_type": "mistral"},
-        "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,
-                          "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-                          "image_size": 16},
+    "Mistral3": {"text_config": {"model_type": "mistral"}, "vision_config": _PIXTRAL},
+    "Mistral3 of Mistral4": {
+        "text_config": {"model_type": "mistral4"}, "vision_config": _PIXTRAL,
     },
 }  # fmt: skip

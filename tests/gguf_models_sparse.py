@@ -134,6 +134,14 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
                              "alpha": 1000.0}},
     ),
+    "mistral4": (
+        "Mistral3 of Mistral4",
+        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
+         "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
+         "rope_parameters": {**_USUAL_YARN, "original_max_position_embeddings": 8, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+                             "partial_rotary_factor": 8 / 28}},
+    ),
     "deepseek-v3.2": (
         "DeepseekV32",
         {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
@@ -162,6 +170,11 @@ SAID_BEYOND = {
     # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
     "deepseek-v3": {"deepseek2.expert_gating_func"},
+    "mistral4": {
+        "mistral4.expert_gating_func",
+        "mistral4.attention.temperature_scale",
+        "mistral4.attention.temperature_length",
+    },
     "deepseek-v3.2": {"deepseek32.expert_gating_func"},
     "glm-5": {"glm-dsa.expert_gating_func"},
     "glm-5-full": {"glm-dsa.expert_gating_func"},
@@ -178,6 +191,7 @@ NO_WAY_BACK = {
             "deepseek-v3.2",
             "glm-5",
             "glm-5-full",
+            "mistral4",
         ),
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),

@@ -180,6 +180,7 @@ LOST = {
     "granite-4-h-moe": "blk.2.ssm_d",
     "granite-moe": "blk.1.ffn_up_exps.weight",
     "llama4": "blk.1.ffn_gate_shexp.weight",
+    "mistral4": "blk.1.ffn_gate_up_exps.weight",
     "qwen3-next": "blk.0.ssm_a",
 }
 DTYPES = {"F16": np.float16, "F32": np.float32}

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import Kind, Value
+from qtool.formats.gguf_values import Kind
 from qtool.gguf.architectures import TABLE, Architecture
-from qtool.gguf.architectures.short_convolutions import CONVOLUTION
-from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.hf_config import complete
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
+from qtool.gguf.to_hf_blocks import put_layer_types
 from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_rope import put_rope
 
@@ -44,7 +43,7 @@ _TOKEN_IDS = {
 # What a checkpoint has in one tensor and a file in several, by architecture.
 _NOT_YET_JOINED = {
     **dict.fromkeys(
-        ("deepseek2", "deepseek32", "glm-dsa"),
+        ("deepseek2", "deepseek32", "glm-dsa", "mistral4"),
         "what makes keys and values of latents in one matrix",
     ),
     "gpt-oss": "gate and up of experts in turns in one tensor",
@@ -191,71 +190,6 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
 }
-
-
-def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
-    """What each block has in place of attention over all of the text, where blocks differ."""
-    if (full := given.get("attention.indexer.types")) is not None:
-        config["indexer_types"] = ["full" if one else "shared" for one in full.value]
-    if row.name in ("nemotron_h", "nemotron_h_moe"):
-        _put_state_spaces(row, config, given)
-    if row.name == "granitehybrid":
-        config["layer_types"] = [
-            "full_attention" if one else "linear_attention"
-            for one in given["attention.head_count_kv"].value
-        ]
-    if row.name in ("lfm2", "lfm2moe"):
-        heads = given["attention.head_count_kv"].value
-        config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
-        config["num_key_value_heads"] = max(heads)
-    if not any(key.setting == "layer_types" for key in row.keys):
-        return
-    if "ssm.state_size" in {key.name for key in row.keys}:
-        _put_linear_attention(config, given)
-        return
-    blocks = config["num_hidden_layers"]
-    if row.name == "exaone4" and "attention.sliding_window" not in given:
-        config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
-        return
-    period = {"gemma2": 2, "gemma3": 6}.get(row.name, 4)
-    pattern = given.get("attention.sliding_window_pattern")
-    if pattern is not None and pattern.kind == Kind.ARRAY:
-        windows = [bool(value) for value in pattern.value]
-    else:
-        every = max(1, pattern.value) if pattern is not None else period
-        windows = [(i + 1) % every != 0 for i in range(blocks)]
-    config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
-
-
-def _put_state_spaces(
-    row: Architecture, config: dict[str, Any], given: Mapping[str, Value]
-) -> None:
-    heads, inner = (
-        [*given[name].value] for name in ("attention.head_count_kv", "feed_forward_length")
-    )
-    wide, setting = (
-        (EXPERTS, "moe_intermediate_size")
-        if row.name.endswith("moe")
-        else (MLP, "intermediate_size")
-    )
-    letters = [wide if f else ATTENTION if h else STATE for h, f in zip(heads, inner, strict=True)]
-    config |= {
-        "hybrid_override_pattern": "".join(letters),
-        "num_hidden_layers": len(letters),
-        "num_key_value_heads": max(heads),
-        setting: max(inner),
-        "mamba_head_dim": given["ssm.inner_size"].value // given["ssm.time_step_rank"].value,
-    }
-
-
-def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:
-    every = given.get("full_attention_interval")
-    config["full_attention_interval"] = 4 if every is None else every.value
-    linear = given.get("attention.recurrent_layers")
-    if linear is not None:
-        own = linear.value[: config["num_hidden_layers"]]
-        kinds = ["linear_attention" if one else "full_attention" for one in own]
-        config["layer_types"] = kinds
 
 
 def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:

@@ -14,7 +14,8 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_config import class_of, put_layer_types
+from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_config import class_of
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -92,6 +92,7 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inner without experts": _setting("intermediate_size_mlp"),
     "inner of LFM2": _inner_of_lfm2,
     "inner of experts": _inner_of_experts,
+    "gate and up of experts": lambda config: 2 * _inner_of_experts(config),
     "inner of the shared expert": _either(
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
     ),

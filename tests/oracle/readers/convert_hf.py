@@ -39,7 +39,9 @@ def main() -> None:
             settings = json.loads((Path(folder) / "config.json").read_text())
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
         if not request["vocabulary"]:
-            model.set_vocab = lambda self: None
+            # Mistral 3 leaves all to one of the classes inside it.
+            for one in (model, *(c for c in vars(model).values() if isinstance(c, type))):
+                one.set_vocab = lambda self: None
         if settings["model_type"] == "gpt_neox":  # transformers 5 has moved it, the converter asks
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
         if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
