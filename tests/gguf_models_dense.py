@@ -82,10 +82,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi2-rotary": ("Phi", {"num_key_value_heads": 4, "intermediate_size": 256,
                             "rope_parameters": {"rope_type": "default", "rope_theta": 3e3,
                                                 "partial_rotary_factor": 0.25}}),
+    "gpt2": ("GPT2", {"n_positions": 96, "initializer_range": 0.05}),
+    "gpt2-inner": ("GPT2", {"n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6,
+                            "initializer_range": 0.05}),
+    "bloom": ("Bloom", {"layer_norm_epsilon": 1e-6}),
+    "mpt": ("Mpt", {"max_seq_len": 96, "attn_config": {"clip_qkv": 0.5}}),
+    "mpt-plain": ("Mpt", {"max_seq_len": 64, "layer_norm_epsilon": 1e-5}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-7b": ("Falcon", {"multi_query": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 3e4}}),
+    "falcon-11b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
+                              "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
 }  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "command-a-windows": {"cohere2.attention.sliding_window_pattern"},
+    "falcon-7b": {"falcon.rope.freq_base"},
     "phi2-rotary": {"phi2.rope.freq_base"},
 }
 _SMALL_VISION = {

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError
@@ -27,8 +29,39 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite-4-h", {"mamba_n_heads": 4}, "state spaces are 64 wide, and it takes 128"),
     ("granite-4-h", {"position_embedding_type": "rope"}, "is rope, and it knows no positions"),
     ("granite-4-h", {"intermediate_size": 80}, "shared_intermediate_size is 96, and it takes"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False, and it takes True"),
+    ("gpt2", {"activation_function": "relu"}, "the activation is 'relu'"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is True"),
+    ("mpt", {"attn_config": {"alibi": False}}, "alibi is False, and it takes True"),
+    ("mpt", {"attn_config": {"kv_n_heads": 1}}, "kv_n_heads is 1"),
+    ("mpt", {"expansion_ratio": 2}, "expansion_ratio is 2"),
+    ("falcon", {"alibi": True}, "alibi is true"),
+    ("falcon", {"parallel_attn": False}, "parallel_attn is False"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
+
+
+def test_gpt2_as_it_was_released(tmp_path: Path) -> None:
+    """Without `transformer.` before its names, and with masks that nobody needs."""
+    folder = gguf_models.build("gpt2", tmp_path / "model")
+    before = [t.read(0, t.rows).tobytes() for t in hf_source(Checkpoint.open(folder)).tensors]
+    state = load_file(folder / "model.safetensors")
+    state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    state["h.0.attn.bias"] = np.ones((1, 1, 4, 4), np.float32)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    after = hf_source(Checkpoint.open(folder))
+    assert before == [t.read(0, t.rows).tobytes() for t in after.tensors]
+    assert after.dropped == (("h.0.attn.bias", "llama.cpp computes it itself"),)
+    up = next(t for t in after.tensors if t.name == "blk.1.ffn_up.weight")
+    turned = np.ascontiguousarray(state["h.1.mlp.c_fc.weight"].T)
+    assert up.read(0, up.rows).tobytes() == turned.tobytes()
+
+
+def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:
+    folder = gguf_models.build("mpt", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda c: c.update(attn_config={"alibi_bias_max": 4}))
+    (said,) = hf_source(Checkpoint.open(folder)).warnings
+    assert said.startswith("alibi_bias_max is 4, and transformers takes 8")
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from qtool.gguf.architectures.limits import usual_yarn
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, name_in_table, predicting_blocks
 from qtool.gguf.architectures.shapes import expected_shape
+from qtool.gguf.cuts import Cut
 from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import Config, complete, count, head_width, number
@@ -41,7 +42,13 @@ ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
     ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
 )  # fmt: skip
-_COMPUTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+_COMPUTED = (
+    ".rotary_emb.inv_freq",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".attn.bias",
+    ".attn.masked_bias",
+)
 
 
 def hf_source(checkpoint: Checkpoint) -> GgufSource:
@@ -93,7 +100,13 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     checks = architecture.refuse if architecture.yarn else (usual_yarn, *architecture.refuse)
     problems = [text for check in checks if (text := check(config)) is not None]
     known = architecture.activations
-    names = ("hidden_activation", "hidden_act", "mlp_hidden_act")
+    names = (
+        "hidden_activation",
+        "hidden_act",
+        "mlp_hidden_act",
+        "activation_function",
+        "activation",
+    )
     activation = next((config[name] for name in names if config.get(name)), known[0])
     if activation not in known:
         problems.append(f"the activation is {activation!r}, and it computes {known[0]}")
@@ -172,6 +185,8 @@ class _Found:
             raise FormatError(f"{self.checkpoint.path}: lacks {missing[0]}; fetch it again")
         self.used.update(parts)
         infos = [self.checkpoint.tensors[self.names[part]] for part in parts]
+        if module.turned and suffix == ".weight" and len(infos[0].shape) == 2:
+            cut = Cut(1, infos[0].shape[0], turned=True)
         reader = hf_rows(
             [(partial(self.checkpoint.stretch, info.name), info) for info in infos],
             stacked=stacked,

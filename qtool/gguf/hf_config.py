@@ -12,7 +12,12 @@ from qtool.errors import SourceError
 
 Config = Mapping[str, Any]
 WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
+FOUR_WIDTHS = "4 * hidden_size"
 _OLD_NAMES = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_hidden_size"),
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
     "tie_word_embeddings": ("tie_embedding",),
@@ -63,6 +68,8 @@ def complete(raw: Config, defaults: Config) -> dict[str, Any]:
 
 
 def _derived(config: Config, name: str) -> Any:
+    if name == FOUR_WIDTHS:
+        return 4 * count(config, "hidden_size")
     return plain_head_width(config) if name == WIDTH_BY_HEADS else count(config, name)
 
 

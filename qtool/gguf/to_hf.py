@@ -161,7 +161,7 @@ def _tensors(
         for suffix, end in modules[name].ends:
             module = modules[name]
             if suffix == ".bias":
-                module = replace(module, add=0)  # what is added is added to weights
+                module = replace(module, add=0, turned=False)  # which weights are
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
@@ -227,6 +227,8 @@ def _specs(
         name, shape = named(module.name), tensor.shape
         if module.folded:
             shape = (prod(shape),)
+        elif module.turned:
+            shape = shape[::-1]
         elif module.squeezed and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])
         return (TensorSpec(name, dtype, shape),)
@@ -292,7 +294,8 @@ def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.fl
         found = np.empty_like(values)
         found[:, module.columns] = values
         values = found
-    return _taken_back(values, module).reshape(tensor.shape)
+    found = _taken_back(values, module).reshape(tensor.shape)
+    return np.ascontiguousarray(found.T) if module.turned else found
 
 
 def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:

@@ -171,6 +171,16 @@ def _put_inner_size(config: dict[str, Any], value: Any) -> None:
     config["linear_value_head_dim"] = value // max(1, config.get("linear_num_value_heads", 1))
 
 
+def _in_attention(setting: str) -> Callable[[dict[str, Any], Any], None]:
+    """Of MPT, which says how it attends in an object of its own."""
+
+    def put(config: dict[str, Any], value: Any) -> None:
+        whole = setting == "alibi_bias_max" and float(value).is_integer()
+        config.setdefault("attn_config", {})[setting] = int(value) if whole else float(value)
+
+    return put
+
+
 # Keys of the table that are made of a setting in their own way, and how to get that back.
 _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "use_parallel_residual": _to("use_parallel_residual"),
@@ -186,6 +196,8 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "ssm.inner_size": _put_inner_size,
     "attention.head_count_kv": _to("num_key_value_heads", most),
     "feed_forward_length": _to("intermediate_size", most),
+    "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
+    "attention.clamp_kqv": _in_attention("clip_qkv"),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
@@ -211,6 +223,16 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["norm_topk_prob"] = True
     if row.name.startswith("nemotron_h"):
         config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
+    if row.name == "gpt2":
+        config["n_inner"] = config["intermediate_size"]
+    if row.name == "falcon":
+        both, heads = "blk.0.attn_norm_2.weight" in names, config.pop("num_key_value_heads")
+        config |= {
+            "num_kv_heads": heads,
+            "new_decoder_architecture": both or heads != 1,
+            "num_ln_in_parallel_attn": 1 + both,
+            "ffn_hidden_size": config["intermediate_size"],
+        }
     if row.name == "lfm2":
         config["block_auto_adjust_ff_dim"] = False
     if row.name in ("gemma2", "gemma3"):

@@ -31,6 +31,7 @@ _MOST_EXPERTS = 4096
 _NO_NUMBERS = {
     "use_parallel_residual": frozenset({Kind.BOOL}),
     "rope.scaling.type": frozenset({Kind.STRING}),
+    "tensor_data_layout": frozenset({Kind.STRING}),
     "rope.scaling.finetuned": frozenset({Kind.BOOL}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array

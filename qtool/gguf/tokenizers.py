@@ -65,6 +65,7 @@ POLICIES = {
     "stablelm": _JSON, "gptneox": _JSON,
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
     "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON,
+    "gpt2": _JSON, "bloom": _JSON, "mpt": _JSON, "falcon": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
     "starcoder2": _JSON, "granitehybrid": Policy(), "nemotron_h": _JSON,
     "nemotron_h_moe": _JSON, "lfm2": _JSON, "lfm2moe": _JSON,

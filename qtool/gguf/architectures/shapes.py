@@ -81,6 +81,13 @@ def _state_and_keys(config: Config) -> int:
     return _state(config) + 2 * _state_groups(config) * _state_size(config)
 
 
+def _falcon_rows(config: Config) -> int:
+    from qtool.gguf.architectures.older import key_heads
+
+    heads = count(config, "num_attention_heads")
+    return (heads + 2 * key_heads(config)) * (count(config, "hidden_size") // heads)
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -108,6 +115,8 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
         _state(config) + _state_and_keys(config) + _state_heads(config)
     ),
     "inner of shared experts": _shared,
+    "positions": _setting("n_positions"),
+    "Falcon's queries, keys, values": _falcon_rows,
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "three widths": lambda config: 3 * count(config, "hidden_size"),
     "taps": _setting("conv_L_cache"),
@@ -234,6 +243,8 @@ def checkpoint_shape(
         return None
     if module.folded:
         return (prod(shape),)
+    if module.turned and suffix == ".weight":
+        return shape[::-1]
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
         shape = (rows.taken[0], *shape[1:])
