@@ -134,6 +134,23 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
                              "alpha": 1000.0}},
     ),
+    "glm-4.7-flash": (
+        "Glm4MoeLite",
+        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
+         "mlp_layer_types": ["dense", "sparse", "sparse"], "num_nextn_predict_layers": 1},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 5, "num_dense_layers": 2, "sliding_window": 8, "mup_enabled": True,
+         "route_scale": 1.5},
+    ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 5, "first_k_dense_replace": 2, "sliding_window": 8,
+         "num_shared_experts": 2},
+    ),
     "mistral4": (
         "Mistral3 of Mistral4",
         {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
@@ -170,6 +187,9 @@ SAID_BEYOND = {
     # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
     "deepseek-v3": {"deepseek2.expert_gating_func"},
+    "glm-4.7-flash": {"deepseek2.expert_gating_func"},
+    "afmoe": {"afmoe.expert_gating_func", "afmoe.expert_weights_norm"},
+    "exaone-moe": {"exaone-moe.expert_gating_func"},
     "mistral4": {
         "mistral4.expert_gating_func",
         "mistral4.attention.temperature_scale",
@@ -192,6 +212,7 @@ NO_WAY_BACK = {
             "glm-5",
             "glm-5-full",
             "mistral4",
+            "glm-4.7-flash",
         ),
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
@@ -215,6 +236,7 @@ _AHEAD = {
     "deepseek-v3",
     "deepseek-v3.2",
     "glm-5",
+    "glm-4.7-flash",
 }  # with the block that predicts a further token
 
 
@@ -224,6 +246,8 @@ def fill(model: Any) -> None:
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.uniform_(-0.3, 0.3)
     for name, parameter in model.named_parameters():
+        if name.endswith("router.gate.weight"):  # AFMoE begins with zeros
+            parameter.normal_(std=0.1)
         if name.endswith("_proj_bias"):  # of experts, in rows
             parameter.uniform_(-0.3, 0.3)
 

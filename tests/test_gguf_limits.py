@@ -37,6 +37,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mpt", {"expansion_ratio": 2}, "expansion_ratio is 2"),
     ("falcon", {"alibi": True}, "alibi is true"),
     ("falcon", {"parallel_attn": False}, "parallel_attn is False"),
+    ("afmoe", {"mup_enabled": False}, "mup_enabled is false"),
+    ("afmoe", {"layer_types": ["full_attention"] * 5}, "not each fourth block"),
+    ("exaone-moe", {"n_group": 2}, "n_group is 2"),
+    ("exaone-moe", {"mlp_layer_types": ["sparse"] * 5}, "mlp_layer_types is not 2 blocks"),
+    ("glm-4.7-flash", {"rope_interleave": False}, "it rotates neighbours"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 

@@ -55,6 +55,9 @@ def complete(raw: Config, defaults: Config) -> dict[str, Any]:
                 config.setdefault(name, config[old])
     if isinstance(kinds := config.get("layers_block_type"), list):
         config.setdefault("num_hidden_layers", len(kinds))
+    if isinstance(mlps := config.get("mlp_layer_types"), list):
+        leading = next((b for b, kind in enumerate(mlps) if kind != "dense"), len(mlps))
+        config.setdefault("first_k_dense_replace", leading)
     for name, default in defaults.items():
         if name.startswith("rope_"):
             continue

@@ -33,7 +33,8 @@ _MODEL_TYPES = {
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
-    "NemotronHForCausalLM": "nemotron_h", "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
+    "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
+    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -76,6 +77,8 @@ def class_of(source: GgufSource) -> str:
     experts = source.metadata.get(f"{name}.expert_count")
     if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
+    if name == "deepseek2" and "deepseek2.nextn_predict_layers" in source.metadata:
+        return "Glm4MoeLiteForCausalLM"
     if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
@@ -223,6 +226,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["norm_topk_prob"] = True
     if row.name.startswith("nemotron_h"):
         config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
+    if row.name == "afmoe":
+        config["mup_enabled"] = True
     if row.name == "gpt2":
         config["n_inner"] = config["intermediate_size"]
     if row.name == "falcon":

@@ -21,6 +21,7 @@ from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
+from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
@@ -32,7 +33,7 @@ __all__ = ["TABLE", "Architecture", "architecture_of"]
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
     **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
-    **OLDER, **NEMOTRON_H, **GRANITE_4,
+    **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

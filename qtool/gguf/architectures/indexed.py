@@ -75,14 +75,6 @@ def _whole_turns(config: Config) -> str | None:
     return f"index_head_dim is {given}, and it turns keys of a multiple of {_ROTATED}"
 
 
-def _dense_first(config: Config) -> str | None:
-    given, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace") or 0
-    blocks = range(count(config, "num_hidden_layers"))
-    if given is None or given == ["dense" if b < dense else "sparse" for b in blocks]:
-        return None
-    return f"mlp_layer_types is not {dense} blocks without experts and the others with some"
-
-
 _PREDICTION = in_blocks(predicting, AHEAD)
 _KEYS = with_own(
     (*KEYS, scores(sparse_keys.SIGMOID)),
@@ -92,7 +84,7 @@ _KEYS = with_own(
     Key("attention.indexer.key_length", "index_head_dim"),
     Key("attention.indexer.top_k", "index_topk"),
 )
-_REFUSE = (*REFUSE, _whole_turns, _dense_first)
+_REFUSE = (*REFUSE, _whole_turns, limits.dense_first)
 _DEFAULTS = {
     **DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5,

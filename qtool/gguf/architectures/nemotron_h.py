@@ -77,11 +77,6 @@ _NEMOTRON_EXPERTS = in_blocks(
 )
 
 
-def _one_group(config: Config) -> str | None:
-    given = config.get("n_group") or 1
-    return None if given == 1 else f"n_group is {given}, and it chooses among all experts"
-
-
 def _no_mlp_beside(config: Config) -> str | None:
     if not {MLP, EXPERTS} <= {*kinds_of(config)}:
         return None
@@ -133,7 +128,8 @@ NEMOTRON_H: dict[str, Architecture] = {
          "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
          "num_experts_per_tok": 2, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
          "norm_topk_prob": True},
-        activations=("relu2",), rope=("default",), refuse=(*_NEMOTRON_REFUSE, _one_group), warn=(),
+        activations=("relu2",), rope=("default",),
+        refuse=(*_NEMOTRON_REFUSE, limits.one_group), warn=(),
     ),
 }
 # fmt: on

@@ -34,7 +34,8 @@ def _inner_of_experts(config: Config) -> int:
 
 
 def _shared(config: Config) -> int:
-    own = "n_shared_experts" if config.get("n_shared_experts") else "moe_num_shared_experts"
+    names = ("n_shared_experts", "num_shared_experts")
+    own = next((name for name in names if config.get(name)), "moe_num_shared_experts")
     return count(config, own) * count(config, "moe_intermediate_size")
 
 
