@@ -151,6 +151,13 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "num_hidden_layers": 5, "first_k_dense_replace": 2, "sliding_window": 8,
          "num_shared_experts": 2},
     ),
+    "hy-v3": (
+        "HYV3",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"],
+         "first_k_dense_replace": 1, "num_shared_experts": 2, "num_nextn_predict_layers": 1,
+         "router_scaling_factor": 1.5},
+    ),
     "mistral4": (
         "Mistral3 of Mistral4",
         {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
@@ -190,6 +197,7 @@ SAID_BEYOND = {
     "glm-4.7-flash": {"deepseek2.expert_gating_func"},
     "afmoe": {"afmoe.expert_gating_func", "afmoe.expert_weights_norm"},
     "exaone-moe": {"exaone-moe.expert_gating_func"},
+    "hy-v3": {"hy_v3.leading_dense_block_count", "hy_v3.expert_shared_count"},
     "mistral4": {
         "mistral4.expert_gating_func",
         "mistral4.attention.temperature_scale",
@@ -237,6 +245,7 @@ _AHEAD = {
     "deepseek-v3.2",
     "glm-5",
     "glm-4.7-flash",
+    "hy-v3",
 }  # with the block that predicts a further token
 
 

@@ -42,6 +42,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone-moe", {"n_group": 2}, "n_group is 2"),
     ("exaone-moe", {"mlp_layer_types": ["sparse"] * 5}, "mlp_layer_types is not 2 blocks"),
     ("glm-4.7-flash", {"rope_interleave": False}, "it rotates neighbours"),
+    ("hy-v3", {"mlp_bias": True}, "mlp_bias is true"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 

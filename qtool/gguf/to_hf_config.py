@@ -34,8 +34,7 @@ _MODEL_TYPES = {
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
     "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
-    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
@@ -228,6 +227,9 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
     if row.name == "afmoe":
         config["mup_enabled"] = True
+    if row.name == "hy_v3":
+        leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+        config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "gpt2":
         config["n_inner"] = config["intermediate_size"]
     if row.name == "falcon":

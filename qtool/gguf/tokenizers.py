@@ -64,7 +64,7 @@ POLICIES = {
     "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,
     "stablelm": _JSON, "gptneox": _JSON,
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
-    "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON, "exaone-moe": _JSON,
+    "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON, "hy_v3": _JSON, "exaone-moe": _JSON,
    
     "gpt2": _JSON, "bloom": _JSON, "mpt": _JSON, "falcon": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,

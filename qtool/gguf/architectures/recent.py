@@ -91,6 +91,27 @@ _EXAONE = (
         *_ROUTED,
     )),
 )  # fmt: skip
+_TO_SHARED, _FROM_SHARED = (
+    ("inner of shared experts", "width"), ("width", "inner of shared experts"),
+)  # fmt: skip
+_HUNYUAN = (
+    *(replace(m, called="ffn_norm" if m.name.endswith("post_attention_layernorm") else "")
+      for m in QWEN),
+    *block(*QK_NORMS),
+    *in_blocks(before(_LEADING), block(*MLP)),
+    *in_blocks(since(_LEADING), (
+        Module(BLOCK + "mlp.router.gate", shape=("experts", "width"), called="ffn_gate_inp"),
+        Module(BLOCK + "mlp.expert_bias", ends=(("", ""),), shape=("experts",),
+               called="exp_probs_b"),
+        *experts("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        *(Module(f"{BLOCK}mlp.shared_mlp.{part}_proj", called=f"ffn_{part}_shexp", shape=shape)
+          for part, shape in (("gate", _TO_SHARED), ("up", _TO_SHARED), ("down", _FROM_SHARED))),
+    )),
+    *in_blocks(predicting, (
+        *(m for m in AHEAD if not m.name.endswith("shared_head.norm")),
+        Module(BLOCK + "shared_head.norm", also=(BLOCK + "final_layernorm",)),
+    )),
+)  # fmt: skip
 
 # fmt: off
 RECENT: dict[str, Architecture] = {
@@ -145,6 +166,23 @@ RECENT: dict[str, Architecture] = {
          "rms_norm_eps": 1e-5, "rope_theta": 1e4, "vocab_size": 102400},
         rope=("default", "llama3"), needs_head=True,
         refuse=(limits.dense_first, limits.one_group), warn=(),
+    ),
+    "HYV3ForCausalLM": Architecture(
+        "hy_v3", _HUNYUAN,
+        with_own(
+            keys.MOE, blocks_with(_NEXT), sparse_keys.PREDICTS, sparse_keys.LEADING,
+            gating(SIGMOID),
+            Key("expert_shared_feed_forward_length", "", _shared_width),
+            Key("expert_shared_count", "num_shared_experts"),
+            Key("expert_weights_norm", "", lambda config: boolean(
+                bool(config.get("route_norm", True))), flag=True),
+            Key("expert_weights_scale", "router_scaling_factor", real=True),
+        ),
+        {"num_key_value_heads": 8, "head_dim": 128, "num_experts": 192, "num_experts_per_tok": 8,
+         "num_shared_experts": 1, "moe_intermediate_size": 1536, "router_scaling_factor": 2.826,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0},
+        names="glm4moe", predicts=_NEXT, rope=("default", "linear", "yarn"),
+        refuse=(limits.dense_first, limits.no_biases("attention_bias", "mlp_bias")), warn=(),
     ),
 }
 # fmt: on
