@@ -7,30 +7,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-           "num_hidden_layers": 3}  # fmt: skip
-_YARN = {
-    "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
-    "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
-}  # fmt: skip
-_USUAL_YARN = {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}
-_LATENT = {
-    **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
-    "qk_rope_head_dim": 8, "v_head_dim": 12,
-}  # fmt: skip
-# Many heads: of a few, scores are zero at the same time, and the choice among zeros is chance.
-_INDEXED = {**_LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 8}
+from gguf_models_recent import (
+    LATENT,
+    RECENT,
+    RECENT_AHEAD,
+    RECENT_LATENT,
+    RECENT_SAID_BEYOND,
+    ROUTED,
+    USUAL_YARN,
+    YARN,
+)
+
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (
         "Glm4Moe",
-        {**_ROUTED, "head_dim": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+        {**ROUTED, "head_dim": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5,
          "first_k_dense_replace": 2, "attention_bias": True, "num_nextn_predict_layers": 1,
          "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
                              "partial_rotary_factor": 0.25}},
     ),
     "glm4-moe-plain": (
         "Glm4Moe",
-        {**_ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
+        {**ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
          "head_dim": 16, "num_nextn_predict_layers": 1},
     ),
     "minimax-m2": (
@@ -40,19 +38,19 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dots1": (
         "Dots1",
-        {**_ROUTED, "n_shared_experts": 2, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+        {**ROUTED, "n_shared_experts": 2, "num_key_value_heads": 4, "first_k_dense_replace": 1,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     ),
     "dots1-plain": (
         "Dots1",
-        {**_ROUTED, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 32,
+        {**ROUTED, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 32,
          "norm_topk_prob": False},
     ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
     "olmoe-tied": (
         "Olmoe",
         {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
-         "tie_word_embeddings": True, "rope_parameters": _YARN},
+         "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
     "ernie4.5-moe": (
         "Ernie4_5_Moe",
@@ -102,89 +100,29 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2": (
         "DeepseekV2",
-        {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
+        {**LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
          "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
     ),
     "deepseek-v2-lite": (
         "DeepseekV2",
-        {**_LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
-         "rope_parameters": {**_USUAL_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        {**LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
+         "rope_parameters": {**USUAL_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "deepseek-v3": (
         "DeepseekV3",
-        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
+        {**LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
          "num_nextn_predict_layers": 1, "tie_word_embeddings": True,
-         "rope_parameters": {**_USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+         "rope_parameters": {**USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "deepseek-v3-plain": (
         "DeepseekV3",
-        {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
+        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
          "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
-    "hunyuan-moe": (
-        "HunYuanMoEV1",
-        {"num_experts": 5, "moe_topk": [3, 3], "num_shared_expert": [1, 1], "head_dim": 32,
-         "moe_intermediate_size": [96, 96]},
-    ),
-    "hunyuan-moe-alpha": (
-        "HunYuanMoEV1",
-        {"num_experts": 4, "moe_topk": [2, 2], "num_shared_expert": [1, 1], "hidden_size": 256,
-         "num_attention_heads": 2, "head_dim": 128, "moe_intermediate_size": [96, 96],
-         "tie_word_embeddings": True, "max_position_embeddings": 32768,
-         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
-                             "alpha": 1000.0}},
-    ),
-    "glm-4.7-flash": (
-        "Glm4MoeLite",
-        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
-         "mlp_layer_types": ["dense", "sparse", "sparse"], "num_nextn_predict_layers": 1},
-    ),
-    "afmoe": (
-        "Afmoe",
-        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
-         "num_hidden_layers": 5, "num_dense_layers": 2, "sliding_window": 8, "mup_enabled": True,
-         "route_scale": 1.5},
-    ),
-    "exaone-moe": (
-        "ExaoneMoe",
-        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
-         "num_hidden_layers": 5, "first_k_dense_replace": 2, "sliding_window": 8,
-         "num_shared_experts": 2},
-    ),
-    "hy-v3": (
-        "HYV3",
-        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
-         "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"],
-         "first_k_dense_replace": 1, "num_shared_experts": 2, "num_nextn_predict_layers": 1,
-         "router_scaling_factor": 1.5},
-    ),
-    "mistral4": (
-        "Mistral3 of Mistral4",
-        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
-         "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
-         "rope_parameters": {**_USUAL_YARN, "original_max_position_embeddings": 8, "mscale": 1.0,
-                             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
-                             "partial_rotary_factor": 8 / 28}},
-    ),
-    "deepseek-v3.2": (
-        "DeepseekV32",
-        {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
-         "num_nextn_predict_layers": 1,
-         "rope_parameters": {**_USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
-    ),
-    "glm-5": (
-        "GlmMoeDsa",
-        {**_INDEXED, "q_lora_rank": 40, "first_k_dense_replace": 2, "num_hidden_layers": 4,
-         "indexer_types": ["full", "shared", "full", "shared"], "routed_scaling_factor": 1.5,
-         "num_nextn_predict_layers": 1, "n_shared_experts": 2},
-    ),
-    "glm-5-full": (
-        "GlmMoeDsa",
-        {**_INDEXED, "q_lora_rank": 24, "first_k_dense_replace": 0, "norm_topk_prob": False,
-         "tie_word_embeddings": True},
-    ),
+    **RECENT,
 }  # fmt: skip
 SAID_BEYOND = {
+    **RECENT_SAID_BEYOND,
     # llama.cpp stops without it. Released checkpoints say scoring_func, transformers does not.
     "minimax-m2": {"minimax-m2.expert_gating_func"},
     "dots1": {"dots1.expert_gating_func"},
@@ -194,34 +132,12 @@ SAID_BEYOND = {
     # llama.cpp asks for the rank of queries, too, unless there are 26 or 27 blocks.
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
     "deepseek-v3": {"deepseek2.expert_gating_func"},
-    "glm-4.7-flash": {"deepseek2.expert_gating_func"},
-    "afmoe": {"afmoe.expert_gating_func", "afmoe.expert_weights_norm"},
-    "exaone-moe": {"exaone-moe.expert_gating_func"},
-    "hy-v3": {"hy_v3.leading_dense_block_count", "hy_v3.expert_shared_count"},
-    "mistral4": {
-        "mistral4.expert_gating_func",
-        "mistral4.attention.temperature_scale",
-        "mistral4.attention.temperature_length",
-    },
-    "deepseek-v3.2": {"deepseek32.expert_gating_func"},
-    "glm-5": {"glm-dsa.expert_gating_func"},
-    "glm-5-full": {"glm-dsa.expert_gating_func"},
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
 # What is said of a file of theirs that is to be a checkpoint again.
 NO_WAY_BACK = {
     **dict.fromkeys(
-        (
-            "deepseek-v2",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3-plain",
-            "deepseek-v3.2",
-            "glm-5",
-            "glm-5-full",
-            "mistral4",
-            "glm-4.7-flash",
-        ),
+        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain", *RECENT_LATENT),
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
     **dict.fromkeys(
@@ -235,18 +151,10 @@ NO_WAY_BACK = {
 }
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
-# One token for another, where inputs are rounded to float16: these are compared in float32.
-NOT_ROUNDED = ("deepseek-v3.2", "glm-5", "glm-5-full")
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
 TURNED = ("qwen3-vl-moe",)  # experts as they were released
-_AHEAD = {
-    "glm4-moe",
-    "deepseek-v3",
-    "deepseek-v3.2",
-    "glm-5",
-    "glm-4.7-flash",
-    "hy-v3",
-}  # with the block that predicts a further token
+# With the block that predicts a further token.
+_AHEAD = {"glm4-moe", "deepseek-v3", *RECENT_AHEAD}
 
 
 def fill(model: Any) -> None:
