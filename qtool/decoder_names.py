@@ -15,6 +15,7 @@ from qtool.checkpoint import Checkpoint
 _INSIDE = "language_model."
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
+    "vision_embedder.", "audio_tower.", "embed_audio.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 
@@ -25,7 +26,7 @@ def name_alone(name: str) -> str:
 
 
 def sees(name: str) -> bool:
-    """Whether a tensor is of the part that sees."""
+    """Whether a tensor is of a part that sees or hears."""
     return name_alone(name).removeprefix("model.").startswith(_SEES)
 
 

@@ -8,6 +8,7 @@
 Laid out like this (Qwen3.5-MoE, Gemma 4) each matrix is a stretch of the file, and nothing but
 headers differs from a checkpoint with experts apart. Others keep the transpose, [experts, in, out]
 (Qwen3-VL-MoE, Llama 4): there the columns of a matrix are read, a band of stored rows at a time.
+Granite has other names for the same, `block_sparse_moe.input_linear` and `output_linear`.
 
 The names are those under which Qwen3-MoE's checkpoints keep experts, and engines ask for quantized
 ones (artifacts of llm-compressor). Layers with biases interleave gate and up (gpt-oss): these, and
@@ -29,6 +30,8 @@ from qtool.layer_names import experts_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
+_GRANITE, _GRANITES = ".block_sparse_moe", ("input_linear", "output_linear")
+_PAIRS = ((GATE_UP, DOWN), _GRANITES)
 _BAND_BYTES = 1 << 22  # of a transposed matrix, read at once
 
 
@@ -50,6 +53,16 @@ class Columns:
     first: int
 
 
+def stack_of(stem: str) -> tuple[str, str] | None:
+    """Of a fused tensor, without `.weight`: the layer `...experts`, and which of PARTS it holds."""
+    before, _, last = stem.rpartition(".")
+    if last in PARTS and before.endswith(".experts"):
+        return before, last
+    if last in _GRANITES and before.endswith(_GRANITE):
+        return f"{before}.experts", (GATE_UP, DOWN)[_GRANITES.index(last)]
+    return None
+
+
 def layout_of(gate_up: tuple[int, ...], down: tuple[int, ...]) -> str | None:
     """`linear` for [experts, 2 * inner, hidden] and [experts, hidden, inner], `transposed` for
     [experts, hidden, 2 * inner] and [experts, inner, hidden], None for anything else."""
@@ -64,10 +77,12 @@ def fused_layers(tensors: Mapping[str, TensorInfo]) -> Iterator[Fused]:
     """The layers whose experts can be seen apart."""
     for name, gate_up in tensors.items():
         stem = name.removesuffix(".weight")
-        if not stem.endswith(f".experts.{GATE_UP}"):
+        layer, kind = stack_of(stem) or ("", "")
+        if kind != GATE_UP:
             continue
-        layer = stem.removesuffix(f".{GATE_UP}")
-        down = tensors.get(f"{layer}.{DOWN}{name[len(stem) :]}")
+        before, _, last = stem.rpartition(".")
+        other = next(down for up, down in _PAIRS if up == last)
+        down = tensors.get(f"{before}.{other}{name[len(stem) :]}")
         if down is None or f"{stem}_bias" in tensors:
             continue
         layout = layout_of(gate_up.shape, down.shape)
@@ -151,7 +166,7 @@ def apart_as(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
 def _pieces(fused: Fused, info: TensorInfo) -> list[tuple[TensorInfo, Columns | None]]:
     """The matrices in a fused tensor, in the order of its bytes, or of its columns."""
     experts, rows, columns = info.shape
-    kind = info.name.removesuffix(".weight").rpartition(".")[2]
+    _, kind = stack_of(info.name.removesuffix(".weight")) or ("", "")
     parts = PARTS[kind]
     if fused.transposed:
         rows, columns = columns, rows

@@ -23,6 +23,7 @@ _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decode
 _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
+_CHOOSING = {"indexer", "compressor"}  # of sparse attention
 _MOST_EXPERTS = 1024
 _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 # As compressed-tensors stores them, below the layer: `q_proj.u_output.weight`.
@@ -237,6 +238,10 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "embedding"
     if _is_router(parts, info.shape, expert_parents):
         return "router: a few numbers that decide everything"
+    if not _CHOOSING.isdisjoint(parts):
+        return "chooses, or sums up, what attention reads: small, and engines have it as it is"
+    if "altup" in parts or any(part.endswith("hyper_connection") for part in parts):
+        return "mixes streams of hidden states: a few numbers that decide much"
     return None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models_dense
+import gguf_models_gemma4
 import gguf_models_hybrid
 import gguf_models_sparse
 import numpy as np
@@ -104,6 +105,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                     "rotary_pct": 0.5, "rotary_emb_base": 2e3,
                                     "hidden_act": "gelu_new"}),
     **gguf_models_dense.MODELS,
+    **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS
@@ -113,6 +115,7 @@ SAID_BEYOND = {
     "stablelm": {"stablelm.rope.freq_base"},
     "gpt-neox-rotary": {"gptneox.rope.freq_base"},
     **gguf_models_dense.SAID_BEYOND,
+    **gguf_models_gemma4.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
 }
 
@@ -138,7 +141,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         del wanted["num_key_value_heads"]
     if kind in ("GPT2", "Bloom", "Mpt", "Falcon"):
         del wanted["intermediate_size"], wanted["max_position_embeddings"]
-    seeing = gguf_models_dense.SEEING.get(kind)
+    seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     # The configuration's class, and what is inside it, if that needs telling.
@@ -152,6 +155,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
             else:
                 parameter.mul_(4.0)
         gguf_models_sparse.fill(model)
+        gguf_models_gemma4.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     if kind == "Mpt":

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.formats.gguf_values import Kind, Value, array, f32, string, u32
+from qtool.gguf.architectures import TABLE
+from qtool.gguf.architectures.shapes import expected_shape
+from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16, F32, BlockType
 
@@ -164,6 +167,41 @@ def glm5() -> GgufSource:
     )
 
 
+def of_table(named: str, settings: dict[str, object]) -> GgufSource:
+    """A model of a row of the table, by the settings of its config.json."""
+    row = TABLE[named]
+    config = row.completed({"architectures": [named], **settings})
+    modules = {module.name: module for module in row.modules}
+    found = [tensor("rope_freqs.weight", 16)] if row.name == "gemma4" else []
+    for (name, block), gguf_name in gguf_names(row, config).items():
+        module = modules[name]
+        if name == "lm_head" or (module.asked and not config.get(module.asked)):
+            continue
+        shape = expected_shape(module, config, block=block)
+        assert shape is not None
+        found.append(tensor(gguf_name + module.ends[0][0], *shape))
+    metadata = {"general.architecture": string(row.name), f"{row.name}.vocab_size": u32(96)}
+    for key in row.keys:
+        if (value := key.value(config)) is not None:
+            metadata[f"{row.name}.{key.name}"] = value
+    return GgufSource(Path("model.gguf"), metadata, tuple(found))
+
+
+_GEMMA4 = {
+    "vocab_size": 96, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
+    "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64,
+    "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+_E2B = {
+    **_GEMMA4, "num_hidden_layers": 35, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 256,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+}  # fmt: skip
+_A4B = {
+    **_GEMMA4, "num_key_value_heads": 4, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+    "enable_moe_block": True, "num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 256,
+}  # fmt: skip
+
 MODELS: dict[str, Callable[[], GgufSource]] = {
     "smollm2": lambda: dense("llama", 30, 576, 1536, 9, 3, tied=True),
     "smollm2-768": lambda: dense("llama", 30, 768, 1536, 12, 4),
@@ -178,5 +216,7 @@ MODELS: dict[str, Callable[[], GgufSource]] = {
     "heads by layer": heads_by_layer,
     "zoo": zoo,
     "GLM 5": glm5,
+    "Gemma 4 E2B": lambda: of_table("Gemma4ForCausalLM", _E2B),
+    "Gemma 4 26B-A4B": lambda: of_table("Gemma4ForCausalLM", _A4B),
     "Bailing 3": lambda: _latent("bailingmoe3", "attn_kv_a_mqa ssm_f_a"),
 }

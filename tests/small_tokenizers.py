@@ -125,3 +125,41 @@ def keys_of(
 ) -> dict[str, Value]:
     """The keys of the files, written into the folder first."""
     return tokenizer_metadata(save(folder, files), arch, size, config)
+
+
+# Gemma 4's: special, shown, and of the vocabulary's end; bytes of U+2581 are tokens as all others.
+GEMMA4 = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", "<|tool_call>"]
+GEMMA4_CONFIG = {
+    "tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>",
+    "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>",
+    "sot_token": "<|turn>", "extra_special_tokens": ["<turn|>"],
+}  # fmt: skip
+
+
+def gemma4(*, byte_tokens: int = 256, extra: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """tokenizer.json: special tokens, bytes, words with the merges that make them, letters."""
+    words = [[word[:-1], word[-1]] for word in (*WORDS[:2], *WORDS[3:7], "\n\n")]
+    words.insert(2, [SPACE, "the"])
+    spelled = [f"<0x{byte:02X}>" for byte in range(256 - byte_tokens, 256)]
+    tokens = [*GEMMA4, *spelled, *("".join(pair) for pair in words), *LETTERS, "\n"]
+    data = bpe(merges=words, vocab={text: number for number, text in enumerate(tokens)})
+    data["model"] |= {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    special = [added(n, text, special=n < 7) for n, text in enumerate(GEMMA4)]
+    around = [
+        {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    return data | {
+        "added_tokens": [*special, *extra],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "},
+                          "behavior": "MergedWithPrevious", "invert": False},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": around, "pair": around,
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]},
+    }  # fmt: skip

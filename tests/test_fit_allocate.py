@@ -76,7 +76,7 @@ def test_the_text_says_what_was_chosen_and_what_the_recipe_said() -> None:
         "blk.1.attn_k.weight": "IQ4_XS",
         "dense_2.weight": "Q8_0",
     }
-    text = gguf_text(base, "for a test", types)
+    text = gguf_text(base, {}, "for a test", types)
     assert text.startswith("# for a test\n")
     found = parse(text, "mine.yaml", "mine")
     assert isinstance(found, GgufRecipe)
@@ -95,3 +95,18 @@ def test_the_text_says_what_was_chosen_and_what_the_recipe_said() -> None:
     own = options.override_of("blk.3.attn_k_b.weight")
     assert own is not None and own.type is not None and own.type.name == "Q8_0"
     assert "blk\\.(0|10)\\.attn_k\\.weight" in text
+
+
+@pytest.mark.parametrize("stored", ["Q4_K", "F16"])
+def test_the_table_of_embeddings_per_layer_keeps_its_type(stored: str) -> None:
+    """`embedding_type` is of both tables, as llama-quantize has it."""
+    base = load("q4_k_m")
+    assert isinstance(base, GgufRecipe)
+    name = "per_layer_token_embd.weight"
+    for types, expected in (({}, None), ({"token_embd.weight": "Q8_0"}, stored)):
+        text = gguf_text(base, {name: stored}, "for a test", types)
+        found = parse(text, "mine.yaml", "mine")
+        assert isinstance(found, GgufRecipe)
+        override = found.options.override_of(name)
+        said = None if override is None or override.type is None else override.type.name
+        assert said == expected

@@ -18,7 +18,6 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.fitting import slopes
 from qtool.fitting.gguf_losses import Weighed, weighed
-from qtool.fitting.of_gguf import larger
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.plan import make_gguf_plan
@@ -66,22 +65,25 @@ def measured(
     return found
 
 
-def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
-    """Of every nn.Linear, by its weight's name; and the embedding's columns."""
+def by_hand(folder: Path) -> tuple[dict[str, Slope], dict[str, NDArray[np.float64]]]:
+    """Of every nn.Linear, by its weight's name; and the columns of every embedding."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    again: set[str] = set()  # called more than once
     read: dict[str, torch.Tensor] = {}
     gave: dict[str, torch.Tensor] = {}
 
     def watch(name: str, module: torch.nn.Module) -> None:
         def given(_: Any, inputs: Any, output: Any) -> None:
+            again.update([name] if name in read else [])
             read[name] = inputs[0].detach().flatten(0, -2).double()
 
             def back(gradient: torch.Tensor) -> None:
                 gave[name] = gradient.flatten(0, -2).double()
 
-            output.register_hook(back)
+            if output.requires_grad:  # what only chooses has no gradient
+                output.register_hook(back)
 
         module.register_forward_hook(given)
 
@@ -89,14 +91,21 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
         if isinstance(module, torch.nn.Linear):
             watch(f"{name}.weight", module)
     model.requires_grad_(False)
-    entered: list[torch.Tensor] = []
-    embedding = model.get_input_embeddings()
+    entered: dict[str, tuple[torch.Tensor, float]] = {}
 
-    def enter(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
-        entered.append(output.detach().requires_grad_())
-        return entered[-1]
+    def enter(name: str) -> Any:
+        def given(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            rows = module.weight[inputs[0]]  # which some models multiply by a number of their own
+            output = output.detach().requires_grad_()
+            larger = output.detach().square().sum() / rows.detach().square().sum()
+            entered[name] = output, float(larger)
+            return output.clone()
 
-    embedding.register_forward_hook(enter)
+        return given
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.register_forward_hook(enter(f"{name}.weight"))
     told = model(input_ids=torch.from_numpy(TOKENS), use_cache=False).logits.log_softmax(-1)
     told.max(-1).values.sum().backward()
     found = {
@@ -105,11 +114,20 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], NDArray[np.float64]]:
             read[name].square().mean(0).numpy(),
             len(read[name]),
         )
-        for name in read
+        for name in gave.keys() - again
     }
-    assert entered[0].grad is not None
-    columns = entered[0].grad.double().square().sum((0, 1)).numpy() / TOKENS.size
-    return found, columns
+    tables = {}
+    for name, (output, larger) in entered.items():
+        assert output.grad is not None
+        squares = output.grad.double().square().flatten(0, -2).sum(0).numpy()
+        tables[name] = larger * squares / TOKENS.size
+    return found, tables
+
+
+def check_tables(found: Slopes, expected: dict[str, NDArray[np.float64]]) -> None:
+    assert found.tables.keys() == expected.keys()
+    for name, columns in expected.items():
+        np.testing.assert_allclose(found.tables[name], columns, rtol=2e-3, atol=1e-9)
 
 
 def check_same(found: Slope, expected: Slope) -> None:
@@ -124,18 +142,17 @@ def check_same(found: Slope, expected: Slope) -> None:
 def test_slopes_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -> None:
     folder = folder_of(models, name)
     found = measured(folder, tmp_path / "out")
-    expected, columns = by_hand(folder)
+    expected, tables = by_hand(folder)
     head = expected.pop("lm_head.weight")
     assert found.head is not None
     check_same(found.head, head)
-    assert found.entered.shape == (TOKENS.size,)
     checked = 0
     for weight, slope in expected.items():
         if weight in found.matrices:
             check_same(found.matrices[weight][-1], slope)
             checked += 1
     assert checked == len([one for one in expected if ".experts." not in one])
-    np.testing.assert_allclose(found.embedding, columns, rtol=2e-3, atol=1e-9)
+    check_tables(found, tables)
 
 
 @pytest.mark.usefixtures("likeliest")
@@ -180,7 +197,8 @@ def test_threads_change_no_bit(
     for left, right in [*pairs, (one.head, three.head)]:
         assert left.rows.tobytes() == right.rows.tobytes()
         assert left.columns.tobytes() == right.columns.tobytes()
-    assert one.embedding.tobytes() == three.embedding.tobytes()
+    name = "model.embed_tokens.weight"
+    assert one.tables[name].tobytes() == three.tables[name].tobytes()
 
 
 def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Slopes]:
@@ -192,7 +210,7 @@ def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Slop
     plan = make_gguf_plan(recipe, source)
     tensor = next(tensor for tensor in plan.tensors if tensor.name == name)
     tied = all(tensor.name != "output.weight" for tensor in source.tensors)
-    return weighed(tensor, slopes, 1.0, tied), slopes
+    return weighed(tensor, slopes, tied), slopes
 
 
 @pytest.fixture
@@ -227,20 +245,10 @@ def test_rows_of_values_by_head_are_theirs(tmp_path: Path) -> None:
     assert np.array_equal(one.rows, expected.ravel())
 
 
-@pytest.mark.usefixtures("without_vocabulary")
-@pytest.mark.parametrize(("name", "multiplied"), [("gemma3", True), ("llama", False)])
-def test_what_an_embedding_is_multiplied_by(name: str, multiplied: bool, tmp_path: Path) -> None:
-    model = gguf_models.build(name, tmp_path / "model")
-    slopes = measured(model, tmp_path / "out")
-    found = larger(hf_source(Checkpoint.open(model)), TOKENS, slopes.entered)
-    width = Checkpoint.open(model).config["hidden_size"]
-    assert found == pytest.approx(width if multiplied else 1.0, rel=1e-3)
-
-
 def test_an_embedding_that_is_the_head_costs_twice(tmp_path: Path) -> None:
     ways, slopes = ways_of(tiny_folder(), tmp_path, "token_embd.weight")
     first, second = ways
-    assert np.array_equal(first.columns[0], slopes.embedding)
+    assert np.array_equal(first.columns[0], slopes.tables["model.embed_tokens.weight"])
     assert slopes.head is not None and np.array_equal(second.rows, slopes.head.rows)
 
 

@@ -219,6 +219,58 @@ def test_experts_that_are_missing_or_of_another_size(gemma: Path) -> None:
         Skeleton.open(replace(view, tensors=wrong))
 
 
+@pytest.mark.parametrize("name", ["granite-moe", "granite-moe-hybrid"])
+def test_granites_experts(name: str, tmp_path: Path) -> None:
+    """Its checkpoints have names of their own for them; engines ask for the usual ones."""
+    if name == "granite-moe":
+        folder = gguf_models.build(name, tmp_path / name, dtype="float32")
+        experts, inner = 6, 96
+    else:
+        folder, experts, inner = granite_hybrid(tmp_path / name), 4, 32
+    quantizing.add_tokenizer(folder)
+    fused = Checkpoint.open(folder)
+    layer = "model.layers.1.block_sparse_moe"
+    stored = load_file(folder / "model.safetensors")
+    view = apart(fused)
+    halves = stored[f"{layer}.input_linear.weight"][2].chunk(2)
+    for kind, expected in zip(("gate_proj", "up_proj"), halves, strict=True):
+        found = view.float32(f"{layer}.experts.2.{kind}.weight")
+        assert found.shape == (inner, 64) and np.array_equal(found, expected.numpy())
+    assert np.array_equal(
+        view.float32(f"{layer}.experts.2.down_proj.weight"),
+        stored[f"{layer}.output_linear.weight"][2].numpy(),
+    )
+    one, other = Skeleton.open(fused).block(1), Skeleton.open(view).block(1)
+    for (key, a), (_, b) in zip(
+        one.module.named_parameters(), other.module.named_parameters(), strict=True
+    ):
+        assert torch.equal(a, b), key
+    quantizing.text_file(tmp_path / "text.txt")
+    sets = ("weights.group_size=16", f"calibration.source={tmp_path / 'text.txt'}",
+            "calibration.samples=8", "calibration.length=64", "indivisible=dense")  # fmt: skip
+    for recipe in ("w4g64-rtn", "w4g64-gptq"):
+        run = quantizing.quantize(folder, recipe, tmp_path / recipe, *sets)
+        count = len({n.split(".")[2] for n in stored if n.startswith("model.layers.")})
+        assert sum(".experts." in key for key in run.quants) == count * experts * 3
+        report = verify_artifact(run.out, against=folder)
+        assert report.ok and not report.findings, report.findings
+
+
+def granite_hybrid(folder: Path) -> Path:
+    from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig
+
+    config = GraniteMoeHybridConfig(
+        vocab_size=arch_models.VOCABULARY, hidden_size=64, intermediate_size=32,
+        shared_intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+        layer_types=["mamba", "attention"], mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=1,
+        mamba_d_state=16, mamba_expand=2, mamba_chunk_size=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
 def transposed(name: str, folder: Path) -> tuple[Path, Any]:
     """A checkpoint with experts as [experts, in, out], as it is published; and the model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText

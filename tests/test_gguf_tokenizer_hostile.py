@@ -173,7 +173,7 @@ def test_models_cut_off_anywhere() -> None:
     [
         (
             {T + "model": string("bert")},
-            "is 'bert'; qtool makes tokenizer files of gpt2, llama and",
+            "is 'bert'; qtool makes tokenizer files of gpt2, llama, t5 and gemma4",
         ),
         ({T + "pre": string("kimi-k2")}, "is 'kimi-k2', and how that cuts a text is not in the"),
         ({T + "tokens": strings([])}, "tokens is missing, but tokenizer.ggml.model is 'gpt2'"),

@@ -262,13 +262,19 @@ def test_no_config_is_an_error(folders: dict[str, Path], tmp_path: Path) -> None
         Skeleton.open(Checkpoint.open(folder))
 
 
-def test_gpt2_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_gpt2_is_run_and_not_calibrated(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=2, n_positions=64)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match="Conv1D"):
-        Skeleton.open(Checkpoint.open(tmp_path))
+    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    skeleton = Skeleton.open(Checkpoint.open(tmp_path))
+    tokens = some_tokens(2)
+    with Workers(2) as workers, torch.no_grad():
+        expected = model(torch.from_numpy(tokens)).logits
+        torch.testing.assert_close(skeleton.logits(tokens, workers), expected)
+    with pytest.raises(UnsupportedError, match=r"h\.0\.attn\.c_attn: a Conv1D"):
+        Tracer().sites(skeleton.block(0), skeleton.embed(tokens))
 
 
 def test_blocks_that_hand_on_more_than_hidden_states_are_refused(
@@ -285,33 +291,25 @@ def test_blocks_that_hand_on_more_than_hidden_states_are_refused(
         return hidden
 
     monkeypatch.setattr(inner, "forward", loop)
-    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM does not hand.*RTN can"):
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM hands 'position_emb.*RTN can"):
         skeleton.embed(some_tokens(3))
     assert skeleton.blocks[1].forward == forward
 
 
-def test_hidden_states_of_another_shape_are_refused(tmp_path: Path) -> None:
-    """Gemma 3n streams four copies of them side by side."""
-    from transformers import AutoModelForCausalLM, Gemma3nTextConfig
+def test_hidden_states_of_another_shape_are_refused(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton = Skeleton.open(Checkpoint.open(folders["llama"]))
+    inner = skeleton.model.model
 
-    config = Gemma3nTextConfig(
-        vocab_size=VOCABULARY,
-        vocab_size_per_layer_input=VOCABULARY,
-        hidden_size=32,
-        hidden_size_per_layer_input=8,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_kv_shared_layers=0,
-        head_dim=16,
-        laurel_rank=4,
-        layer_types=["full_attention", "full_attention"],
-        activation_sparsity_pattern=[0.0, 0.0],
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    skeleton = Skeleton.open(Checkpoint.open(tmp_path))
-    with pytest.raises(UnsupportedError, match=r"Gemma3nFor.*\[4, 3, 40, 32\].*RTN can"):
+    def loop(input_ids: Any, **_: Any) -> Any:
+        hidden = inner.embed_tokens(input_ids).transpose(0, 1)
+        for layer in inner.layers:
+            hidden = layer(hidden)
+        return hidden
+
+    monkeypatch.setattr(inner, "forward", loop)
+    with pytest.raises(UnsupportedError, match=r"LlamaFor.*\[40, 3, 64\].*RTN can"):
         skeleton.embed(some_tokens(3))
 
 

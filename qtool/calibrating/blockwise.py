@@ -160,7 +160,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         if run.saved is not None:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
-            after = [block.run(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
+            after = [block.passed(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
     if run.tuning is not None:
         with progress.stage("calibrate"):
             run.tuning.originals.advance(block)

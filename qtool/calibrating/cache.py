@@ -79,7 +79,7 @@ def advance_and_measure(
 
     def step(number: int) -> Largest:
         with torch.no_grad(), _Observe(kept.heads) as seen:
-            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+            output = block.passed(stream.hidden[number], stream.calls[block.index][number])
         if advance:
             stream.hidden[number] = output
         if not seen.found:

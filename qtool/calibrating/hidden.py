@@ -31,7 +31,7 @@ class OnDisk:
 
     def __init__(self, folder: Path) -> None:
         """The states before the first block, which are appended, go into a file of their own."""
-        self._folder = folder
+        self.folder = folder
         self._places: list[tuple[int, torch.Size]] = []  # by micro-batch
         self._files: list[str] = []  # which one holds it
         self._sums: list[int] = []
@@ -53,7 +53,7 @@ class OnDisk:
 
     def __getitem__(self, number: int) -> torch.Tensor:
         start, shape = self._places[number]
-        with _opened(self._folder / self._files[number], os.O_RDONLY) as descriptor:
+        with _opened(self.folder / self._files[number], os.O_RDONLY) as descriptor:
             return _read(descriptor, start, shape)
 
     def __setitem__(self, number: int, states: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ class OnDisk:
     def _write(self, number: int, states: torch.Tensor) -> None:
         start, shape = self._places[number]
         assert states.shape == shape
-        with _opened(self._folder / self._files[number], os.O_RDWR | os.O_CREAT) as descriptor:
+        with _opened(self.folder / self._files[number], os.O_RDWR | os.O_CREAT) as descriptor:
             self._sums[number] = _write(descriptor, start, states)
 
     def shapes(self) -> list[torch.Size]:
@@ -73,12 +73,12 @@ class OnDisk:
     def sums(self) -> list[int]:
         """The checksum of each micro-batch. Those before the first block are needed no more."""
         if _FIRST not in self._files:
-            (self._folder / _FIRST).unlink(missing_ok=True)
+            (self.folder / _FIRST).unlink(missing_ok=True)
         return list(self._sums)
 
     def turn_to(self, index: int, sums: list[int]) -> None:
         """Take the states from the file of those before block `index`."""
-        self._files = [_path(self._folder, index).name] * len(self)
+        self._files = [_path(self.folder, index).name] * len(self)
         self._sums = list(sums)
 
 

@@ -1,7 +1,7 @@
 """The model's own forward around its blocks, observed with each block's forward replaced."""
 
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.calibrating.arguments import Arguments
+from qtool.calibrating.layout import Layout, Returned
 from qtool.calibrating.stream import Call
 from qtool.errors import UnsupportedError
 
@@ -22,13 +24,8 @@ class _OtherLoopError(Exception):
     """A block got something else than the block before it returned."""
 
 
-class _Unused:
-    """What stands in a block's result for values that the loop has no use for."""
-
-
 # What loops take a block's output from: it as it is, the first of a tuple, the first of a pair.
 RESULTS = (0, 1, 2)
-_UNUSED = _Unused()
 
 
 def recorded(
@@ -36,23 +33,20 @@ def recorded(
     prefix: str,
     blocks: nn.ModuleList,
     tokens: NDArray[np.int64],
-    shared: list[torch.Tensor],
+    kept: Arguments | None,
 ) -> tuple[torch.Tensor, list[Call], int]:
     """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
 
-    Last, of how many values the model's loop takes a block's result apart, 0 where it does not.
-    prefix: the blocks' own. shared: tensors of arguments so far, which equal ones are replaced by.
+    Last, of how many values the model's loop takes a block's result apart, 0 where it does not;
+    where it hands one of them to the next block, the arguments have Returned. The calls' layout is
+    that of hidden states alone. prefix: the blocks' own. kept: arguments so far; without, they stay
+    as they are, and torch can go back through them.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
     def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-        if index != len(seen) or (seen and hidden is not seen[-1][0]):
-            shared = [
-                name for name, value in call.kwargs.items() if isinstance(value, MutableMapping)
-            ]
-            raise _OtherLoopError(f"its blocks share {', '.join(shared)}" if shared else "")
-        if any(isinstance(value, _Unused) for value in (*call.args, *call.kwargs.values())):
-            raise _OtherLoopError("it hands over further values, which are not streamed")
+        if index != len(seen) or (seen and not _same(hidden, seen[-1][0])):
+            raise _OtherLoopError
         seen.append((hidden, call))
         if index == len(blocks) - 1:
             raise _LastBlockReachedError
@@ -64,24 +58,22 @@ def recorded(
     for results in RESULTS:
         seen.clear()
         try:
-            with replaced(blocks, record, results), torch.no_grad():
+            with replaced(blocks, record, results), torch.set_grad_enabled(kept is None):
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)
         except _LastBlockReachedError:
             first = seen[0][0]
-            if first.ndim != 3 or first.shape[:2] != tokens.shape:
+            # Several streams come before the samples or behind the length.
+            places = [0] if first.ndim == 3 else [0, 1] if first.ndim == 4 else []
+            if not any(first.shape[at : at + 2] == tokens.shape for at in places):
                 raise UnsupportedError(
                     f"{type(model).__name__} gives its blocks hidden states of shape "
                     f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
                     "[samples, length, width]; calibrated methods cannot stream it, RTN can "
                     "quantize it (it needs no forward pass)"
                 ) from None
-            calls = [
-                Call(_share(call.args, shared), _share(dict(call.kwargs), shared))
-                for _, call in seen
-            ]
-            return first.to(torch.float32), calls, results
-        except _OtherLoopError as error:
-            said = f" ({error})" if str(error) else said
+            calls = [call if kept is None else kept.kept(call) for _, call in seen]
+            return first, calls, results
+        except _OtherLoopError:
             continue
         # What a loop does that got another kind of return value than it takes apart.
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -92,6 +84,15 @@ def recorded(
         f"{type(model).__name__} does not hand its hidden states from block to block "
         f"of {prefix!r} unchanged{said}; calibrated methods cannot stream it, RTN can "
         "quantize it (it needs no forward pass)"
+    )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are one tensor, or views of all of one."""
+    return one is other or (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
     )
 
 
@@ -106,8 +107,8 @@ def replaced(
     def forward_of(index: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else kwargs.pop("hidden_states")
-            output = function(index, hidden, Call(args[1:], kwargs))
-            return (output, *[_UNUSED] * (results - 1)) if results else output
+            output = function(index, hidden, Call(args[1:], kwargs, Layout(hidden.shape[-1:])))
+            return (output, *map(Returned, range(1, results))) if results else output
 
         return forward
 
@@ -125,9 +126,11 @@ def past_blocks(
     model: Any,
     blocks: nn.ModuleList,
     results: int,
+    layout: Layout,
     rows: Callable[[NDArray[np.int64]], AbstractContextManager[Any]],
 ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Within, a function of the last block's output: the logits that the model makes of it.
+    """Within, a function of the states behind the last block: the logits that the model makes of
+    them.
 
     rows: within which rows of other tables are there, at such positions. Several threads may call
     the function, where the model has its weights.
@@ -136,17 +139,17 @@ def past_blocks(
     given = threading.local()
 
     def pass_on(index: int, ignored: torch.Tensor, call: Call) -> torch.Tensor:
-        hidden: torch.Tensor = given.hidden
+        hidden: torch.Tensor = layout.as_model(given.states)
         return hidden if index == len(blocks) - 1 else ignored
 
     def nothing(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        width = getattr(embedding, "embedding_dim", given.hidden.shape[-1])
+        width = getattr(embedding, "embedding_dim", layout.shape[-1])
         return torch.zeros(*ids.shape, width)
 
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        given.hidden = hidden
-        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64)
-        with rows(np.arange(hidden.shape[1])), torch.set_grad_enabled(hidden.requires_grad):
+    def head(states: torch.Tensor) -> torch.Tensor:
+        given.states = states
+        ids = torch.zeros(states.shape[:2], dtype=torch.int64)
+        with rows(np.arange(states.shape[1])), torch.set_grad_enabled(states.requires_grad):
             logits = model(input_ids=ids, use_cache=False).logits
         assert isinstance(logits, torch.Tensor)
         return logits
@@ -158,18 +161,3 @@ def past_blocks(
             yield head
     finally:
         del embedding.forward
-
-
-def _share(value: Any, shared: list[torch.Tensor]) -> Any:
-    """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
-    if isinstance(value, torch.Tensor):
-        for other in shared:
-            if other.dtype == value.dtype and torch.equal(other, value):
-                return other
-        shared.append(value)
-        return value
-    if isinstance(value, tuple | list):
-        return type(value)(_share(item, shared) for item in value)
-    if isinstance(value, dict):
-        return {key: _share(item, shared) for key, item in value.items()}
-    return value

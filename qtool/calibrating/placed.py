@@ -7,6 +7,7 @@ on their way out, and what the block's own forward pass takes.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from qtool.calibrating.arguments import tensors_in
 from qtool.calibrating.device import Device
+from qtool.calibrating.layout import Stored
 from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
@@ -67,8 +70,12 @@ class Calls(Sequence[list[Call]]):
     def __init__(self, calls: Sequence[list[Call]], device: Device) -> None:
         self._calls = calls
         self._device = device
-        # With the original, so that its id is that of no other tensor.
+        # With the original, so that its id is that of no other tensor. What one block alone is
+        # given leaves the device with it.
         self._there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        in_blocks = [{id(t) for call in block for t in tensors_in(call)} for block in calls]
+        counts = Counter(found for block in in_blocks for found in block)
+        self._common = {found for found, count in counts.items() if count > 1}
         self._last: tuple[int, list[Call]] | None = None
 
     def __len__(self) -> int:
@@ -77,12 +84,19 @@ class Calls(Sequence[list[Call]]):
     def __getitem__(self, index: Any) -> Any:
         if self._last is None or self._last[0] != index:
             calls = self._calls[index]
-            moved = [Call(self._moved(one.args), self._moved(dict(one.kwargs))) for one in calls]
+            moved = [
+                replace(one, args=self._moved(one.args), kwargs=self._moved(dict(one.kwargs)))
+                for one in calls
+            ]
             self._last = (index, moved)
         return self._last[1]
 
     def _moved(self, value: Any) -> Any:
+        if isinstance(value, Stored):
+            return _copied(value.read(), self._device)
         if isinstance(value, torch.Tensor):
+            if id(value) not in self._common:
+                return _copied(value, self._device)
             if id(value) not in self._there:
                 self._there[id(value)] = (value, _copied(value, self._device))
             return self._there[id(value)][1]

@@ -116,6 +116,8 @@ class EmbeddingRows(TorchCalls):
         self._tables = tables
         self._announced = torch.from_numpy(np.unique(announced))
         self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
+        # By table, [..., width], where torch is to go back to them.
+        self.looked_up: list[tuple[str, torch.Tensor]] = []
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
@@ -136,7 +138,11 @@ class EmbeddingRows(TorchCalls):
         here = ids.cpu().contiguous()  # a part of a table of positions is not; torch warns of it
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
             known, rows = self._rows(name, here)
-        return rows[torch.searchsorted(known, here)].to(ids.device)
+        found = rows[torch.searchsorted(known, here)].to(ids.device)
+        if torch.is_grad_enabled():
+            self.looked_up.append((name, found.requires_grad_()))
+            return found.clone()  # which a model may write into
+        return found
 
     def _item(self, table: torch.Tensor, index: Any) -> torch.Tensor:
         """table[index], of which the first number says a row."""

@@ -24,6 +24,7 @@ import torch
 from qtool.calibrating.linears import Matrix
 from qtool.calibrating.probe_trace import Trace, TracedCall, watch
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
+from qtool.errors import UnsupportedError
 from qtool.names import Binding
 
 
@@ -115,8 +116,20 @@ class Tracer:
         """The sites of a block whose input the stream stands at."""
         key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
         if key not in self._known:
+            _refuse_conv1d(block)
             self._known[key] = watch(block, *stream.probe(block.index))
         return _resolve(block, self._known[key], self.stacked)
+
+
+def _refuse_conv1d(block: LoadedBlock) -> None:
+    """UnsupportedError where matrices are kept as [in, out], which no reader below expects."""
+    for name, module in block.module.named_modules(prefix=block.prefix[:-1]):
+        if type(module).__name__ == "Conv1D":
+            raise UnsupportedError(
+                f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
+                "does; calibrated recipes know Linear layers only, `qtool eval` and round to "
+                "nearest into GGUF take it"
+            )
 
 
 def _resolve(block: LoadedBlock, traced: Trace, stacked: bool = False) -> BlockSites:

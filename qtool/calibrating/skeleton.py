@@ -16,7 +16,7 @@ a recorder that returns its input.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.calibrating.arguments import Arguments
+from qtool.calibrating.handed_on import layout_of, mark_common
+from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.layout import Layout
 from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.calibrating.online import Online
 from qtool.calibrating.outer_forward import past_blocks, recorded
@@ -40,6 +44,15 @@ MICRO_BATCH_TOKENS = 1024
 PROBE_TOKENS = 64
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """What comes of some rows of tables."""
+
+    states: torch.Tensor  # before the first block
+    calls: list[Call]  # of each block
+    rows: list[tuple[str, torch.Tensor]]  # by table [..., width], at its tokens
+
+
 @dataclass(eq=False)
 class Skeleton:
     """A transformers model without weights, and the way to give them to it piece by piece."""
@@ -51,6 +64,7 @@ class Skeleton:
     names: Names
     online: Online  # of weights that stand for the network only with rotated inputs
     _results: int = field(default=0, init=False)  # of a block, as the model's loop has them
+    _layout: Layout = field(default=Layout(()), init=False)  # of the text that was last embedded
 
     @classmethod
     def open(cls, checkpoint: Weights) -> "Skeleton":
@@ -140,38 +154,48 @@ class Skeleton:
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         states: States | None = None,
     ) -> Stream:
-        """Hidden states before the first block, and every block's arguments; tokens [n, length].
+        """States before the first block, and every block's arguments; tokens [n, length].
 
-        states: where the hidden states go; empty. By default into a list.
+        states: where the states go; empty. By default into a list.
         """
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
-        shared: list[torch.Tensor] = []
+        kept = Arguments(states.folder if isinstance(states, OnDisk) else None)
         with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
             hidden: States = [] if states is None else states
             calls: list[list[Call]] = [[] for _ in range(self.count)]
             for start in range(0, samples, size):
-                first, its_calls = self._record(tokens[start : start + size], shared)
-                hidden.append(first)
+                part = tokens[start : start + size]
+                first, its_calls = self._record(part, kept, length if start == 0 else None)
+                hidden.append(self._layout.first(first))
                 for per_block, call in zip(calls, its_calls, strict=True):
                     per_block.append(call)
             probe_tokens = min(length, PROBE_TOKENS)
-            _, probe_calls = self._record(tokens[:1, :probe_tokens], shared)
-        return Stream(hidden, calls, probe_calls, probe_tokens)
+            _, probe_calls = self._record(tokens[:1, :probe_tokens], kept)
+        return Stream(hidden, self._layout, calls, probe_calls, probe_tokens)
+
+    def looked_up(self, tokens: NDArray[np.int64]) -> LookedUp:
+        """A few samples [n, length] before the first block, as torch can go back through what comes
+        before it."""
+        tables = EmbeddingRows(self.checkpoint, self._tables(), tokens)
+        with self._outer_weights(), tables:
+            first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
+            return LookedUp(self._layout.first(first), calls, tables.looked_up)
 
     def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
-        """Replace the stream's hidden states by the block's outputs."""
+        """Replace the stream's states by those behind the block."""
 
         def step(number: int) -> None:
-            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+            output = block.passed(stream.hidden[number], stream.calls[block.index][number])
             stream.hidden[number] = output
 
         workers.map(step, range(len(stream.hidden)))
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and head: logits [samples, length, vocabulary] of the last block's output."""
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: logits [samples, length, vocabulary] of the states behind the last
+        block, or of their hidden states."""
         with self.open_head() as head:
-            return head(hidden)
+            return head(states)
 
     @contextmanager
     def open_head(
@@ -183,9 +207,9 @@ class Skeleton:
         """
         place = reading.place if reading is not None else CPU
         rows = partial(EmbeddingRows, self.checkpoint, self._tables())
-        passing_by = past_blocks(self.model, self.blocks, self._results, rows)
+        passing_by = past_blocks(self.model, self.blocks, self._results, self._layout, rows)
         with self._outer_weights(reading), passing_by as head, place:
-            yield lambda hidden: head(hidden.to(place))
+            yield lambda states: head(states.to(place))
 
     def logits(self, tokens: NDArray[np.int64], workers: Workers) -> torch.Tensor:
         """The whole forward pass, block by block: logits [n, length, vocabulary]."""
@@ -197,12 +221,6 @@ class Skeleton:
 
     def _check_block(self, index: int) -> None:
         prefix = f"{self.prefix}{index}."
-        for name, module in self.blocks[index].named_modules(prefix=prefix[:-1]):
-            if type(module).__name__ == "Conv1D":
-                raise UnsupportedError(
-                    f"{name}: a Conv1D, which stores its matrix transposed ([in, out]), as GPT-2 "
-                    "does; this version quantizes Linear layers only"
-                )
         for owner, attribute, name in tensors_of(self.blocks[index], prefix):
             if attribute in owner._parameters and name not in self.names.of_parameter:
                 raise self.lacks(name)
@@ -254,11 +272,18 @@ class Skeleton:
         }
 
     def _record(
-        self, tokens: NDArray[np.int64], shared: list[torch.Tensor]
+        self, tokens: NDArray[np.int64], kept: Arguments, length: int | None = None
     ) -> tuple[torch.Tensor, list[Call]]:
-        """The first hidden states of one micro-batch, and all blocks' arguments."""
-        first, calls, self._results = recorded(self.model, self.prefix, self.blocks, tokens, shared)
-        return first, calls
+        """The first hidden states of one micro-batch, and all blocks' arguments.
+
+        length: of the text, where the layout of its states is to be found out.
+        """
+        first, seen, self._results = recorded(self.model, self.prefix, self.blocks, tokens, kept)
+        seen, common = mark_common(seen)
+        if length is not None:
+            samples = len(tokens)
+            self._layout = layout_of(self.model, self.blocks, seen, first, common, samples, length)
+        return first, [replace(call, layout=self._layout) for call in seen]
 
 
 def read_parameter(

@@ -234,7 +234,7 @@ def collect(
         try:
             with torch.no_grad():
                 with suppress(_AllSeenError), ObserveLinears(index, observe):
-                    output = block.run(hidden, stream.calls[block.index][number])
+                    output = block.passed(hidden, stream.calls[block.index][number])
                     if advance:
                         stream.hidden[number] = output
                     del output

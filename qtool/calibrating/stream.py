@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from qtool.calibrating.layout import Layout
 from qtool.calibrating.online import Online
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
@@ -20,15 +21,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Call:
-    """What a block is called with beside the hidden states; equal tensors are shared."""
+    """What a block is called with beside the states; equal tensors are shared."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    layout: Layout  # of the states that it takes and returns
 
 
 class States(Protocol):
-    """Hidden states by micro-batch, each [samples, length, width] float32: a list of them, or
-    something like one that keeps them elsewhere."""
+    """States by micro-batch, each [samples, length, columns] float32: a list of them, or something
+    like one that keeps them elsewhere."""
 
     def append(self, states: torch.Tensor, /) -> None: ...
     def __len__(self) -> int: ...
@@ -39,18 +41,19 @@ class States(Protocol):
 
 @dataclass
 class Stream:
-    """Hidden states on their way through the blocks."""
+    """Hidden states, and what else blocks hand on, on their way through the blocks."""
 
     hidden: States
+    layout: Layout
     calls: Sequence[list[Call]]  # by block, then micro-batch
     probe_calls: list[Call]  # by block, for probe()
     probe_tokens: int
     place: torch.device = CPU  # where blocks are that pass it
 
     def probe(self, block: int) -> tuple[torch.Tensor, Call]:
-        """The first few positions of the first sample, [1, probe_tokens, width]: a small input.
+        """The first few positions of the first sample, [1, probe_tokens, columns]: a small input.
 
-        In a causal model the hidden states of a prefix are a prefix of the hidden states.
+        In a causal model the states of a prefix are a prefix of the states.
         """
         return self.hidden[0][:1, : self.probe_tokens].clone(), self.probe_calls[block]
 
@@ -71,23 +74,29 @@ class LoadedBlock:
     weights: Mapping[str, torch.Tensor]  # by checkpoint name, float32 views
     online: Online = field(default_factory=Online)  # what is rotated while it runs
 
-    def run(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-        """The block's output, [samples, length, width]."""
-        with torch.no_grad():
-            return self.outputs(self.module, hidden, call)
+    def run(self, states: torch.Tensor, call: Call) -> torch.Tensor:
+        """The block's hidden states, [samples, length, columns]."""
+        return call.layout.hidden(self.passed(states, call))
 
-    def outputs(self, module: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-        """What the block's module, or a copy that shares its weights, makes of hidden states."""
+    def passed(self, states: torch.Tensor, call: Call) -> torch.Tensor:
+        """The states behind the block, [samples, length, columns]."""
+        with torch.no_grad():
+            return self.outputs(self.module, states, call)
+
+    def outputs(self, module: nn.Module, states: torch.Tensor, call: Call) -> torch.Tensor:
+        """What the block's module, or a copy that shares its weights, makes of states."""
+        given = call.layout.given(states)
+        args = [given.put(argument) for argument in call.args]
+        kwargs = {name: given.put(argument) for name, argument in call.kwargs.items()}
         with self.online.inside(self):
-            output = module(hidden, *call.args, **call.kwargs)
-        result = output[0] if isinstance(output, tuple) else output
-        if not isinstance(result, torch.Tensor) or result.shape != hidden.shape:
+            output = module(given.hidden, *args, **kwargs)
+        try:
+            return call.layout.after(states, given, output, type(self.module).__name__)
+        except UnsupportedError as error:
             raise UnsupportedError(
-                f"{self.prefix[:-1]}: {type(self.module).__name__} returns other hidden states "
-                "than the ones it is given; calibrated methods cannot stream it, RTN can quantize "
-                "it (it needs no forward pass)"
-            )
-        return result
+                f"{self.prefix[:-1]}: {error}; calibrated methods cannot stream it, RTN can "
+                "quantize it (it needs no forward pass)"
+            ) from None
 
     def try_out(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         """run() where it is not known yet whether this block can be run on its own."""

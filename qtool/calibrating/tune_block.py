@@ -75,8 +75,8 @@ class _Task:
     def loss(self, module: nn.Module, number: int) -> torch.Tensor:
         """Of a micro-batch."""
         hidden, call = self.stream.hidden[number], self.stream.calls[self.block.index][number]
-        target = self.targets[number]
-        lost = self.block.outputs(module, hidden, call) - target
+        target = call.layout.hidden(self.targets[number])
+        lost = call.layout.hidden(self.block.outputs(module, hidden, call)) - target
         return lost.square().mean() / target.square().mean()
 
 

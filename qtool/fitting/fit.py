@@ -98,7 +98,7 @@ def _measured(
         seed = request.settings.seed
         found = slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
     with progress.stage("quantize"):
-        losses = ways.losses(found, tokens, progress)
+        losses = ways.losses(found, progress)
     if not any(losses.values()):
         raise SourceError(
             f"{request.source}: of none of its matrices could be measured what errors in it cost"

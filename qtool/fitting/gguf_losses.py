@@ -20,6 +20,7 @@ from qtool.errors import FormatError
 from qtool.fitting.sampled import OF_TABLES, SAMPLED, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
+from qtool.gguf.kinds import EMBEDDINGS
 from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
@@ -44,23 +45,20 @@ class Weighed:
         return self.columns.astype(np.float32)
 
 
-def weighed(tensor: PlannedTensor, slopes: Slopes, larger: float, tied: bool) -> list[Weighed]:
+def weighed(tensor: PlannedTensor, slopes: Slopes, tied: bool) -> list[Weighed]:
     """Of each way in which the network reads it, that of an embedding and of a head, say; none
-    where nothing was measured.
-
-    larger: how much larger squares of the embedding's numbers are when they enter block 0. tied:
-    the embedding is the head, too.
-    """
+    where nothing was measured. tied: the embedding is the head, too."""
     source, found = tensor.source, []
     shape = (source.rows, source.in_features)
-    if source.name == EMBEDDING and slopes.embedding.shape == shape[1:]:
+    table = slopes.tables.get(source.origin[0]) if len(source.origin) == 1 else None
+    if source.name in EMBEDDINGS and table is not None and table.shape == shape[1:]:
         rows = np.full(shape[0], 1 / shape[0])
-        found.append(Weighed(tensor, rows, (slopes.embedding * larger)[None]))
+        found.append(Weighed(tensor, rows, table[None]))
     head = slopes.head
     is_head = source.name == HEAD or (source.name == EMBEDDING and tied)
     if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
         found.append(Weighed(tensor, head.rows, head.columns[None]))
-    if source.name not in (EMBEDDING, HEAD) and (one := _of_block(tensor, slopes)) is not None:
+    if source.name not in (*EMBEDDINGS, HEAD) and (one := _of_block(tensor, slopes)) is not None:
         found.append(one)
     return found
 
@@ -111,7 +109,7 @@ def _losses(
 ) -> NDArray[np.float64]:
     """[types], of pieces, as all rows would have it."""
     source = one.tensor.source
-    sampled = OF_TABLES if source.name in (EMBEDDING, HEAD) else SAMPLED
+    sampled = OF_TABLES if source.name in (*EMBEDDINGS, HEAD) else SAMPLED
     spans = pieces(source.rows, source.in_features, len(one.columns), sampled)
     found = workers.map(lambda span: _lost(one, types, importance, *span), spans)
     lost = np.sum(found, axis=0)

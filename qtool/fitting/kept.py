@@ -3,13 +3,14 @@
     states/N/hidden-0       hidden states before block N, of the pass forwards
     gradients/hidden-0, -1  gradients by what enters the block that was passed last, in turns
     slopes-N                of block N, or of the head where N is how many there are: float64
+given-N                 gradients by what block N is given for itself, if it is: float32
 
 The journal has checksums of all, and to which matrices the numbers of a file belong. A unit that is
 done again has another line there, and the last one counts: what it says is the same.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from shutil import rmtree
 from typing import Any
 
@@ -24,6 +25,14 @@ from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
 
 Named = list[tuple[str, int, Slope]]  # a checkpoint tensor, an expert's number or -1, and its slope
+
+
+@dataclass(frozen=True)
+class Block:
+    """What was found of a block, or of the head."""
+
+    named: Named
+    given: list[list[torch.Tensor]] = field(default_factory=list)  # by micro-batch
 
 
 @dataclass(frozen=True)
@@ -51,24 +60,30 @@ class Kept:
             return False
         return put(place, 0, list(sums or ()), self.stream)
 
-    def keep_slopes(self, index: int, found: Named, gradients: list[torch.Tensor]) -> None:
+    def keep_slopes(self, index: int, found: Block, gradients: list[torch.Tensor]) -> None:
         """Of a block, with the gradients by what enters it."""
-        parts = [part for _, _, one in found for part in (one.rows, one.columns)]
+        parts = [part for _, _, one in found.named for part in (one.rows, one.columns)]
         numbers = np.concatenate([np.empty(0), *parts])
         raw = numbers.view(np.uint8)
         (self.space.folder / f"slopes-{index}").write_bytes(raw.data)
+        each = [tensor for batch in found.given for tensor in batch]
+        given = np.concatenate([np.empty(0, np.float32), *(t.numpy().reshape(-1) for t in each)])
+        if each:
+            (self.space.folder / f"given-{index}").write_bytes(given.view(np.uint8).data)
         folder = self.space.folder / "gradients"
         folder.mkdir(exist_ok=True)
         sums = keep(folder, index, replace(self.stream, hidden=gradients), self.workers)
         self.space.journal.commit(
             _backwards(index),
-            matrices=[[n, e, s.count, s.rows.size, s.columns.size] for n, e, s in found],
+            matrices=[[n, e, s.count, s.rows.size, s.columns.size] for n, e, s in found.named],
             sums=checksum(raw),
+            given=[[list(tensor.shape) for tensor in batch] for batch in found.given],
+            given_sums=checksum(given.view(np.uint8)),
             gradients=sums,
         )
         rmtree(self.space.folder / "states" / str(index), ignore_errors=True)  # needed no more
 
-    def take_slopes(self, index: int) -> Named | None:
+    def take_slopes(self, index: int) -> Block | None:
         """None where they are not there, or not whole."""
         entry = self.space.journal.done.get(_backwards(index))
         path = self.space.folder / f"slopes-{index}"
@@ -81,8 +96,28 @@ class Kept:
             return None
         if checksum(numbers.view(np.uint8)) != entry.get("sums"):
             return None
+        given = self._take_given(index, entry)
+        if given is None:
+            return None
         parts = iter(np.split(numbers, np.cumsum(sizes)[:-1]) if sizes else ())
-        return [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
+        named = [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
+        return Block(named, given)
+
+    def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[torch.Tensor]] | None:
+        """None where they are not there, or not whole."""
+        shapes = entry.get("given")
+        path = self.space.folder / f"given-{index}"
+        if not isinstance(shapes, list):
+            return None
+        try:
+            sizes = [int(np.prod(shape)) for batch in shapes for shape in batch]
+            numbers = np.fromfile(path, np.float32) if sizes else np.empty(0, np.float32)
+            if checksum(numbers.view(np.uint8)) != entry.get("given_sums"):
+                return None
+            parts = iter(torch.from_numpy(numbers).split_with_sizes(sizes) if sizes else ())
+            return [[next(parts).reshape(shape) for shape in batch] for batch in shapes]
+        except (OSError, TypeError, ValueError, RuntimeError):  # not what keep_slopes() writes
+            return None
 
     def take_gradients(self, index: int) -> list[torch.Tensor] | None:
         """Those by what enters block `index`, if they are there and whole."""

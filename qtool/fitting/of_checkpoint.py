@@ -54,7 +54,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         found = calibration_tokens(request.settings, weights.folder)
         return found.tokens, found.record()
 
-    def losses(slopes: Slopes, _: NDArray[np.int64], progress: Progress) -> Losses:
+    def losses(slopes: Slopes, progress: Progress) -> Losses:
         found: dict[str, dict[str, float | None]] = {}
         names = list(units)
         with Workers(request.threads) as workers:

@@ -16,16 +16,16 @@ from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
-from qtool.fitting.slope import Slopes, Vector, some
+from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Losses, Made, Ways, said_by
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
-from qtool.gguf.kinds import model_facts
+from qtool.gguf.kinds import EMBEDDINGS, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.source import GgufSource, as_floats
+from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.quality.weights import runnable
@@ -60,14 +60,15 @@ def _ways(
     plan = make_gguf_plan(recipe, source, requantize=request.requantize)
     free = {tensor.name: tensor for tensor in _free(plan, recipe)}
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
+    others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
+    tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
     width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
         return found.tokens, found.record()
 
-    def losses(slopes: Slopes, read: NDArray[np.int64], progress: Progress) -> Losses:
-        scale = larger(source, read, slopes.entered)
+    def losses(slopes: Slopes, progress: Progress) -> Losses:
         tied = all(tensor.name != HEAD for tensor in source.tensors)
         found: dict[str, dict[str, float | None]] = {}
         names = list(free)
@@ -75,7 +76,7 @@ def _ways(
             for number in progress.blocks(len(names), "tensor"):
                 name = names[number]
                 found[name] = {}
-                if ways := weighed(free[name], slopes, scale, tied):
+                if ways := weighed(free[name], slopes, tied):
                     lost = losses_of(ways, usable[name], recipe.importance, workers)
                     found[name] = {
                         kind.name: float(loss) if np.isfinite(loss) else None
@@ -102,7 +103,7 @@ def _ways(
         {name: (tensor.type.name, tensor.nbytes) for name, tensor in free.items()},
         tokens,
         losses,
-        partial(gguf_text, recipe),
+        partial(gguf_text, recipe, tables),
         made,
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
         4 * width,
@@ -202,15 +203,3 @@ def _usable(
             f"{recipe.name} does not measure; add one such as q2_k, or --set importance=true"
         )
     return found
-
-
-def larger(source: GgufSource, tokens: NDArray[np.int64], entered: Vector) -> float:
-    """How much larger squares of numbers are before block 0 than in the embedding, which some
-    models multiply by a number of their own."""
-    table = next((tensor for tensor in source.tensors if tensor.name == EMBEDDING), None)
-    rows = tokens.reshape(-1)[some(tokens.size)]
-    if table is None or int(rows.max()) >= table.rows:
-        return 1.0
-    found = [as_floats(table, np.ascontiguousarray(table.read(row, row + 1))) for row in rows]
-    own = float(np.mean(np.square(found, dtype=np.float64)))
-    return float(entered.mean()) / own if own > 0 else 1.0

@@ -14,12 +14,17 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _KEYS = {EMBEDDING: "embedding_type", HEAD: "output_type"}
 
 
-def gguf_text(base: GgufRecipe, about: str, types: Mapping[str, str]) -> str:
+def gguf_text(
+    base: GgufRecipe, tables: Mapping[str, str], about: str, types: Mapping[str, str]
+) -> str:
     """`base` with types of tensors, by GGUF name; about: the first line, without its mark.
 
     Layers whose tensors of a kind have one type share a line. What the recipe says itself of other
-    tensors comes first, as it counts.
+    tensors comes first, as it counts. tables: types of further embeddings, which keep them where
+    the embedding gets another.
     """
+    if EMBEDDING in types:
+        types = {**tables, **types}
     keys: dict[str, Any] = {}
     layers: dict[tuple[str, str], list[int]] = {}
     others: list[tuple[str, str]] = []

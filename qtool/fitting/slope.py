@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
-_SOME = 256
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,8 @@ class Slopes:
     # By checkpoint tensor, then by the expert's number where one tensor holds all, or -1.
     matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
     head: Slope | None = None
-    embedding: Vector = field(default_factory=lambda: np.empty(0))  # columns of what enters block 0
-    entered: Vector = field(default_factory=lambda: np.empty(0))  # mean square at some() tokens
-
-
-def some(tokens: int) -> NDArray[np.int64]:
-    """Numbers of a few tokens, all over."""
-    return np.linspace(0, tokens - 1, min(_SOME, tokens)).astype(np.int64)
+    # Of tables that rows are looked up in, by checkpoint tensor: columns, over the text's tokens.
+    tables: dict[str, Vector] = field(default_factory=dict)
 
 
 def joined(one: Slope, other: Slope) -> Slope:

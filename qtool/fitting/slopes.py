@@ -11,7 +11,8 @@ each other and of their neighbours, and errors likewise,
     rows[o] = sum over tokens of g[o]^2 / tokens of the text     columns[k] = mean of x[k]^2
 
 An expert's sums are over the tokens that it read. An embedding is a matrix that reads one row at a
-time: each counts alike, and its columns count as the gradient by them says.
+time: each counts alike, and its columns count as the gradient by them says, which is taken back
+from all that comes of them before the blocks.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
 the blocks from the last to the first: one block in memory at a time. Micro-batches are a thread's
@@ -21,6 +22,7 @@ Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,15 +30,17 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
+from qtool.calibrating.arguments import tensors_in, with_tensors
 from qtool.calibrating.linears import WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
+from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
-from qtool.fitting.kept import Kept, Named
-from qtool.fitting.slope import Slope, Slopes, joined, some
+from qtool.fitting.kept import Block, Kept, Named
+from qtool.fitting.slope import Slope, Slopes, joined
 from qtool.fitting.sums import Seen, Sums, observed, total
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
@@ -61,8 +65,7 @@ def measure(
     count = skeleton.count
     with Workers(threads) as workers:
         stream = skeleton.embed(tokens, _TOGETHER)
-        entered = torch.cat([hidden.square().mean(-1).flatten() for hidden in stream.hidden])
-        entered = entered[torch.from_numpy(some(tokens.size))].double()
+        before = Before.of(skeleton, tokens, [hidden.shape[0] for hidden in stream.hidden])
         way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
         if not space.journal.done:
             way.kept.keep_states(0)
@@ -70,7 +73,7 @@ def measure(
         if gradients is None:
             way.before(count)
             own, gradients = through_head(skeleton, stream, tokens, seed, workers, progress)
-            found = [[] if own is None else [(HEAD, -1, own)]]
+            found = [Block([] if own is None else [(HEAD, -1, own)])]
             way.kept.keep_slopes(count, found[0], gradients)
         elif len(found) > 1:
             progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
@@ -81,18 +84,18 @@ def measure(
             way.before(index)
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
-            seen = _through_block(block, stream, gradients, workers)
-            found.append(_named(sites, seen, tokens.size))
+            seen, given = _through_block(block, stream, gradients, before.given[index], workers)
+            found.append(Block(_named(sites, seen, tokens.size), given))
             way.kept.keep_slopes(index, found[-1], gradients)
             del block
-    squares = sum((gradient.square().sum((0, 1)) for gradient in gradients), torch.zeros(1))
-    slopes = Slopes(embedding=squares.double().numpy() / tokens.size, entered=entered.numpy())
-    for name, number, slope in (one for block in found for one in block):
+        of_tables = before.tables(gradients, [one.given for one in reversed(found[1:])])
+    slopes = Slopes(tables=of_tables)
+    for name, number, slope in (one for block in found for one in block.named):
         if name == HEAD:
             slopes.head = slope
             continue
-        before = slopes.matrices.setdefault(name, {}).get(number)
-        slopes.matrices[name][number] = slope if before is None else joined(before, slope)
+        known = slopes.matrices.setdefault(name, {}).get(number)
+        slopes.matrices[name][number] = slope if known is None else joined(known, slope)
     return slopes
 
 
@@ -123,10 +126,10 @@ class _Way:
             self.kept.keep_states(number + 1)
 
 
-def _finished(kept: Kept, count: int) -> tuple[list[Named], list[torch.Tensor] | None]:
+def _finished(kept: Kept, count: int) -> tuple[list[Block], list[torch.Tensor] | None]:
     """Of the head and the last blocks, what an earlier run has found, and how far the gradients
     have come; None where it has found nothing."""
-    found: list[Named] = []
+    found: list[Block] = []
     while len(found) <= count and (one := kept.take_slopes(count - len(found))) is not None:
         found.append(one)
     while found:
@@ -161,28 +164,45 @@ def _named(sites: BlockSites, seen: Seen, tokens: int) -> Named:
 
 
 def _through_block(
-    block: LoadedBlock, stream: Stream, gradients: list[torch.Tensor], workers: Workers
-) -> Seen:
-    """Sums of a block's matrices; gradients by its output become those by its input."""
+    block: LoadedBlock,
+    stream: Stream,
+    gradients: list[torch.Tensor],
+    given: Sequence[int],
+    workers: Workers,
+) -> tuple[Seen, list[list[torch.Tensor]]]:
+    """Sums of a block's matrices, and gradients by what it is given beside states; those by its
+    states take the place of those by what it hands on.
+
+    given: which of tensors_in() its call. Gradients by these are by micro-batch.
+    """
     index = WeightIndex(block.module)
 
-    def one(number: int) -> Seen:
-        hidden = stream.hidden[number].detach().requires_grad_()
+    def one(number: int) -> tuple[Seen, list[torch.Tensor]]:
+        states = stream.hidden[number].detach().requires_grad_()
         call = stream.calls[block.index][number]
+        tensors = [*tensors_in(call)]
+        own = [tensors[place].detach().requires_grad_() for place in given]
+        for place, tensor in zip(given, own, strict=True):
+            tensors[place] = tensor
         seen: Seen = {}
         try:
             with torch.enable_grad(), observed(index, seen):
                 # Some blocks add to what they are given in place, which a leaf does not allow.
-                output = block.outputs(block.module, hidden.clone(), call)
-            (gradients[number],) = torch.autograd.grad(output, hidden, gradients[number])
+                parts = iter([t.clone() if t.requires_grad else t for t in tensors])
+                output = block.outputs(block.module, states.clone(), with_tensors(call, parts))
+            found = torch.autograd.grad(
+                output, (states, *own), gradients[number], materialize_grads=True
+            )
         except RuntimeError as error:
             so = "what its errors cost cannot be told"
             raise block.no_gradient(error, so) from error
-        if not bool(torch.isfinite(gradients[number]).all()):
+        gradients[number] = found[0]
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in found):
             raise SourceError(
                 f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
                 "or overflows in float32"
             )
-        return seen
+        return seen, list(found[1:])
 
-    return total(workers.map(one, range(len(stream.hidden))))
+    parts = workers.map(one, range(len(stream.hidden)))
+    return total(seen for seen, _ in parts), [by_given for _, by_given in parts]

@@ -38,7 +38,7 @@ class Ways:
     before: Made  # of the recipe as it is
     chosen_before: Mapping[str, tuple[str, int]]  # of each unit, and its bytes
     tokens: Callable[[], tuple[NDArray[np.int64], Mapping[str, Any]]]  # to measure over; a record
-    losses: Callable[[Slopes, NDArray[np.int64], Progress], Losses]  # of units that are known
+    losses: Callable[[Slopes, Progress], Losses]  # of units that are known
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text
     facts: Mapping[str, Any]  # what losses hang on, beside the model and the text

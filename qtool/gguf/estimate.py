@@ -25,6 +25,7 @@ from qtool.plan.duration import (
     turning,
 )
 from qtool.plan.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
+from qtool.plan.handed import PER_LAYER, Handed
 from qtool.plan.shapes import Block, Input, Setting, Shapes, groups, micro_batch, usable_cores
 from qtool.recipe.file import Calibration
 from qtool.recipe.methods import TuneOptions
@@ -81,6 +82,8 @@ def shapes_of(
     for tensor in tensors:
         inside[layer_of(tensor.name)].append(tensor)
     outer = [tensor for tensor in inside.pop(-1, []) if len(tensor.shape) == 2]
+    given = max((t.shape[-1] for t in outer if PER_LAYER in t.name), default=0)
+    kept = max((t.shape[0] for t in tensors if t.name.endswith("attn_k.weight")), default=0)
     blocks = set()
     for group in inside.values():
         shared = [t for t in group if len(t.shape) == 2]
@@ -105,7 +108,7 @@ def shapes_of(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
         batch=micro_batch(calibration.samples, calibration.length),
-        hidden=max((tensor.shape[-1] for tensor in outer), default=0),
+        hidden=max((t.shape[-1] for t in outer if PER_LAYER not in t.name), default=0),
         vocabulary=max((tensor.shape[0] for tensor in outer), default=0),
         outside=0,  # written later, in pieces
         largest=0,
@@ -115,6 +118,8 @@ def shapes_of(
         chained=measuring.searches,  # scales are shared by all that read a norm
         solves=measuring.sweeps,
         tunes=0 if measuring.tune is None else measuring.tune.batch,
+        # Models that have such a table share keys and values, of two kinds of attention.
+        handed=Handed(columns=4 * kept if given else 0, given=given),
     )
 
 

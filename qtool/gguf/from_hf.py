@@ -26,7 +26,7 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.cuts import Cut
 from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.general import general_metadata
-from qtool.gguf.hf_config import Config, complete, count, head_width, number
+from qtool.gguf.hf_config import Config, count
 from qtool.gguf.hf_rows import hf_rows, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.rope_tensors import rope_tensors
@@ -42,6 +42,7 @@ ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
     ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
 )  # fmt: skip
+NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (
     ".rotary_emb.inv_freq",
     ".attention.bias",
@@ -56,7 +57,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     where = str(checkpoint.path)
     refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
-    config = complete(checkpoint.config, architecture.defaults)
+    config = architecture.completed(checkpoint.config)
     if architecture.predicts == MTP:
         config[MTP] = predicting_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
@@ -92,6 +93,7 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
         )
     counted = {module.each[1] for module in architecture.modules if module.each is not None}
     counted |= {module.rows.groups for module in architecture.modules if module.rows is not None}
+    counted |= {"num_experts" for module in architecture.modules if "experts" in module.shape}
     if config.get("num_experts") and not {"num_experts", "moe_num_experts"} & counted:
         raise SourceError(
             f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
@@ -144,7 +146,7 @@ class _Found:
             if self.mtp:
                 plain = name_in_table(plain, self.config)
             if sees(plain):
-                reason = "sees images: llama.cpp keeps that part in a file of its own"
+                reason = "sees images or hears: llama.cpp keeps that part in a file of its own"
                 self.dropped.append((name, reason))
             elif plain in self.names:
                 other = self.names[plain]
@@ -178,7 +180,11 @@ class _Found:
             stacked = False
             name, rows = module.fused
             parts = [n for n in (place(name), place(name) + end) if n in self.names][:1]
-            cut = module.cut if parts and not self._is_straight(module, parts[0], rows) else None
+            cut = (
+                module.cut
+                if parts and not self._is_straight(module, block, parts[0], rows)
+                else None
+            )
         if not parts:
             return None
         if missing := [part for part in parts if part not in self.names]:
@@ -198,10 +204,10 @@ class _Found:
             columns=module.columns,
             squeezed=module.squeezed,
             cut=cut,
-            folded=expected_shape(module, self.config, suffix) if module.folded else None,
+            folded=(expected_shape(module, self.config, suffix, block) if module.folded else None),
         )
         origin = tuple(info.name for info in infos)
-        self._check(module, suffix, origin, reader.shape)
+        self._check(module, suffix, origin, reader.shape, block)
         return SourceTensor(
             gguf_name + suffix, reader.shape, reader.type, reader.read, origin,
             order=reader.order, columns=reader.columns, cut=reader.cut,
@@ -221,9 +227,9 @@ class _Found:
         self._check(module, ".weight", origin, packed.shape)
         return SourceTensor(gguf_name + ".weight", packed.shape, MXFP4, packed.read, origin)
 
-    def _is_straight(self, module: Module, name: str, rows: RowMap | None) -> bool:
+    def _is_straight(self, module: Module, block: int, name: str, rows: RowMap | None) -> bool:
         """Whether fused experts lie as in memory; transformers goes by their shape, too."""
-        expected = expected_shape(module, self.config)
+        expected = expected_shape(module, self.config, block=block)
         if expected is None:
             return False
         whole = (expected[0], expected[1] * (rows.share if rows else 1), expected[2])
@@ -262,10 +268,15 @@ class _Found:
         return not same_bytes(one, other)
 
     def _check(
-        self, module: Module, suffix: str, origin: tuple[str, ...], shape: tuple[int, ...]
+        self,
+        module: Module,
+        suffix: str,
+        origin: tuple[str, ...],
+        shape: tuple[int, ...],
+        block: int = 0,
     ) -> None:
         """FormatError where a tensor is not as large as config.json says."""
-        expected = expected_shape(module, self.config, suffix)
+        expected = expected_shape(module, self.config, suffix, block)
         if expected is None or stored_shape(shape) == stored_shape(expected):
             return
         what = origin[0] if len(origin) == 1 else f"the stack of {origin[0]} and those after it"
@@ -349,13 +360,9 @@ def _head(tensors: list[SourceTensor], gguf_name: str) -> SourceTensor:
 
 
 def _computed(config: Mapping[str, Any]) -> list[SourceTensor]:
-    rotated = head_width(config)
-    rope = config["rope_parameters"]["full_attention"]
-    if rope.get("partial_rotary_factor") is not None:
-        rotated = int(rotated * number(rope, "partial_rotary_factor"))
     return [
         SourceTensor(name, values.shape, F32, partial(_whole, values))
-        for name, values in rope_tensors(config, rotated).items()
+        for name, values in rope_tensors(config).items()
     ]
 
 
@@ -368,6 +375,8 @@ def _reason(name: str, architecture: Architecture, found: _Found) -> str:
     where = found.checkpoint.path
     if name.endswith(_COMPUTED):
         return "llama.cpp computes it itself"
+    if name.removesuffix(".weight") in architecture.unread(found.config):
+        return NOTHING_READS
     if name.removesuffix(".weight") in HEADS:
         if found.own_head:
             raise UnsupportedError(

@@ -11,6 +11,8 @@ from typing import Any
 from qtool.errors import SourceError
 
 Config = Mapping[str, Any]
+# Where completed settings have what differs from block to block: for each, the settings it changes.
+BY_BLOCK = "by_block"
 WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 FOUR_WIDTHS = "4 * hidden_size"
 _OLD_NAMES = {
@@ -68,6 +70,12 @@ def complete(raw: Config, defaults: Config) -> dict[str, Any]:
             config.setdefault(name, default)
     config["rope_parameters"] = _rope(config, defaults)
     return config
+
+
+def of_block(config: Config, block: int) -> Config:
+    """The settings as one block has them, of settings that are complete."""
+    differing = config.get(BY_BLOCK)
+    return {**config, **differing[block]} if differing and block < len(differing) else config
 
 
 def _derived(config: Config, name: str) -> Any:

@@ -118,7 +118,9 @@ _NEVER_IN = {
     ),
 }  # fmt: skip
 
-# What only a converter keeps in float32.
+# What a converter treats otherwise than llama-quantize: these are in the type of the file,
+CONVERTED = ("per_layer_model_proj.weight",)
+# and these in float32.
 FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
 
 

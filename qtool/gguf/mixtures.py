@@ -18,9 +18,11 @@ from qtool.errors import UnsupportedError
 from qtool.gguf import mixture_table as table
 from qtool.gguf.kinds import (
     ATTENTION_OUTPUT,
+    CONVERTED,
     DOWN,
     EMBEDDING,
     EMBEDDINGS,
+    FLOAT32_WHERE_CONVERTED,
     GATE,
     KEY,
     OUTPUT,
@@ -65,6 +67,7 @@ class Options:
     embedding_type: BlockType | None = None
     leave_output: bool = False  # output.weight as in the source
     overrides: Sequence[Override] = ()  # the first that hits counts
+    converts: bool = False  # the source is a checkpoint and no GGUF file
 
     def override_of(self, name: str) -> Override | None:
         return next((override for override in self.overrides if override.hits(name)), None)
@@ -113,6 +116,11 @@ def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     options, columns = model.options, tensor.shape[-1] if tensor.shape else 1
     reason = kept_reason(tensor, model.facts.architecture)
     override = options.override_of(tensor.name)
+    if options.converts and options.file_type.default in FLOATS:
+        if tensor.name in CONVERTED:
+            reason = None
+        elif tensor.name.endswith(FLOAT32_WHERE_CONVERTED) and not (override or options.pure):
+            reason = "float32, as llama.cpp converts it"
     if reason is None and options.leave_output and kind == OUTPUT:
         reason = "leave_output"
     if reason is None and override is not None and override.type is None:

@@ -19,10 +19,10 @@ from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
-from qtool.gguf.kinds import EMBEDDINGS, FLOAT32_WHERE_CONVERTED, layer_of, model_facts
+from qtool.gguf.kinds import EMBEDDINGS, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import FILE_TYPES, FileType
-from qtool.gguf.mixtures import Choice, Options, choose, needs_importance
+from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
@@ -98,8 +98,9 @@ def make_gguf_plan(
         refuse_packed(source, recipe.name)
     facts = model_facts(source.metadata)
     measured = importance is not None or recipe.importance
-    choices = choose(facts, source.tensors, recipe.options, measured)
-    choices |= _as_converted(source, recipe.options)
+    converts = any(tensor.origin for tensor in source.tensors)
+    options = replace(recipe.options, converts=converts)
+    choices = choose(facts, source.tensors, options, measured)
     sources = {tensor.name: tensor for tensor in source.tensors}
     planned = tuple(
         PlannedTensor(
@@ -141,19 +142,6 @@ def make_gguf_plan(
         seconds,
         scales_bytes(recipe, planned) if scaled is None else 0,
     )
-
-
-def _as_converted(source: GgufSource, options: Options) -> dict[str, Choice]:
-    """What llama.cpp's converter keeps in float32, and llama-quantize would not."""
-    if options.file_type.default not in FLOATS or options.pure:
-        return {}
-    return {
-        tensor.name: Choice(tensor.type, False, "float32, as llama.cpp converts it")
-        for tensor in source.tensors
-        if tensor.origin
-        and tensor.name.endswith(FLOAT32_WHERE_CONVERTED)
-        and options.override_of(tensor.name) is None
-    }
 
 
 def _roughly(value: Value) -> int:

@@ -150,7 +150,7 @@ def adds_bos(model: object, pre: object) -> bool:
     model, pre: tokenizer.ggml.model and .pre, None where a file has no such key.
     """
     if model != "gpt2":
-        return model == "llama"
+        return model in ("llama", "gemma4")
     return any(pre in row.adds_bos for row in TABLE)
 
 

@@ -15,12 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
-from qtool.gguf.hf_config import Config, count, number
+from qtool.gguf.hf_config import Config, count, head_width, number, of_block
+
+NOT_ROTATED = 1e30  # as a divisor
 
 
-def rope_tensors(config: Config, rotated: int) -> dict[str, NDArray[np.float32]]:
-    """GGUF name -> float32 [rotated / 2]; rotated: elements of a head that are rotated."""
+def rope_tensors(config: Config) -> dict[str, NDArray[np.float32]]:
+    """GGUF name -> float32 [rotated / 2]: half of the elements of a head that are rotated."""
     rope = config["rope_parameters"]["full_attention"]
+    if rope["rope_type"] == "proportional":  # in the blocks without a window, as the last one
+        last = of_block(config, count(config, "num_hidden_layers") - 1)
+        return {"rope_freqs.weight": proportional_divisors(rope, head_width(last))}
+    rotated = head_width(config)
+    if rope.get("partial_rotary_factor") is not None:
+        rotated = int(rotated * number(rope, "partial_rotary_factor"))
     if rope["rope_type"] == "llama3":
         return {"rope_freqs.weight": llama3_divisors(rope, rotated)}
     if rope.get("long_factor"):
@@ -29,6 +37,21 @@ def rope_tensors(config: Config, rotated: int) -> dict[str, NDArray[np.float32]]
             for name in ("long", "short")
         }
     return {}
+
+
+def proportional_divisors(rope: Mapping[str, Any], width: int) -> NDArray[np.float32]:
+    """float32 [width / 2]: a leading share of each half of a head is rotated, the others hardly."""
+    share = rope.get("partial_rotary_factor")
+    part = 1.0 if share is None else number(rope, "partial_rotary_factor")
+    factor = number(rope, "factor") if rope.get("factor") is not None else 1.0
+    if not 0 <= part <= 1 or not 0 < factor < NOT_ROTATED:
+        raise SourceError(
+            f"config.json: partial_rotary_factor {part} and factor {factor} of proportional rope "
+            "settings make no sense"
+        )
+    found = np.full(width // 2, NOT_ROTATED, np.float32)
+    found[: int(part * width // 2)] = factor
+    return found
 
 
 def llama3_divisors(rope: Mapping[str, Any], rotated: int) -> NDArray[np.float32]:

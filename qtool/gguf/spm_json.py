@@ -20,8 +20,10 @@ def bpe_normalizer(prefix: bool) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": parts}
 
 
-def bpe_model(pieces: Sequence[Piece], unknown: str | None, prefix: bool) -> dict[str, Any]:
-    """The model and decoder of a tokenizer.json."""
+def bpe_model(
+    pieces: Sequence[Piece], unknown: str | None, prefix: bool, *, merge: bool = True
+) -> dict[str, Any]:
+    """The model and decoder of a tokenizer.json; merge: merges are told by the scores."""
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -36,7 +38,7 @@ def bpe_model(pieces: Sequence[Piece], unknown: str | None, prefix: bool) -> dic
             "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": True,
             "byte_fallback": True, "ignore_merges": False,
             "vocab": {piece.text: number for number, piece in enumerate(pieces)},
-            "merges": merges(pieces),
+            "merges": merges(pieces) if merge else [],
         },
     }  # fmt: skip
 

@@ -23,8 +23,8 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import ALWAYS_FLOAT32, gguf_names
-from qtool.gguf.hf_config import complete, count
+from qtool.gguf.from_hf import ALWAYS_FLOAT32, NOTHING_READS, gguf_names
+from qtool.gguf.hf_config import count
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
@@ -122,13 +122,15 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     wanted = DTYPES[dtype] if dtype is not None else usual or _usual_dtype(source)
     named = {code: name for name, code in DTYPES.items()}[wanted]
     config = hf_config(source, vectors, named)
-    completed = complete(config, row.defaults)
+    completed = row.completed(config)
     check_biases(row, completed, tensors.keys(), source)
     found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
     used = {tensor.source.name for tensor in found}
     dropped = [(name, "rope settings of config.json say the same") for name in vectors]
+    unread = {f"{name}.weight" for name in gguf_names(row.passed_over, completed).values()}
+    dropped += [(name, NOTHING_READS) for name in tensors if name in unread]
     for name in tensors:
-        if name not in used and name not in vectors:
+        if name not in used and name not in vectors and name not in unread:
             raise FormatError(
                 f"{source.path}: no module of {config['architectures'][0]} is the tensor {name!r}"
             )
@@ -172,7 +174,7 @@ def _tensors(
                     )
                 continue
             groups = 1 if module.rows is None else count(config, module.rows.groups)
-            tensor = _shaped(source, tensor, expected_shape(module, config, suffix))
+            tensor = _shaped(source, tensor, expected_shape(module, config, suffix, block))
             _check_rows(source, tensor, module, groups)
             stored = _dtype_of(tensor, module, dtype, keep, suffix == ".bias")
             named = partial(_named, row, config, block, end)

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from qtool.errors import FormatError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
+from qtool.gguf.to_hf_keys import WHOLE
 
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
@@ -16,12 +18,10 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name in ("nemotron_h", "nemotron_h_moe"):
         _put_state_spaces(row, config, given)
     if row.name == "granitehybrid":
-        config["layer_types"] = [
-            "full_attention" if one else "linear_attention"
-            for one in given["attention.head_count_kv"].value
-        ]
+        heads = _by_block(config, given, "attention.head_count_kv")
+        config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
     if row.name in ("lfm2", "lfm2moe"):
-        heads = given["attention.head_count_kv"].value
+        heads = _by_block(config, given, "attention.head_count_kv")
         config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
         config["num_key_value_heads"] = max(heads)
     if not any(key.setting == "layer_types" for key in row.keys):
@@ -38,7 +38,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
     else:
-        every = max(1, pattern.value) if pattern is not None else period
+        said = pattern is not None and isinstance(pattern.value, int)
+        every = max(1, pattern.value) if pattern is not None and said else period
         windows = [(i + 1) % every != 0 for i in range(blocks)]
     config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
 
@@ -46,9 +47,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
 def _put_state_spaces(
     row: Architecture, config: dict[str, Any], given: Mapping[str, Value]
 ) -> None:
-    heads, inner = (
-        [*given[name].value] for name in ("attention.head_count_kv", "feed_forward_length")
-    )
+    heads = _by_block(config, given, "attention.head_count_kv")
+    inner = _by_block(config, given, "feed_forward_length")
     wide, setting = (
         (EXPERTS, "moe_intermediate_size")
         if row.name.endswith("moe")
@@ -57,11 +57,27 @@ def _put_state_spaces(
     letters = [wide if f else ATTENTION if h else STATE for h, f in zip(heads, inner, strict=True)]
     config |= {
         "hybrid_override_pattern": "".join(letters),
-        "num_hidden_layers": len(letters),
         "num_key_value_heads": max(heads),
         setting: max(inner),
-        "mamba_head_dim": given["ssm.inner_size"].value // given["ssm.time_step_rank"].value,
+        "mamba_head_dim": _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank"),
     }
+
+
+def _whole(given: Mapping[str, Value], key: str) -> int:
+    value = given.get(key)
+    if value is None or value.kind not in WHOLE or value.value <= 0:
+        raise FormatError(f"metadata: {key} is not said, or no number; llama.cpp asks for it")
+    return int(value.value)
+
+
+def _by_block(config: Mapping[str, Any], given: Mapping[str, Value], key: str) -> list[int]:
+    """What a key says of each block, in a list or of all at once."""
+    blocks, value = config["num_hidden_layers"], given.get(key)
+    if value is None or value.kind != Kind.ARRAY:
+        return [_whole(given, key)] * blocks
+    if value.element not in WHOLE or len(value.value) != blocks:
+        raise FormatError(f"metadata: {key} is not a list of {blocks} numbers, one for each block")
+    return [*value.value]
 
 
 def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:

@@ -15,10 +15,10 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
-from qtool.gguf.hf_config import complete
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
 from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
 from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_rope import put_rope
 
@@ -26,7 +26,7 @@ from qtool.gguf.to_hf_rope import put_rope
 _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
-    "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
     "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
@@ -134,7 +134,10 @@ def hf_config(
     if row.predicts:
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     put_layer_types(row, config, given)
-    if any(key.name == "rope.freq_base" for key in row.keys):
+    if row.name == "gemma4":
+        put_blocks(config, given, rows.keys(), source)
+        put_rotations(config, given, vectors, source)
+    elif any(key.name == "rope.freq_base" for key in row.keys):
         put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
@@ -186,7 +189,7 @@ def _in_attention(setting: str) -> Callable[[dict[str, Any], Any], None]:
 # Keys of the table that are made of a setting in their own way, and how to get that back.
 _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "use_parallel_residual": _to("use_parallel_residual"),
-    "final_logit_softcapping": _to("final_logit_softcapping", float),
+    "final_logit_softcapping": _to("final_logit_softcapping", lambda value: float(value) or None),
     "attention.scale": _to("attention_multiplier", float),
     "embedding_scale": _to("embedding_multiplier", float),
     "residual_scale": _to("residual_multiplier", float),
@@ -200,6 +203,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "feed_forward_length": _to("intermediate_size", most),
     "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
     "attention.clamp_kqv": _in_attention("clip_qkv"),
+    "embedding_length_per_layer_input": _to("hidden_size_per_layer_input"),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
@@ -207,11 +211,11 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
 
 
 def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
-    """Settings that say whether a model has some modules."""
-    asked = {module.name: module.asked for module in row.modules if module.asked}
+    """Settings that say whether a model has some modules, where no key tells."""
+    told = {key.setting for key in row.keys}
+    asked = {m.name: m.asked for m in row.modules if m.asked and m.asked not in told}
     for (name, block), gguf_name in gguf_names(row, config).items() if asked else ():
-        is_width = type(config.get(asked.get(name, ""))) is int  # which says so itself
-        if name in asked and block == 0 and not is_width:
+        if name in asked and block == 0:
             config[asked[name]] = f"{gguf_name}.weight" in names
 
 
@@ -250,7 +254,7 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
 
 def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> None:
     """Ask the table for the keys of this config.json, and compare."""
-    completed = complete(config, row.defaults)
+    completed = row.completed(config)
     keys = [key for key in row.keys if not (row.alone and key.name in OF_SIGHT)]
     said = {key.name: value for key in keys if (value := key.value(completed)) is not None}
     for key in keys:

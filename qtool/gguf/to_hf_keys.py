@@ -13,6 +13,7 @@ import numpy as np
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
 
@@ -37,19 +38,12 @@ _NO_NUMBERS = {
     "attention.recurrent_layers": frozenset(),  # an array
     "rope.dimension_sections": frozenset(),
 }
-# Those that may be lists, one for each block or axis.
-_LISTS = (
-    "head_count_kv",
-    "feed_forward_length",
-    "sliding_window_pattern",
-    "recurrent_layers",
-    "dimension_sections",
-)
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
     "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
-    "full_attention_interval",
+    "full_attention_interval", "feed_forward_length", "attention.head_count_kv",
+    "embedding_length_per_layer_input",
 )  # fmt: skip
 # What counts only where images are seen: of a text alone it changes nothing.
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
@@ -57,7 +51,7 @@ OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 # Of Granite 4, which says them also where no block has a state space, or experts.
 _OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
-_BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")
+_BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")  # that may be lists
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 
 
@@ -77,7 +71,7 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
         given = {name: value for name, value in given.items() if name not in OF_SIGHT}
     known = {key.name: key for key in row.keys}
     for name in _BY_BLOCK:
-        if name in given and name in known and known[name].make is None:
+        if name in given and name in known and not known[name].listed:
             given[name] = one_for_all(given[name])
     for name, value in given.items():
         if name in known:
@@ -87,17 +81,16 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 and known[name].setting not in ("sliding_window", "head_dim")
             )
             kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
-            # How many heads of keys there are is a list where blocks differ in kind.
-            listed = name.endswith(_LISTS) and known[name].make is not None
-            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds), listed=listed)
+            kinds = _NO_NUMBERS.get(name, kinds)
+            _check(source, prefix + name, value, kinds, listed=known[name].listed)
     for name in _NEEDED:
         if name not in given and not (name == "feed_forward_length" and not has_mlp(row.modules)):
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if name in given and most(given[name].value) <= 0:
-            raise FormatError(f"{source.path}: {prefix}{name} is {given[name].value}")
-    _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
+        if name in given and name in known and _least(known[name], given[name]) <= 0:
+            raise FormatError(f"{source.path}: {prefix}{name} is {_short(given[name])}")
+    _bounded(source, prefix, known, given)
     for name, value in given.items():
         if name not in known and not _says_nothing(row, name, value, given):
             raise UnsupportedError(
@@ -135,8 +128,11 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> None:
+def _bounded(
+    source: GgufSource, prefix: str, known: Mapping[str, Key], said: Mapping[str, Value]
+) -> None:
     """Counts that decide how much work there is, against what the file holds."""
+    given = {name: value for name, value in said.items() if name in known}
     blocks = given["block_count"].value
     if blocks > len(source.tensors):
         raise FormatError(
@@ -144,8 +140,14 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
             f"{len(source.tensors)} tensors"
         )
     heads, width = given["attention.head_count"].value, given["embedding_length"].value
-    keys = given["attention.head_count_kv"].value if "attention.head_count_kv" in given else heads
-    keys = most(keys)
+    listed = [given[name] for name in _BY_BLOCK if name in given and given[name].kind == Kind.ARRAY]
+    if any(len(value.value) != blocks for value in listed):
+        raise FormatError(
+            f"{source.path}: {prefix}block_count is {blocks}, and a list has not as many numbers"
+        )
+    of = "attention.head_count_kv" if "attention.head_count_kv" in given else "attention.head_count"
+    least = _least(known[of], given[of])
+    keys = least if least <= 0 else most(given[of].value)
     if not 0 < keys <= heads <= width:
         raise FormatError(
             f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "
@@ -157,6 +159,13 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
             f"{source.path}: {prefix}expert_count is {experts.value}, expected at most "
             f"{_MOST_EXPERTS}"
         )
+
+
+def _least(key: Key, value: Value) -> Any:
+    """The number, or the smallest of a list that says of blocks what they have."""
+    if value.kind != Kind.ARRAY:
+        return value.value
+    return min((one for one in value.value if one or not key.lacking), default=0)
 
 
 def most(value: Any) -> Any:

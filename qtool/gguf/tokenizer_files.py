@@ -21,6 +21,7 @@ from qtool.gguf.sentencepiece import BPE, UNIGRAM, Piece, SentencePieceModel, bu
 from qtool.gguf.spm_json import bpe_model, bpe_normalizer, unigram_tokenizer
 from qtool.gguf.stored_vocab import Vocab, list_of, read_vocab
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType
+from qtool.gguf.tokenizer_gemma4 import NAME as GEMMA4
 from qtool.gguf.tokenizer_json import CONFIG, NAMED, TOKENIZER
 from qtool.gguf.tokenizer_special import ADD_KEYS, TEMPLATE, TEMPLATES
 from qtool.gguf.tokenizer_spm import ADDED_SCORE, MODEL
@@ -46,11 +47,16 @@ def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, bytes]:
     config = _config(metadata, vocab)
     if kind == "gpt2":
         files = {TOKENIZER: _json(_bpe(metadata, vocab))}
+    elif kind == GEMMA4:
+        files = {TOKENIZER: _json(_gemma4(metadata, vocab))}
+        named = {value for key, value in config.items() if key.endswith("_token")}
+        control = (n for n, type_ in enumerate(vocab.types) if type_ == TokenType.CONTROL)
+        config["extra_special_tokens"] = [t for n in control if (t := vocab.texts[n]) not in named]
     elif kind in ("llama", "t5"):
         files = _sentencepiece(metadata, vocab, kind, config)
     else:
         raise UnsupportedError(
-            f"{MODEL_KEY} is {kind!r}; qtool makes tokenizer files of gpt2, llama and t5: "
+            f"{MODEL_KEY} is {kind!r}; qtool makes tokenizer files of gpt2, llama, t5 and gemma4: "
             "take those of the original model instead"
         )
     files[CONFIG] = _json(config, indent=2)
@@ -169,6 +175,27 @@ def _bpe(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                     "use_regex": True},
         "model": model,
+    }  # fmt: skip
+
+
+def _gemma4(metadata: Mapping[str, Value], vocab: Vocab) -> dict[str, Any]:
+    """tokenizer.json of Gemma 4's vocabulary."""
+    unknown = vocab.ids.get("unk")
+    pieces = tuple(map(Piece, vocab.texts, vocab.scores, vocab.types))
+    body = bpe_model(pieces, None if unknown is None else vocab.texts[unknown], False, merge=False)
+    kept = {text: n for n, text in enumerate(vocab.texts) if not vocab.padding(n)}
+    body["model"] |= {"vocab": kept, "merges": _merges(metadata, vocab)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [
+            _added(number, text, vocab.types[number] != TokenType.USER_DEFINED)
+            for number, text in enumerate(vocab.texts)
+            if vocab.types[number] in _ATOMS
+        ],
+        "normalizer": bpe_normalizer(False),
+        "pre_tokenizer": None,
+        "post_processor": _post_processor(metadata, vocab, True, False),
+        **body,
     }  # fmt: skip
 
 

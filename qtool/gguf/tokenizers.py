@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import Value, boolean, string, u32
+from qtool.formats.gguf_values import Kind, Value, array, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
+from qtool.gguf.tokenizer_gemma4 import gemma4_metadata
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
 from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, end_metadata, special_metadata
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
@@ -41,6 +42,7 @@ class Policy:
     no_bos: bool = False  # unless the files say that it is added
     ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
     end_by_config: bool = False  # Hunyuan's end of a text and of a turn
+    gemma4: bool = False  # a kind of its own, which always begins a text with bos
 
 
 _LLAMA = Policy(prefix=True)
@@ -60,6 +62,7 @@ POLICIES = {
     "gemma": Policy(no_space=True, turn_end=107),
     "gemma2": Policy(no_space=True),
     "gemma3": Policy(no_space=True),
+    "gemma4": Policy(gemma4=True),
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,
     "stablelm": _JSON, "gptneox": _JSON,
@@ -77,6 +80,7 @@ POLICIES = {
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
+_UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _TURN_END = PREFIX + "eot_token_id"
 _CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
 _SMALL_GRANITE_SIZE = 49152
@@ -107,6 +111,10 @@ def tokenizer_metadata(
     if policy.end_by_config:
         keys |= end_metadata(folder, config, vocab_size)
     keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
+    if policy.gemma4:
+        keys[PREFIX + "add_space_prefix"] = boolean(False)
+        keys[ADD_KEYS["bos"]] = boolean(True)
+        keys |= _suppressed(folder, config, vocab_size)
     if policy.no_bos:
         keys.setdefault(ADD_KEYS["bos"], boolean(False))
     if policy.prefix_last and isinstance(given, bool):
@@ -135,6 +143,8 @@ def _body(
     pre: str | None,
 ) -> dict[str, Value]:
     """The vocabulary's keys, from the file that the policy prefers."""
+    if policy.gemma4:
+        return gemma4_metadata(folder, model_of(folder), tokenizer_config, vocab_size)
     as_gpt2 = policy.phi3 and tokenizer_config.get("tokenizer_class") == "GPT2Tokenizer"
     data = model_of(folder) if (folder / TOKENIZER).is_file() else None
     told = data["model"] if data else {}
@@ -157,6 +167,15 @@ def _body(
         f"{folder / TOKENIZER}: its model is {kind!r}; qtool writes BPE and Unigram tokenizers "
         "into GGUF files"
     )
+
+
+def _suppressed(folder: Path, config: Mapping[str, Any], limit: int) -> dict[str, Value]:
+    """What Gemma 4's unified model never says, by generation_config.json."""
+    given = read_object(folder / "generation_config.json").get("suppress_tokens")
+    if _UNIFIED not in (config.get("architectures") or ()) or not isinstance(given, list):
+        return {}
+    tokens = [number for number in given if type(number) is int and 0 <= number < limit]
+    return {PREFIX + "suppress_tokens": array(Kind.INT32, tokens)} if tokens else {}
 
 
 def _t5_defaults(

@@ -102,7 +102,8 @@ def reading(nbytes: int) -> int:
 
 def _embedding(shapes: Shapes) -> int:
     rows = min(shapes.tokens, shapes.vocabulary)
-    return 4 * shapes.hidden * (rows + 3 * shapes.batch) + reading(shapes.outside)
+    width = shapes.hidden + shapes.handed.given
+    return 4 * width * (rows + 3 * shapes.batch) + reading(shapes.outside)
 
 
 def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
@@ -123,7 +124,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
     tuning = []
     if shapes.tunes:
-        kept = KEPT_OF_HIDDEN * shapes.hidden + KEPT_OF_WIDEST * block.widest
+        kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
         slopes = min(batches, shapes.tunes) * (
             int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest
         )
@@ -164,6 +165,6 @@ def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
 
 def activations(shapes: Shapes, block: Block) -> int:
     """Bytes that one thread needs to run a micro-batch, and keeps of it for experts."""
-    dense = ACTIVATIONS_OF_HIDDEN * shapes.hidden + ACTIVATIONS_OF_WIDEST * block.widest
+    dense = ACTIVATIONS_OF_HIDDEN * shapes.passed + ACTIVATIONS_OF_WIDEST * block.widest
     routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
     return int(4 * shapes.batch * (dense + ROUTED_COPIES * routed))

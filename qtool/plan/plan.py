@@ -22,6 +22,7 @@ from qtool.plan import beside, budget, duration, engines, estimate, notes, shape
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
+from qtool.plan.handed import handed_on
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
@@ -215,7 +216,8 @@ def make_plan(
     )
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     active = structure.active_share(checkpoint.config)
-    counted = shapes.shapes_of(recipe, planned, active)
+    handed = handed_on(checkpoint.config, recipe.calibration.length)
+    counted = shapes.shapes_of(recipe, planned, active, handed)
     memory = budget.choose(
         counted if recipe.calibrates else None,
         threads or shapes.usable_cores(),

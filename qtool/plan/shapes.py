@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from qtool.plan.handed import ALONE, PER_LAYER, Handed
+
 if TYPE_CHECKING:
     from qtool.plan.planned import Planned
     from qtool.recipe.recipe import Recipe
@@ -81,11 +83,18 @@ class Shapes:
     light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
+    handed: Handed = ALONE
+
+    @property
+    def passed(self) -> int:
+        """Numbers of a position that go from block to block."""
+        return self.handed.streams * self.hidden + self.handed.columns
 
     @property
     def states(self) -> int:
-        """Bytes of the hidden states of all tokens, those of the original model included."""
-        return 4 * self.tokens * self.hidden * (2 if self.tunes else 1)
+        """Bytes of the states of all tokens, those of the original model and what blocks are given
+        beside them included."""
+        return 4 * self.tokens * (self.passed * (2 if self.tunes else 1) + self.handed.given)
 
 
 def micro_batch(samples: int, length: int) -> int:
@@ -93,7 +102,12 @@ def micro_batch(samples: int, length: int) -> int:
     return length * min(samples, -(-MICRO_BATCH_TOKENS // length))
 
 
-def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.0) -> Shapes:
+def shapes_of(
+    recipe: "Recipe",
+    tensors: "Iterable[Planned]",
+    active: float = 1.0,
+    handed: Handed = ALONE,
+) -> Shapes:
     """What counts of a plan. active: the share of a block's experts that a token visits."""
     from qtool import structure  # not where only the constants above are wanted
 
@@ -112,7 +126,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
             outside = max(outside, tensor.nbytes)
             turned.append(4 * tensor.parameters + tensor.nbytes)
             vocabulary = max(vocabulary, tensor.shape[0])
-            hidden = max(hidden, tensor.shape[1])
+            hidden = max(hidden, 0 if PER_LAYER in tensor.name else tensor.shape[1])
     blocks = set()
     for group in inside.values():
         inputs: dict[str, Input] = {}
@@ -152,6 +166,7 @@ def shapes_of(recipe: "Recipe", tensors: "Iterable[Planned]", active: float = 1.
         light=not floats and not recipe.reorders_groups,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
+        handed=handed,
     )
 
 

@@ -94,18 +94,18 @@ def forward(
                     f"{weights.path}: the output of block {index} is not finite on this text; the "
                     "model is broken, or overflows in float32"
                 )
-    hidden = torch.cat(list(stream.hidden))
+    hidden = torch.cat([stream.layout.hidden(states) for states in stream.hidden])
     kept = place is not None and _write(place, hidden)
     said = f"kept in {place}, {hidden.nbytes / 1e6:.0f} MB" if kept else None
     return Forward(skeleton, hidden, rounded, reading, said)
 
 
 def _advance(block: LoadedBlock, stream: Stream, rounded: Activations, workers: Workers) -> None:
-    """Replace the stream's hidden states by the block's outputs."""
+    """Replace the stream's states by those behind the block."""
 
     def step(number: int) -> None:
         with rounded.inside(block):
-            output = block.run(stream.hidden[number], stream.calls[block.index][number])
+            output = block.passed(stream.hidden[number], stream.calls[block.index][number])
         stream.hidden[number] = output
 
     workers.map(step, range(len(stream.hidden)))

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating.layout import Layout
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stream import Call, LoadedBlock
 from qtool.transforms.places import row_maps
@@ -98,7 +99,7 @@ def _head_dim(block: LoadedBlock) -> int | None:
 def proved(
     block: LoadedBlock, fold: Fold, hidden: torch.Tensor, call: Call, expected: torch.Tensor
 ) -> bool | None:
-    """Whether the block still computes `expected` with random scales folded in. Undone after.
+    """Whether the block still passes on `expected` with random scales folded in. Undone after.
 
     None where the probe cannot tell, since not even unpaired scales change the output.
     """
@@ -107,15 +108,30 @@ def proved(
     scale = fold.tied(np.exp2(random.uniform(-1, 1, channels)).astype(np.float32))
     with restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
         exact = _divide_producer(block, fold, scale, None)
-        unpaired = block.run(hidden, call)
+        unpaired = block.passed(hidden, call)
         _multiply_readers(block, fold, exact)
-        paired = block.run(hidden, call)
-    change = float((unpaired - expected).abs().max())
-    difference = float((paired - expected).abs().max())
-    noise = _NOISE * float(expected.abs().max())
-    if not change > 10 * noise:
-        return None
-    return difference <= _TOLERANCE * change + noise
+        paired = block.passed(hidden, call)
+    return undone(call.layout, unpaired, paired, expected)
+
+
+def undone(
+    layout: Layout, unpaired: torch.Tensor, paired: torch.Tensor, expected: torch.Tensor
+) -> bool | None:
+    """Whether paired scales undo what unpaired ones change, in all that a block hands on.
+
+    None where unpaired ones change nothing.
+    """
+    told, right = False, True
+    parts = zip(*(layout.parts(states) for states in (unpaired, paired, expected)), strict=True)
+    for without, both, wanted in parts:
+        if not wanted.numel():
+            continue
+        change = float((without - wanted).abs().max())
+        difference = float((both - wanted).abs().max())
+        noise = _NOISE * float(wanted.abs().max())
+        told = told or change > 10 * noise
+        right = right and difference <= _TOLERANCE * change + noise
+    return right if told else None
 
 
 def apply(

@@ -101,7 +101,7 @@ def gather(
                 read = Inputs(seen.inputs[reader], passed, rounded)
             heads[index] = counts, read
         for number, hidden in enumerate(stream.hidden):
-            stream.hidden[number] = block.run(hidden, stream.calls[index][number])
+            stream.hidden[number] = block.passed(hidden, stream.calls[index][number])
     return bank, heads
 
 

@@ -115,7 +115,7 @@ def proved_folds(
     stands for the others of its parameter. projections: inputs that no norm makes, too.
     """
     hidden, call = stream.probe(block.index)
-    expected = block.run(hidden, call)
+    expected = block.passed(hidden, call)
 
     def first_proved(options: Sequence[Sequence[fold.Fold]]) -> int | None:
         """options: by site, then number. The number that the first site with an answer proves."""

@@ -187,6 +187,8 @@ def _rotate(
     search = _Search(view, view.as_float32(), options)
     tokens = _probe(original)
     stream = original.embed(tokens)
+    if not stream.layout.plain:
+        raise NotRotatableError("its blocks hand on more than one stream of hidden states")
     width = stream.hidden[0].shape[-1]
     outer, turned = None, None
     if r1:

@@ -35,7 +35,7 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
-from qtool.transforms.fold import restored
+from qtool.transforms.fold import restored, undone
 from qtool.transforms.places import head_places
 from qtool.transforms.proved import (
     Applied,
@@ -49,8 +49,6 @@ from qtool.transforms.proved import (
 from qtool.transforms.scaled import Factor
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
-_TOLERANCE = 1e-3  # of the change that unpaired scales make
-_NOISE = 1e-6  # of the largest output: what float32 sums lose
 _16_BITS = ("F16", "BF16")
 _NORMS = "keys are not linear in one matrix (norms of queries and keys undo any scale)"
 
@@ -179,7 +177,7 @@ def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | s
     """The matrices that make queries and keys; or why no scales can be put into them."""
     hidden, call = stream.probe(block.index)
     with _Watch() as watch:
-        expected = block.run(hidden, call)
+        expected = block.passed(hidden, call)
     if len(watch.seen) != 1:
         return f"attention of this model is {len(watch.seen)} calls of torch's function, not one"
     queries, keys = watch.seen[0]
@@ -279,14 +277,11 @@ def _proved(
     scale = drawn[:, pair.shared].astype(np.float32)
     with restored(block, _tensors(pair.keys, pair.queries)):
         fold(block, pair, scale)
-        paired = block.run(hidden, call)
+        paired = block.passed(hidden, call)
     with restored(block, _tensors(pair.keys)):
         _multiply(block, pair.keys, torch.from_numpy(1 / scale.reshape(-1)))
-        unpaired = block.run(hidden, call)
-    change = float((unpaired - expected).abs().max())
-    difference = float((paired - expected).abs().max())
-    noise = _NOISE * float(expected.abs().max())
-    return change > 10 * noise and difference <= _TOLERANCE * change + noise
+        unpaired = block.passed(hidden, call)
+    return undone(call.layout, unpaired, paired, expected) is True
 
 
 def _multiply(block: LoadedBlock, side: Rows, factor: torch.Tensor) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 from qtool.decoder_names import name_alone, sees
 from qtool.errors import QtoolError
+from qtool.fused_experts import PARTS, stack_of
 from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
-from qtool.gguf.hf_config import complete, count
+from qtool.gguf.hf_config import count
 from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
 from qtool.structure import is_turn
@@ -21,7 +22,8 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
-_FUSED = ".experts."
+_EXPERTS = ".experts."
+_BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
@@ -33,7 +35,7 @@ def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | N
         architecture = TABLE.get(variant(str(named[0]), config) or "")
         if architecture is None:
             return None
-        whole = complete(config, architecture.defaults)
+        whole = architecture.completed(config)
         count(whole, "num_hidden_layers")
         if any(check(whole) is not None for check in architecture.refuse):
             return None  # a variant that the table does not describe
@@ -62,7 +64,7 @@ def check_by_table(
                 if not found and first and module.required(config) and module.name not in HEADS:
                     lost.append(module.name.replace("{b}", str(block)) + end)
                 if len(found) == 1 and module.each is None:
-                    yield from _shape(subject, names[found[0]], module, config, suffix)
+                    yield from _shape(subject, names[found[0]], module, config, suffix, block)
     if lost:
         yield Finding(
             "error", CHECK, lost[0],
@@ -109,25 +111,38 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
-    if module.cut is not None and _FUSED in module.name:
+    stems = (place(name).removesuffix(end) for name in (module.name, *module.also))
+    stack = next(filter(None, map(stack_of, stems)), None)
+    if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
         # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
-        before, _, last = place(module.name).removesuffix(end).partition(_FUSED)
-        each = (f"{before}{_FUSED}{i}.{last}.weight" for i in itertools.count())
-        return list(itertools.takewhile(names.__contains__, each))
+        layer, kind = stack
+        each = ([f"{layer}.{i}.{part}.weight" for part in PARTS[kind]] for i in itertools.count())
+        there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
+        return list(itertools.chain.from_iterable(there))
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
     return []
 
 
+def _apart(module: Module) -> bool:
+    """Whether a checkpoint has its matrices one by one."""
+    return module.cut is None and module.ends != _BARE
+
+
 def _shape(
-    subject: Subject, name: str, module: Module, config: Mapping[str, Any], suffix: str
+    subject: Subject,
+    name: str,
+    module: Module,
+    config: Mapping[str, Any],
+    suffix: str,
+    block: int,
 ) -> Iterator[Finding]:
     entry = subject.entries.get(name)
     if entry is None or isinstance(entry.scheme, str):
         return  # how a matrix that is not read is shaped is not known
     try:
-        expected = checkpoint_shape(module, config, suffix)
+        expected = checkpoint_shape(module, config, suffix, block)
     except QtoolError as error:
         yield Finding("error", CHECK, name, str(error))
         return

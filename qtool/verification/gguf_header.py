@@ -88,6 +88,8 @@ def _values(source: GgufSource) -> Iterator[Finding]:
     grouped = f"{source.architecture}.attention.head_count_kv" in source.metadata
     # In some models layers differ in it: then it is an array, and nothing is said.
     heads = integer(source, "attention.head_count_kv" if grouped else "attention.head_count")
+    if f"{source.architecture}.attention.value_length_swa" in source.metadata:
+        return  # blocks have heads of two widths, and the shapes of tensors are looked at
     rows = next((t.rows for t in source.tensors if t.name.endswith(".attn_v.weight")), None)
     if width is not None and heads and rows is not None and width * heads != rows:
         name = f"{source.architecture}.attention.value_length"

@@ -16,6 +16,7 @@ from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_blocks import put_layer_types
 from qtool.gguf.to_hf_config import class_of
+from qtool.gguf.to_hf_gemma4 import put_blocks
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -38,6 +39,7 @@ _SIZES = {
     "linear_num_value_heads": "ssm.time_step_rank",
     "mtp_num_hidden_layers": "nextn_predict_layers",
     "q_lora_rank": "attention.q_lora_rank",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
 }
 # Tensors that llama.cpp takes in place of several.
 _INSTEAD = {
@@ -112,7 +114,12 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     settings = sizes(source)
     try:
         put_layer_types(row, settings, _given(source))
+        if row.settle is not None:
+            put_blocks(settings, _given(source), tensors, source)
+            settings["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
+            settings = row.completed(settings)
         names = gguf_names(row, settings)
+        unread = {f"{name}.weight" for name in gguf_names(row.passed_over, settings).values()}
     except QtoolError:
         return  # said by `keys`
     modules = {module.name: module for module in row.modules}
@@ -129,7 +136,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
             if tensor is None:
                 continue
             try:
-                expected = expected_shape(module, settings, suffix)
+                expected = expected_shape(module, settings, suffix, block)
             except QtoolError:
                 continue  # sizes that differ by block, or are not said
             if expected is not None and stored_shape(expected) != stored_shape(tensor.shape):
@@ -144,7 +151,8 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     known = {name + suffix for name in names.values() for suffix in (".weight", ".bias", ".scale")}
     known |= {name + suffix for (n, _), name in names.items() for suffix, _ in modules[n].ends}
     known |= {whole for name in names.values() for whole in _in_its_place(name)}
-    extra = [name for name in tensors if name not in known and name not in _COMPUTED]
+    known |= {*_COMPUTED, *unread}
+    extra = [name for name in tensors if name not in known]
     places = _places(row.names or row.name)
     beyond = [name for name in extra if layer_of(name) >= blocks]
     extra = [name for name in extra if name not in beyond and _place(name) not in places]

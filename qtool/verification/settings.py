@@ -91,7 +91,7 @@ def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
     if row is None:
         return complete(config, {})
     # GGUF has no key for it, so that what is made of such a file leaves it to the class.
-    whole = complete(config, row.defaults)
+    whole = row.completed(config)
     if not row.name.startswith("gemma"):
         return {"hidden_act": row.activations[0], **whole}
     for key in ("hidden_act", "hidden_activation"):  # Gemma's class takes null for it, too

@@ -122,6 +122,28 @@ def test_a_head_that_is_said_to_be_tied_and_differs(
     compare(ours, GgufFile.open(theirs), set())
 
 
+def test_keys_and_values_that_nothing_reads(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Released E2B has them in blocks that share; the converter writes them, and that is all."""
+    folder = gguf_models.build("gemma4-e2b", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("k_proj", "v_proj", "k_norm"):
+        one = tensors[f"model.layers.1.self_attn.{name}.weight"]
+        tensors[f"model.layers.4.self_attn.{name}.weight"] = one
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    vocabulary = {str(i): i for i in range(gguf_models.VOCABULARY)}
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    convert(source, [[str(folder), "f16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    ours = gguf_from_hf.write(folder, tmp_path / "ours.gguf", "f16")
+    theirs = GgufFile.open(tmp_path / "theirs.gguf")
+    beyond = {f"blk.4.attn_{name}.weight" for name in ("k", "v", "k_norm")}
+    assert set(theirs.tensors) - set(ours.tensors) == beyond
+    assert set(ours.tensors) <= set(theirs.tensors)
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", _REAL)
 def test_smollm2(name: str, kind: str, source: str, models: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ BPE = (
     "llama-bpe", "mpt", "qwen2", "qwen35", "refact", "starcoder",
 )  # fmt: skip
 SPM = ("baichuan", "llama-spm", "phi-3")
-ALL = (*BPE, *SPM, "nomic-bert-moe")
+ALL = (*BPE, *SPM, "nomic-bert-moe", "gemma-4")
 # Made before the converter knew that <|...|> is special whatever the file says.
 OLD_TYPES = ("command-r", "deepseek-coder")
 # llama.cpp's fingerprint cannot tell mpt from olmo, nor qwen35's vocabulary with qwen2's tokens;
@@ -157,8 +157,9 @@ def test_tokenization_of_the_known_texts(name: str, rebuilt: Any) -> None:
     path = named("QTOOL_ORACLE_LLAMA_SOURCE") / "models" / f"ggml-vocab-{name}.gguf.inp"
     if not path.is_file():
         pytest.skip("llama.cpp has no texts for it")
-    texts = path.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-    lines = path.with_suffix(".out").read_text().split("\n")
+    between = "\n__ggml_vocab_test__\n"  # and behind the last one, but of Gemma 4
+    texts = path.read_text(encoding="utf-8").removesuffix(between).split(between)
+    lines = path.with_suffix(".out").read_text().removesuffix("\n").split("\n")
     assert len(texts) > 40
     tokenizer = loaded(rebuilt(name))
     for text, line in zip(texts, lines, strict=True):
@@ -236,11 +237,13 @@ _CLASSES = {
     "gemma": ("GemmaForCausalLM", "gemma"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text"),
 }
 _CONVERTED = (
     *((name, "olmo2") for name in BPE if name not in NOT_BY_CONVERTER),
     ("llama-bpe", "llama"), ("gpt-2", "llama"), ("qwen2", "qwen2"), ("llama-spm", "llama"),
     ("llama-spm", "gemma2"), ("llama-spm", "gemma"), ("phi-3", "phi3"), ("phi-3", "llama"),
+    ("gemma-4", "gemma4"),
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.oracle
 HERE = Path(__file__).parent
 PROMPTS = 5
 LENGTH = 24  # beyond the windows of 8 tokens
-LIMIT = 1e-3  # mean |difference| by the range of the logits; 2e-4 at most was seen
+LIMIT = 1e-3  # mean |difference| by the range of the logits; 6e-4 at most was seen
 PACKED_LIMIT = 4e-3  # the same where inputs of MXFP4 are rounded to 8 bits; 1.7e-3 was seen
 
 

@@ -11,6 +11,7 @@ classes of transformers.
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
+from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
@@ -26,13 +27,13 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
-from qtool.gguf.hf_config import Config, complete
+from qtool.gguf.hf_config import Config
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **LAYER_NORMS, **GEMMA, **SEEING, **SPARSE, **LINEAR_ATTENTION, **LATENT_ATTENTION,
-    **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
+    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
+    **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4,
 }  # fmt: skip
 
@@ -46,9 +47,7 @@ def variant(name: str | None, config: Config) -> str | None:
     inside = text.get("model_type") if isinstance(text, dict) else None
     if inside in _INSIDE:
         return _INSIDE[inside]
-    whole = (
-        complete(config, TABLE[name].defaults) if name in NEMOTRON_H or name in GRANITE_4 else {}
-    )
+    whole = TABLE[name].completed(config) if name in NEMOTRON_H or name in GRANITE_4 else {}
     if name == "NemotronHForCausalLM" and has_experts(whole):
         return f"{name} with experts"
     if name == "GraniteMoeHybridForCausalLM" and only_attends(whole):

@@ -113,7 +113,7 @@ INDEXED: dict[str, Architecture] = {
     ),
     "GlmMoeDsaForCausalLM": Architecture(
         "glm-dsa", (*LATENT_MODULES, *CHOICE_BIAS, *_OF_GLM, *_PREDICTION),
-        (*_KEYS, Key("attention.indexer.types", "indexer_types", _full)),
+        (*_KEYS, Key("attention.indexer.types", "indexer_types", _full, listed=True)),
         {**_DEFAULTS, "n_group": 1, "topk_group": 1, "index_n_heads": 32, "q_lora_rank": 2048,
          "v_head_dim": 256, "qk_nope_head_dim": 192, "rms_norm_eps": 1e-5,
          "max_position_embeddings": 202752, "vocab_size": 154880},

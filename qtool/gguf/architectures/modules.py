@@ -30,6 +30,7 @@ class Module:
     fused: tuple[str, RowMap | None] | None = None
     shape: tuple[str, ...] = ()  # names of sizes in arch_shapes, where the name does not tell
     blocks: Where | None = None  # those that have it, where not all do
+    unread: Where | None = None  # those where it may be stored, and nothing computes with it
     asked: str = ""  # the setting that says whether a model has it
     # How its tensors end here and in a checkpoint; the first is needed where the module is.
     ends: tuple[tuple[str, str], ...] = ENDS

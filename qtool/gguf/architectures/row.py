@@ -1,14 +1,14 @@
 """What one row of the table of architectures says."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.limits import Limit
 from qtool.gguf.architectures.modules import HEADS, Module
-from qtool.gguf.hf_config import Config, count
+from qtool.gguf.hf_config import BY_BLOCK, Config, complete, count
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,34 @@ class Architecture:
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
     predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
+    # What else its class makes of the settings, which are its own here.
+    settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    def completed(self, raw: Config) -> dict[str, Any]:
+        """The settings of a config.json as its class has them."""
+        config = complete(raw, self.defaults)
+        config.pop(BY_BLOCK, None)
+        return config if self.settle is None else self.settle(config)
 
     def blocks(self, config: Config) -> int:
         """How many a file has, those that predict further tokens included."""
         ahead = self.predicts and config.get(self.predicts)
         return count(config, "num_hidden_layers") + (count(config, self.predicts) if ahead else 0)
+
+    @property
+    def passed_over(self) -> "Architecture":
+        """The row of what may be stored and nothing computes with."""
+        unread = (replace(m, blocks=m.unread) for m in self.modules if m.unread is not None)
+        return replace(self, modules=tuple(unread))
+
+    def unread(self, config: Config) -> frozenset[str]:
+        """The modules of `passed_over`, as checkpoints call them."""
+        return frozenset(
+            module.name.replace("{b}", str(block))
+            for module in self.passed_over.modules
+            for block in range(self.blocks(config))
+            if module.in_block(config, block)
+        )
 
     @property
     def drops_head(self) -> bool:

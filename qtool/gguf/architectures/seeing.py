@@ -34,7 +34,7 @@ def _sections(usual: list[int]) -> Key:
             )
         return array(Kind.INT32, [*given, *[0] * (_SECTIONS - len(given))])
 
-    return Key("rope.dimension_sections", "rope_parameters", make)
+    return Key("rope.dimension_sections", "rope_parameters", make, listed=True)
 
 
 def _stacked_sights(config: Config) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 from qtool.gguf.architectures.modules import Module
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.hf_config import Config, count, head_width, number, of_block
 
 
 def _heads(config: Config) -> int:
@@ -118,6 +118,10 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inner of shared experts": _shared,
     "positions": _setting("n_positions"),
     "Falcon's queries, keys, values": _falcon_rows,
+    "input of a block": _setting("hidden_size_per_layer_input"),
+    "inputs of all blocks": lambda config: (
+        count(config, "num_hidden_layers") * count(config, "hidden_size_per_layer_input")
+    ),
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "three widths": lambda config: 3 * count(config, "hidden_size"),
     "taps": _setting("conv_L_cache"),
@@ -213,7 +217,7 @@ _ENDS: Mapping[str, tuple[str, ...]] = {
 
 
 def expected_shape(
-    module: Module, config: Config, suffix: str = ".weight"
+    module: Module, config: Config, suffix: str = ".weight", block: int = 0
 ) -> tuple[int, ...] | None:
     """The shape of a module's GGUF tensor in numpy's order, None where no setting tells.
 
@@ -226,7 +230,8 @@ def expected_shape(
     # The bias of a matrix has one number for each row; that of a norm, one for each weight.
     if suffix == ".bias" and len(sizes) > 1 and not module.name.endswith("norm"):
         sizes = sizes[:-1]
-    return tuple(SIZES[size](config) for size in sizes)
+    own = of_block(config, block) if "{b}" in module.name else config
+    return tuple(SIZES[size](own) for size in sizes)
 
 
 def has_mlp(modules: Iterable[Module]) -> bool:
@@ -236,10 +241,10 @@ def has_mlp(modules: Iterable[Module]) -> bool:
 
 
 def checkpoint_shape(
-    module: Module, config: Config, suffix: str = ".weight"
+    module: Module, config: Config, suffix: str = ".weight", block: int = 0
 ) -> tuple[int, ...] | None:
     """The shape of the checkpoint's tensor, where it is one; None where no setting tells."""
-    shape = expected_shape(module, config, suffix)
+    shape = expected_shape(module, config, suffix, block)
     if shape is None:
         return None
     if module.folded:

@@ -109,7 +109,7 @@ _KEYS = with_own(
     keys.USUAL,
     replace(keys.RMS, setting="norm_eps"),
     keys.VOCABULARY,
-    Key("attention.head_count_kv", "num_key_value_heads", _key_heads),
+    Key("attention.head_count_kv", "num_key_value_heads", _key_heads, listed=True, lacking=True),
     Key("shortconv.l_cache", "conv_L_cache"),
 )
 

@@ -46,7 +46,7 @@ def by_block(setting: str, *kinds: str) -> Key:
         number = count(config, setting)
         return array(Kind.INT32, [number if k in kinds else 0 for k in kinds_of(config)])
 
-    return Key(key, setting, make)
+    return Key(key, setting, make, listed=True, lacking=True)
 
 
 def state_space(at: str) -> tuple[Module, ...]:

@@ -1,0 +1,71 @@
+"""What comes before the blocks: from gradients by it to those by the rows of tables.
+
+Hidden states come of an embedding, and in some models so does what each block is given for itself
+(Gemma's per-layer embeddings). The model's own code makes them, and torch goes back through it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.calibrating.arguments import tensors_in
+from qtool.calibrating.skeleton import Skeleton
+from qtool.fitting.slope import Vector
+
+
+@dataclass(frozen=True)
+class Before:
+    """Of one text."""
+
+    skeleton: Skeleton
+    batches: tuple[NDArray[np.int64], ...]  # tokens of each micro-batch
+    given: tuple[tuple[int, ...], ...]  # of tensors_in() each block's call, those that come of rows
+
+    @classmethod
+    def of(cls, skeleton: Skeleton, tokens: NDArray[np.int64], samples: Sequence[int]) -> "Before":
+        """tokens [n, length], which have been embedded. samples: of each micro-batch."""
+        ends = list(accumulate(samples))
+        first = skeleton.looked_up(tokens[:1])
+        given = [
+            tuple(place for place, t in enumerate(tensors_in(call)) if t.requires_grad)
+            for call in first.calls
+        ]
+        starts = [0, *ends[:-1]]
+        batches = tuple(tokens[start:end] for start, end in zip(starts, ends, strict=True))
+        return cls(skeleton, batches, tuple(given))
+
+    def tables(
+        self, gradients: Sequence[torch.Tensor], given: Sequence[Sequence[Sequence[torch.Tensor]]]
+    ) -> dict[str, Vector]:
+        """Mean over tokens of squares of gradients by the rows of each table, [width].
+
+        gradients: by states before the first block, a micro-batch each. given: by what each block
+        is given; by block, then micro-batch.
+        """
+        sums: dict[str, torch.Tensor] = {}
+        for number, (tokens, gradient) in enumerate(zip(self.batches, gradients, strict=True)):
+            looked = self.skeleton.looked_up(tokens)
+            results = [looked.states]
+            by_results = [gradient]
+            for call, places, found in zip(looked.calls, self.given, given, strict=True):
+                tensors = [*tensors_in(call)]
+                results += [tensors[place] for place in places]
+                by_results += found[number]
+            there = [n for n, one in enumerate(results) if one.requires_grad]
+            rows = [row for _, row in looked.rows]
+            if not there or not rows:
+                continue
+            by_rows = torch.autograd.grad(
+                [results[n] for n in there], rows, [by_results[n] for n in there],
+                materialize_grads=True,
+            )  # fmt: skip
+            for (name, _), by_row in zip(looked.rows, by_rows, strict=True):
+                flat = by_row.reshape(-1, by_row.shape[-1])
+                squares = flat.square().sum(0, dtype=torch.float64)
+                sums[name] = sums[name] + squares if name in sums else squares
+        count = sum(tokens.size for tokens in self.batches)
+        return {name: found.numpy() / count for name, found in sums.items()}
