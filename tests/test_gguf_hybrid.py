@@ -1,5 +1,6 @@
 """Gated delta nets as GGUF: order of heads, rates, blocks that predict, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ import numpy as np
 import pytest
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
+from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
 from qtool.gguf.architectures.shapes import SIZES
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.hf_config import complete
+from qtool.gguf.to_hf import hf_model
 from qtool.gguf.value_maps import MINUS_EXP
+from qtool.verification.gguf_tensors import check_tensors
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]
 SETTINGS = {
@@ -152,3 +156,41 @@ def test_how_wide_lfm2_is(change: dict[str, Any], width: int) -> None:
 def test_another_epsilon_is_told() -> None:
     config = complete({**SETTINGS, "rms_norm_eps": 1e-5}, ROW.defaults)
     assert any("where the model adds 1e-6" in str(check(config)) for check in ROW.warn)
+
+
+_HEADS, _INNER = "attention.head_count_kv", "feed_forward_length"
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe", "lfm2"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (_HEADS, None),
+        (_HEADS, u32(0)),
+        (_HEADS, array(Kind.INT32, [2])),
+        (_HEADS, array(Kind.INT32, [0] * 64)),
+        (_HEADS, array(Kind.STRING, ["2"] * 4)),
+        (_HEADS, -1),
+        (_HEADS, 10**6),
+        (_INNER, None),
+        (_INNER, array(Kind.INT32, [])),
+        (_INNER, -1),
+        ("ssm.inner_size", None),
+        ("ssm.time_step_rank", u32(0)),
+    ],
+)
+def test_lists_by_block_that_lie(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    """An error in place of another model; a number stands in the list of what the file has."""
+    source = hf_source(Checkpoint.open(gguf_models.build(name, tmp_path / name)))
+    key = f"{source.architecture}.{key}"
+    if key not in source.metadata:
+        return  # that one has no state spaces
+    if isinstance(value, int):
+        said = source.metadata[key]
+        each = [*said.value] if said.kind is Kind.ARRAY else [said.value]
+        value = array(Kind.INT32, [*each[:-1], value])
+    metadata: dict[str, Value] = {k: v for k, v in source.metadata.items() if k != key}
+    changed = replace(source, metadata=metadata if value is None else {**metadata, key: value})
+    with pytest.raises(QtoolError):
+        hf_model(changed)
+    list(check_tensors(changed))  # looks at what it can

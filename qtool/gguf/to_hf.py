@@ -23,8 +23,9 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import ALWAYS_FLOAT32, NOTHING_READS, gguf_names
+from qtool.gguf.from_hf import NOTHING_READS, gguf_names
 from qtool.gguf.hf_config import count
+from qtool.gguf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
