@@ -135,12 +135,17 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
 
     kind, settings = MODELS[name]
     wanted = {**_SMALL, **settings}
-    if kind == "GPTNeoX":
+    if "layers_block_type" in settings:
+        del wanted["num_hidden_layers"]
+    if kind in ("GPTNeoX", "GPT2", "Bloom", "Mpt", "Falcon"):
         del wanted["num_key_value_heads"]
+    if kind in ("GPT2", "Bloom", "Mpt", "Falcon"):
+        del wanted["intermediate_size"], wanted["max_position_embeddings"]
     seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
-    config = getattr(transformers, f"{kind}Config")(**wanted)
+    # The configuration's class, and what is inside it, if that needs telling.
+    config = getattr(transformers, f"{kind.partition(' ')[0]}Config")(**wanted)
     torch.manual_seed(seed)
     model = auto_model(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -153,6 +158,12 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_gemma4.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
+    if kind == "Mpt":
+        rewrite_config(folder, lambda config: config.update(architectures=["MPTForCausalLM"]))
+    if name == "falcon-7b":  # the number does not count there, and was not said
+        rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
+    if kind in ("NemotronH", "GraniteMoeHybrid"):
+        gguf_models_hybrid.as_released(folder)
     if name in gguf_models_hybrid.PREDICTING:
         gguf_models_hybrid.add_prediction(folder, seed)
     return folder

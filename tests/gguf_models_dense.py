@@ -25,6 +25,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                   "rope_parameters": {**_YARN, "mrope_section": [3, 3, 2]}}),
     "qwen3-vl": ("Qwen3VL", {"head_dim": 32, "rope_parameters": {
         "rope_type": "default", "rope_theta": 2e4, "mrope_section": [6, 5, 5]}}),
+    "qwen3-vl-moe": ("Qwen3VLMoe", {
+        "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4,
+                            "mrope_section": [6, 5, 5]}}),
     "mistral3": ("Mistral3", {"head_dim": 32, "sliding_window": None}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {
         **_YARN, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -78,15 +82,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi2-rotary": ("Phi", {"num_key_value_heads": 4, "intermediate_size": 256,
                             "rope_parameters": {"rope_type": "default", "rope_theta": 3e3,
                                                 "partial_rotary_factor": 0.25}}),
+    "gpt2": ("GPT2", {"n_positions": 96, "initializer_range": 0.05}),
+    "gpt2-inner": ("GPT2", {"n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6,
+                            "initializer_range": 0.05}),
+    "bloom": ("Bloom", {"layer_norm_epsilon": 1e-6}),
+    "mpt": ("Mpt", {"max_seq_len": 96, "attn_config": {"clip_qkv": 0.5}}),
+    "mpt-plain": ("Mpt", {"max_seq_len": 64, "layer_norm_epsilon": 1e-5}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-7b": ("Falcon", {"multi_query": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 3e4}}),
+    "falcon-11b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
+                              "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
 }  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "command-a-windows": {"cohere2.attention.sliding_window_pattern"},
+    "falcon-7b": {"falcon.rope.freq_base"},
     "phi2-rotary": {"phi2.rope.freq_base"},
 }
 _SMALL_VISION = {
     "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
     "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+_PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "patch_size": 4, "image_size": 16,
+}  # fmt: skip
+_QWEN3 = {
+    "text_config": {},
+    "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
+                      "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
 }  # fmt: skip
 # What lies around the settings of the text of models that also see, by the configuration's class.
 SEEING: dict[str, dict[str, Any]] = {
@@ -96,15 +121,10 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
                           "fullatt_block_indexes": [0]},
     },
-    "Qwen3VL": {
-        "text_config": {},
-        "vision_config": {**_SMALL_VISION, "out_hidden_size": 64, "intermediate_size": 48,
-                          "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-    },
-    "Mistral3": {
-        "text_config": {"model_type": "mistral"},
-        "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,
-                          "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-                          "image_size": 16},
+    "Qwen3VL": _QWEN3,
+    "Qwen3VLMoe": _QWEN3,
+    "Mistral3": {"text_config": {"model_type": "mistral"}, "vision_config": _PIXTRAL},
+    "Mistral3 of Mistral4": {
+        "text_config": {"model_type": "mistral4"}, "vision_config": _PIXTRAL,
     },
 }  # fmt: skip

@@ -7,28 +7,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-           "num_hidden_layers": 3}  # fmt: skip
-_YARN = {
-    "rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
-    "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
-}  # fmt: skip
-_USUAL_YARN = {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}
-_LATENT = {
-    **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
-    "qk_rope_head_dim": 8, "v_head_dim": 12,
-}  # fmt: skip
+from gguf_models_recent import (
+    LATENT,
+    RECENT,
+    RECENT_AHEAD,
+    RECENT_LATENT,
+    RECENT_SAID_BEYOND,
+    ROUTED,
+    USUAL_YARN,
+    YARN,
+)
+
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (
         "Glm4Moe",
-        {**_ROUTED, "head_dim": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+        {**ROUTED, "head_dim": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5,
          "first_k_dense_replace": 2, "attention_bias": True, "num_nextn_predict_layers": 1,
          "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
                              "partial_rotary_factor": 0.25}},
     ),
     "glm4-moe-plain": (
         "Glm4Moe",
-        {**_ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
+        {**ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
          "head_dim": 16, "num_nextn_predict_layers": 1},
     ),
     "minimax-m2": (
@@ -38,19 +38,19 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dots1": (
         "Dots1",
-        {**_ROUTED, "n_shared_experts": 2, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+        {**ROUTED, "n_shared_experts": 2, "num_key_value_heads": 4, "first_k_dense_replace": 1,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     ),
     "dots1-plain": (
         "Dots1",
-        {**_ROUTED, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 32,
+        {**ROUTED, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 32,
          "norm_topk_prob": False},
     ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
     "olmoe-tied": (
         "Olmoe",
         {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 4,
-         "tie_word_embeddings": True, "rope_parameters": _YARN},
+         "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
     "ernie4.5-moe": (
         "Ernie4_5_Moe",
@@ -100,27 +100,29 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2": (
         "DeepseekV2",
-        {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
+        {**LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_shared_experts": 2,
          "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
     ),
     "deepseek-v2-lite": (
         "DeepseekV2",
-        {**_LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
-         "rope_parameters": {**_USUAL_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        {**LATENT, "q_lora_rank": None, "n_shared_experts": 1, "num_experts_per_tok": 3,
+         "rope_parameters": {**USUAL_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "deepseek-v3": (
         "DeepseekV3",
-        {**_LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
+        {**LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
          "num_nextn_predict_layers": 1, "tie_word_embeddings": True,
-         "rope_parameters": {**_USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+         "rope_parameters": {**USUAL_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "deepseek-v3-plain": (
         "DeepseekV3",
-        {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
+        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "n_group": 1,
          "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
+    **RECENT,
 }  # fmt: skip
 SAID_BEYOND = {
+    **RECENT_SAID_BEYOND,
     # llama.cpp stops without it. Released checkpoints say scoring_func, transformers does not.
     "minimax-m2": {"minimax-m2.expert_gating_func"},
     "dots1": {"dots1.expert_gating_func"},
@@ -135,7 +137,7 @@ SAID_BEYOND = {
 # What is said of a file of theirs that is to be a checkpoint again.
 NO_WAY_BACK = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain"),
+        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain", *RECENT_LATENT),
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
     **dict.fromkeys(
@@ -150,23 +152,30 @@ NO_WAY_BACK = {
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
-_AHEAD = {"glm4-moe", "deepseek-v3"}  # with the block that predicts a further token
+TURNED = ("qwen3-vl-moe",)  # experts as they were released
+# With the block that predicts a further token.
+_AHEAD = {"glm4-moe", "deepseek-v3", *RECENT_AHEAD}
 
 
 def fill(model: Any) -> None:
     """Values for what gguf_models leaves at zero: biases of experts, and of their choice."""
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.uniform_(-0.3, 0.3)
     for name, parameter in model.named_parameters():
+        if name.endswith("router.gate.weight"):  # AFMoE begins with zeros
+            parameter.normal_(std=0.1)
         if name.endswith("_proj_bias"):  # of experts, in rows
             parameter.uniform_(-0.3, 0.3)
 
 
 def finish(name: str, folder: Path) -> None:
-    """Write what save_pretrained does not: the block that predicts a further token, and MXFP4."""
+    """Write what save_pretrained does not: the block that predicts a further token, MXFP4, and
+    experts that are transposed."""
     if name in PACKED:
         _pack_experts(folder)
+    if name in TURNED:
+        turn_experts(folder)
     if name not in _AHEAD:
         return
     import torch
@@ -183,6 +192,16 @@ def finish(name: str, folder: Path) -> None:
     state[ahead + "eh_proj.weight"] = torch.randn(width, 2 * width).to(embedding.dtype)
     for norm in ("enorm", "hnorm", "shared_head.norm"):
         state[f"{ahead}{norm}.weight"] = torch.rand(width).to(embedding.dtype)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def turn_experts(folder: Path) -> None:
+    """Transpose fused experts, which transformers saves as it has them in memory."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        state[name] = state[name].transpose(1, 2).contiguous()
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 

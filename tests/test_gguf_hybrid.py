@@ -1,14 +1,25 @@
 """Gated delta nets as GGUF: order of heads, rates, blocks that predict, what is refused."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError, UnsupportedError
+from qtool.formats.gguf_values import Kind, Value, array, u32
+from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
+from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.from_hf import hf_source
 from qtool.gguf.hf_config import complete
+from qtool.gguf.to_hf import hf_model
 from qtool.gguf.value_maps import MINUS_EXP
+from qtool.verification.gguf_tensors import check_tensors
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]
 SETTINGS = {
@@ -16,6 +27,11 @@ SETTINGS = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def _module(row: Any, name: str, **more: Any) -> Any:
@@ -104,6 +120,77 @@ def test_what_llama_cpp_does_not_compute(change: dict[str, Any], said: str) -> N
     assert (said in found[0] if said else not found) and len(found) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"conv_bias": True}, "conv_bias is true"),
+        ({"head_dim": 32}, "head_dim is 32"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"use_expert_bias": False}, "use_expert_bias is false"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5, and it takes 1.0"),
+    ],
+)
+def test_short_convolutions_that_llama_cpp_has_not(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = gguf_models.build("lfm2-moe", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda config: config.update(change))
+    with pytest.raises(UnsupportedError, match=said):
+        hf_source(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [
+        ({}, 256), ({"block_ff_dim": 1200}, 1024), ({"block_auto_adjust_ff_dim": False}, 96),
+        ({"block_ffn_dim_multiplier": None}, 64),
+        ({"block_ffn_dim_multiplier": 1.5, "block_multiple_of": 10}, 100),
+    ],
+)  # fmt: skip
+def test_how_wide_lfm2_is(change: dict[str, Any], width: int) -> None:
+    row = TABLE["Lfm2ForCausalLM"]
+    config = complete({"intermediate_size": 96, **change}, row.defaults)
+    assert SIZES["inner of LFM2"](config) == width
+
+
 def test_another_epsilon_is_told() -> None:
     config = complete({**SETTINGS, "rms_norm_eps": 1e-5}, ROW.defaults)
     assert any("where the model adds 1e-6" in str(check(config)) for check in ROW.warn)
+
+
+_HEADS, _INNER = "attention.head_count_kv", "feed_forward_length"
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe", "lfm2"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (_HEADS, None),
+        (_HEADS, u32(0)),
+        (_HEADS, array(Kind.INT32, [2])),
+        (_HEADS, array(Kind.INT32, [0] * 64)),
+        (_HEADS, array(Kind.STRING, ["2"] * 4)),
+        (_HEADS, -1),
+        (_HEADS, 10**6),
+        (_INNER, None),
+        (_INNER, array(Kind.INT32, [])),
+        (_INNER, -1),
+        ("ssm.inner_size", None),
+        ("ssm.time_step_rank", u32(0)),
+    ],
+)
+def test_lists_by_block_that_lie(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    """An error in place of another model; a number stands in the list of what the file has."""
+    source = hf_source(Checkpoint.open(gguf_models.build(name, tmp_path / name)))
+    key = f"{source.architecture}.{key}"
+    if key not in source.metadata:
+        return  # that one has no state spaces
+    if isinstance(value, int):
+        said = source.metadata[key]
+        each = [*said.value] if said.kind is Kind.ARRAY else [said.value]
+        value = array(Kind.INT32, [*each[:-1], value])
+    metadata: dict[str, Value] = {k: v for k, v in source.metadata.items() if k != key}
+    changed = replace(source, metadata=metadata if value is None else {**metadata, key: value})
+    with pytest.raises(QtoolError):
+        hf_model(changed)
+    list(check_tensors(changed))  # looks at what it can

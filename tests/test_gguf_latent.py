@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 from hf_arrays import Arrays, numbers, write
 
 from qtool.calibrating.calibration import Calibration
-from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import f32, u32
+from qtool.checkpoint import Checkpoint
+from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.formats.gguf_values import Kind, f32, u32
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf import cuts, from_hf
 from qtool.gguf.cuts import Cut, cut_out
@@ -159,6 +161,43 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 27, "first_k_dense_replace": 27}, "with 27 blocks it takes none"),
     ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is Tr"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index_head_dim": 96}, "index_head_dim is 96, and it turns keys of a multiple of 64"),
+        ({"indexer_types": ["shared", *["full"] * 3]}, "the first block is shared"),
+        ({"index_topk_pattern": "SFFF", "indexer_types": None}, "the first block is shared"),
+        ({"indexer_types": ["full"]}, "not a list of 4 words"),
+        ({"mlp_layer_types": ["sparse"] * 4}, "mlp_layer_types is not 2 blocks without experts"),
+        ({"rope_parameters": {**_YARN, "rope_theta": 1e4}}, "rope scaling of the type 'yarn'"),
+        ({"attention_bias": True}, "attention_bias is true"),
+    ],
+)
+def test_indexers_that_llama_cpp_has_not(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = gguf_models.build("glm-5", tmp_path / "m")
+    gguf_models.rewrite_config(folder, lambda config: config.update(change))
+    with pytest.raises(QtoolError, match=message):
+        hf_source(Checkpoint.open(folder))
+
+
+def test_which_blocks_have_an_indexer(tmp_path: Path) -> None:
+    """As the settings say, in any of three ways."""
+    folder = gguf_models.build("glm-5", tmp_path / "m")
+    ways: list[dict[str, Any]] = [
+        {"indexer_types": None, "index_topk_pattern": "FSFS"},
+        {"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 1},
+    ]
+    for way in ({}, *ways):
+        gguf_models.rewrite_config(folder, lambda config, way=way: config.update(way))  # type: ignore[misc]
+        source = hf_source(Checkpoint.open(folder))
+        key = source.metadata["glm-dsa.attention.indexer.types"]
+        assert key.value == [True, False, True, False] and key.element == Kind.BOOL
+        names = {tensor.name for tensor in source.tensors}
+        assert "blk.2.indexer.proj.weight" in names and "blk.3.indexer.proj.weight" not in names
 
 
 @pytest.mark.parametrize(("change", "message"), _REFUSED)

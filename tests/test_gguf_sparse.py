@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models
+import gguf_models_sparse
 import pytest
 import small_tokenizers as small
 from hf_arrays import LLAMA, Arrays, llama, numbers, write
@@ -121,6 +122,20 @@ def test_llama4_as_it_was_released(change: dict[str, Any], message: str, tmp_pat
     folder = gguf_models.build("llama4", tmp_path / "model")
     gguf_models.rewrite_config(folder, lambda config: config.update(change))
     with pytest.raises(UnsupportedError, match=message):
+        hf_source(Checkpoint.open(folder))
+
+
+def test_fused_experts_as_released_or_as_in_memory(tmp_path: Path) -> None:
+    """Qwen3-VL with experts was released with each transposed; transformers reads both."""
+    folder = gguf_models.build("qwen3-vl-moe", tmp_path / "model")
+    found = []
+    for _ in range(2):
+        source = hf_source(Checkpoint.open(folder))
+        found.append({t.name: t.read(0, t.rows).tobytes() for t in source.tensors})
+        gguf_models_sparse.turn_experts(folder)
+    assert found[0] == found[1] and "blk.1.ffn_down_exps.weight" in found[0]
+    gguf_models.rewrite_config(folder, lambda c: c["text_config"].update(mlp_only_layers=[0]))
+    with pytest.raises(UnsupportedError, match="some blocks have no experts"):
         hf_source(Checkpoint.open(folder))
 
 

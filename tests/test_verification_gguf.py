@@ -174,9 +174,13 @@ LOST = {
     "deepseek-v2": "blk.1.attn_q_a.weight",
     "deepseek-v2-lite": "blk.0.attn_q.weight",
     "deepseek-v3": "blk.2.attn_k_b.weight",
+    "deepseek-v3.2": "blk.1.indexer.attn_k.weight",
+    "glm-5": "blk.2.indexer.proj.weight",
     "gpt-oss": "blk.1.attn_sinks.weight",
+    "granite-4-h-moe": "blk.2.ssm_d",
     "granite-moe": "blk.1.ffn_up_exps.weight",
     "llama4": "blk.1.ffn_gate_shexp.weight",
+    "mistral4": "blk.1.ffn_gate_up_exps.weight",
     "qwen3-next": "blk.0.ssm_a",
 }
 DTYPES = {"F16": np.float16, "F32": np.float32}

@@ -14,9 +14,15 @@ Config = Mapping[str, Any]
 # Where completed settings have what differs from block to block: for each, the settings it changes.
 BY_BLOCK = "by_block"
 WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
+FOUR_WIDTHS = "4 * hidden_size"
 _OLD_NAMES = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_hidden_size"),
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
+    "tie_word_embeddings": ("tie_embedding",),
     "layer_norm_eps": ("norm_eps", "norm_epsilon", "layer_norm_epsilon"),
 }
 _NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")
@@ -49,6 +55,11 @@ def complete(raw: Config, defaults: Config) -> dict[str, Any]:
         for old in older:
             if old in config:
                 config.setdefault(name, config[old])
+    if isinstance(kinds := config.get("layers_block_type"), list):
+        config.setdefault("num_hidden_layers", len(kinds))
+    if isinstance(mlps := config.get("mlp_layer_types"), list):
+        leading = next((b for b, kind in enumerate(mlps) if kind != "dense"), len(mlps))
+        config.setdefault("first_k_dense_replace", leading)
     for name, default in defaults.items():
         if name.startswith("rope_"):
             continue
@@ -68,6 +79,8 @@ def of_block(config: Config, block: int) -> Config:
 
 
 def _derived(config: Config, name: str) -> Any:
+    if name == FOUR_WIDTHS:
+        return 4 * count(config, "hidden_size")
     return plain_head_width(config) if name == WIDTH_BY_HEADS else count(config, name)
 
 

@@ -142,6 +142,7 @@ def hf_rows(
     columns: Rows | None = None,
     squeezed: bool = False,
     cut: Cut | None = None,
+    folded: tuple[int, ...] | None = None,
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
     if cut is not None:
@@ -170,6 +171,8 @@ def hf_rows(
         )
     if rows is not None:
         shape = _rearranged(first, shape, rows, groups)
+    if folded is not None and prod(folded) == prod(shape):
+        shape = folded
     type_ = F32 if float32 or len(shape) == 1 else TYPES[first.dtype]
     return HfRows(
         tuple(parts), shape, type_, rows, groups, add, values=values, columns=columns, cut=cut

@@ -109,8 +109,6 @@ _NEVER = {
         ".patch_merger", "a.rvq.codebook", "mm.a.code_embd",
     ),
 }  # fmt: skip
-# Of those, what a converter writes in the type of the file all the same.
-CONVERTED = ("per_layer_model_proj.weight",)
 _NEVER_IN = {
     "glm5-next": (
         "hc_", "indexer.attn_q_b", "indexer.attn_k", "indexer.proj", "indexer_compressor_gate",
@@ -119,6 +117,11 @@ _NEVER_IN = {
         "attn_v_b.weight",
     ),
 }  # fmt: skip
+
+# What a converter treats otherwise than llama-quantize: these are in the type of the file,
+CONVERTED = ("per_layer_model_proj.weight",)
+# and these in float32.
+FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
 
 
 def kept_reason(tensor: Tensor, architecture: str) -> str | None:

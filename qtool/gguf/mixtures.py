@@ -22,6 +22,7 @@ from qtool.gguf.kinds import (
     DOWN,
     EMBEDDING,
     EMBEDDINGS,
+    FLOAT32_WHERE_CONVERTED,
     GATE,
     KEY,
     OUTPUT,
@@ -114,9 +115,12 @@ def choose(
 def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     options, columns = model.options, tensor.shape[-1] if tensor.shape else 1
     reason = kept_reason(tensor, model.facts.architecture)
-    if options.converts and options.file_type.default in FLOATS and tensor.name in CONVERTED:
-        reason = None
     override = options.override_of(tensor.name)
+    if options.converts and options.file_type.default in FLOATS:
+        if tensor.name in CONVERTED:
+            reason = None
+        elif tensor.name.endswith(FLOAT32_WHERE_CONVERTED) and not (override or options.pure):
+            reason = "float32, as llama.cpp converts it"
     if reason is None and options.leave_output and kind == OUTPUT:
         reason = "leave_output"
     if reason is None and override is not None and override.type is None:

@@ -23,8 +23,9 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import ALWAYS_FLOAT32, NOTHING_READS, gguf_names
+from qtool.gguf.from_hf import NOTHING_READS, gguf_names
 from qtool.gguf.hf_config import count
+from qtool.gguf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
@@ -163,7 +164,7 @@ def _tensors(
         for suffix, end in modules[name].ends:
             module = modules[name]
             if suffix == ".bias":
-                module = replace(module, add=0)  # what is added is added to weights
+                module = replace(module, add=0, turned=False)  # which weights are
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
@@ -227,7 +228,11 @@ def _specs(
 ) -> tuple[TensorSpec, ...]:
     if module.each is None:
         name, shape = named(module.name), tensor.shape
-        if module.squeezed:
+        if module.folded:
+            shape = (prod(shape),)
+        elif module.turned:
+            shape = shape[::-1]
+        elif module.squeezed and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])
         return (TensorSpec(name, dtype, shape),)
     pattern = named(module.each[0])
@@ -240,7 +245,11 @@ def _specs(
 def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias: bool) -> str:
     """The dtype of a matrix as asked; what llama.cpp widens gets it where that loses nothing."""
     widened = tensor.type == F32 and (
-        len(tensor.shape) == 1 or bias or module.add or tensor.name.endswith(ALWAYS_FLOAT32)
+        len(tensor.shape) == 1
+        or bias
+        or module.add
+        or module.folded
+        or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:
         return _PLAIN.get(tensor.type, dtype) if keep else dtype
@@ -288,7 +297,8 @@ def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.fl
         found = np.empty_like(values)
         found[:, module.columns] = values
         values = found
-    return _taken_back(values, module).reshape(tensor.shape)
+    found = _taken_back(values, module).reshape(tensor.shape)
+    return np.ascontiguousarray(found.T) if module.turned else found
 
 
 def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:

@@ -29,10 +29,14 @@ _BIASES = {
                  ("mlp_bias", ("ffn_up", "ffn_down"))),
     "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
+    "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "mpt": (),
+    "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2")
+_BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 
@@ -66,8 +70,10 @@ def check_biases(
         if modules[name].ends != ENDS or f"{gguf_name}.weight" not in names:
             continue
         kind = gguf_name.rpartition(".")[2]
+        if kind == "ssm_conv1d" and row.name.startswith("nemotron_h"):
+            continue  # a setting says whether it has one
         expected = kind in some and f"blk.0.{kind}.bias" in names
-        if name.endswith("norm") and modules[name].each is None:
+        if (name.endswith("norm") or "_norm" in kind) and modules[name].each is None:
             expected = layer_norms and row.name not in _BARE_NORMS
         if row.name == "phi2" and name in HEADS:
             expected = True

@@ -1,106 +1,90 @@
-"""Settings of config.json where blocks are of two kinds, told by a GGUF file: Gemma 4's."""
+"""What each block of a model has, where blocks differ: config.json told by GGUF metadata."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError
 from qtool.formats.gguf_values import Kind, Value
-from qtool.gguf.rope_tensors import NOT_ROTATED, proportional_divisors
-from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_keys import plain
-
-_FULL, _WINDOW = "full_attention", "sliding_attention"
-_NEEDED = (
-    "attention.key_length", "attention.key_length_swa", "attention.sliding_window",
-    "attention.sliding_window_pattern", "embedding_length_per_layer_input",
-)  # fmt: skip
-_FREQUENCIES = "rope_freqs.weight"
+from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.short_convolutions import CONVOLUTION
+from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
+from qtool.gguf.to_hf_keys import WHOLE
 
 
-def put_blocks(
-    config: dict[str, Any],
-    given: Mapping[str, Value],
-    names: Collection[str],
-    source: GgufSource,
-) -> None:
-    """Heads, keys and values, and the MLP; what each block has is known."""
-    for key in _NEEDED:
-        if key not in given:
-            raise FormatError(f"{source.path}: lacks gemma4.{key}, which llama.cpp asks for")
-    kinds = config["layer_types"]
-    if len(kinds) != config["num_hidden_layers"] or kinds[-1] != _FULL or _WINDOW not in kinds:
-        raise UnsupportedError(
-            f"{source.path}: gemma4.attention.sliding_window_pattern is not one of true and false "
-            "for each block, of which the last is false, as in every checkpoint"
-        )
-    config["head_dim"] = plain(given["attention.key_length_swa"])
-    config["global_head_dim"] = plain(given["attention.key_length"])
-    inner, key_heads = (
-        given.get(key) for key in ("feed_forward_length", "attention.head_count_kv")
-    )
-    for value in (inner, key_heads):
-        if value is not None and value.kind is Kind.ARRAY and len(value.value) != len(kinds):
-            raise FormatError(
-                f"{source.path}: of {len(kinds)} blocks, a list says what {len(value.value)} have"
-            )
-    if inner is not None and inner.kind is Kind.ARRAY:
-        config["intermediate_size"] = plain(inner)[0]
-        config["use_double_wide_mlp"] = True
-    if config.get("hidden_size_per_layer_input"):
-        config["vocab_size_per_layer_input"] = config["vocab_size"]
-    own = config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
-    full = [b for b, kind in enumerate(kinds[:own]) if kind == _FULL]
-    as_keys = bool(full) and f"blk.{full[0]}.attn_v.weight" not in names
-    config["attention_k_eq_v"] = as_keys
-    if key_heads is None or key_heads.kind is not Kind.ARRAY:
+def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    """What each block has in place of attention over all of the text, where blocks differ."""
+    if (full := given.get("attention.indexer.types")) is not None:
+        config["indexer_types"] = ["full" if one else "shared" for one in full.value]
+    if row.name in ("nemotron_h", "nemotron_h_moe"):
+        _put_state_spaces(row, config, given)
+    if row.name == "granitehybrid":
+        heads = _by_block(config, given, "attention.head_count_kv")
+        config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
+    if row.name in ("lfm2", "lfm2moe"):
+        heads = _by_block(config, given, "attention.head_count_kv")
+        config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
+        config["num_key_value_heads"] = max(heads)
+    if not any(key.setting == "layer_types" for key in row.keys):
         return
-    each = plain(key_heads)
-    config["num_key_value_heads"] = each[kinds.index(_WINDOW)]
-    if as_keys:
-        config["num_global_key_value_heads"] = each[-1]
+    if "ssm.state_size" in {key.name for key in row.keys}:
+        _put_linear_attention(config, given)
         return
-    wide = {"head_dim": config.pop("global_head_dim"), "num_key_value_heads": each[-1]}
-    config["per_layer_config"] = {str(b): wide for b, kind in enumerate(kinds) if kind == _FULL}
+    blocks = config["num_hidden_layers"]
+    if row.name == "exaone4" and "attention.sliding_window" not in given:
+        config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
+        return
+    period = {"gemma2": 2, "gemma3": 6}.get(row.name, 4)
+    pattern = given.get("attention.sliding_window_pattern")
+    if pattern is not None and pattern.kind == Kind.ARRAY:
+        windows = [bool(value) for value in pattern.value]
+    else:
+        said = pattern is not None and isinstance(pattern.value, int)
+        every = max(1, pattern.value) if pattern is not None and said else period
+        windows = [(i + 1) % every != 0 for i in range(blocks)]
+    config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
 
 
-def put_rotations(
-    config: dict[str, Any],
-    given: Mapping[str, Value],
-    vectors: Mapping[str, NDArray[np.float32]],
-    source: GgufSource,
+def _put_state_spaces(
+    row: Architecture, config: dict[str, Any], given: Mapping[str, Value]
 ) -> None:
-    """rope_parameters: of blocks with a window, and of the others a share of each head."""
-    theta = plain(given["rope.freq_base"]) if "rope.freq_base" in given else 10000.0
-    local = plain(given["rope.freq_base_swa"]) if "rope.freq_base_swa" in given else theta
-    if {*vectors} != {_FREQUENCIES}:
-        raise FormatError(
-            f"{source.path}: has {', '.join(vectors) or 'no rotation factors'}; expected "
-            f"{_FREQUENCIES} by itself"
-        )
-    config.pop("rope_local_base_freq", None)
-    config["rope_parameters"] = {
-        _FULL: {
-            "rope_type": "proportional", "rope_theta": float(theta),
-            **_share(vectors[_FREQUENCIES], plain(given["attention.key_length"]), source),
-        },
-        _WINDOW: {"rope_type": "default", "rope_theta": float(local)},
-    }  # fmt: skip
-
-
-def _share(divisors: NDArray[np.float32], width: int, source: GgufSource) -> dict[str, float]:
-    """The settings that give these divisors."""
-    rotated = int((divisors < np.float32(NOT_ROTATED)).sum())
-    factor = float(str(divisors[0])) if rotated else 1.0
-    more = {} if factor == 1.0 else {"factor": factor}
-    for share in (2 * rotated / max(width, 1), (2 * rotated + 1) / max(width, 1)):
-        told = {"partial_rotary_factor": share, **more}
-        sensible = factor > 0 and share <= 1
-        if sensible and np.array_equal(proportional_divisors(told, width), divisors):
-            return told
-    raise UnsupportedError(
-        f"{source.path}: {_FREQUENCIES} does not rotate a leading share of a head of {width} "
-        "evenly, so that no rope settings of config.json say the same"
+    heads = _by_block(config, given, "attention.head_count_kv")
+    inner = _by_block(config, given, "feed_forward_length")
+    wide, setting = (
+        (EXPERTS, "moe_intermediate_size")
+        if row.name.endswith("moe")
+        else (MLP, "intermediate_size")
     )
+    letters = [wide if f else ATTENTION if h else STATE for h, f in zip(heads, inner, strict=True)]
+    config |= {
+        "hybrid_override_pattern": "".join(letters),
+        "num_key_value_heads": max(heads),
+        setting: max(inner),
+        "mamba_head_dim": _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank"),
+    }
+
+
+def _whole(given: Mapping[str, Value], key: str) -> int:
+    value = given.get(key)
+    if value is None or value.kind not in WHOLE or value.value <= 0:
+        raise FormatError(f"metadata: {key} is not said, or no number; llama.cpp asks for it")
+    return int(value.value)
+
+
+def _by_block(config: Mapping[str, Any], given: Mapping[str, Value], key: str) -> list[int]:
+    """What a key says of each block, in a list or of all at once."""
+    blocks, value = config["num_hidden_layers"], given.get(key)
+    if value is None or value.kind != Kind.ARRAY:
+        return [_whole(given, key)] * blocks
+    if value.element not in WHOLE or len(value.value) != blocks:
+        raise FormatError(f"metadata: {key} is not a list of {blocks} numbers, one for each block")
+    return [*value.value]
+
+
+def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    every = given.get("full_attention_interval")
+    config["full_attention_interval"] = 4 if every is None else every.value
+    linear = given.get("attention.recurrent_layers")
+    if linear is not None:
+        own = linear.value[: config["num_hidden_layers"]]
+        kinds = ["linear_attention" if one else "full_attention" for one in own]
+        config["layer_types"] = kinds

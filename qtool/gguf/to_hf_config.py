@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import Kind, Value
+from qtool.formats.gguf_values import Kind
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
-from qtool.gguf.to_hf_blocks import put_blocks, put_rotations
-from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, plain
+from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
+from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_rope import put_rope
 
 # model_type of transformers where it is not the architecture's name in llama.cpp.
@@ -31,6 +32,8 @@ _MODEL_TYPES = {
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
+    "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -39,8 +42,12 @@ _TOKEN_IDS = {
 }  # fmt: skip
 # What a checkpoint has in one tensor and a file in several, by architecture.
 _NOT_YET_JOINED = {
-    "deepseek2": "what makes keys and values of latents in one matrix",
+    **dict.fromkeys(
+        ("deepseek2", "deepseek32", "glm-dsa", "mistral4"),
+        "what makes keys and values of latents in one matrix",
+    ),
     "gpt-oss": "gate and up of experts in turns in one tensor",
+    "granitehybrid": "gate and up of MLPs and experts in one tensor",
     "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
     **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
 }
@@ -69,6 +76,8 @@ def class_of(source: GgufSource) -> str:
     experts = source.metadata.get(f"{name}.expert_count")
     if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
+    if name == "deepseek2" and "deepseek2.nextn_predict_layers" in source.metadata:
+        return "Glm4MoeLiteForCausalLM"
     if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
@@ -101,7 +110,7 @@ def hf_config(
     if "token_embd.weight" not in rows:
         raise FormatError(f"{source.path}: lacks token_embd.weight, which every model has")
     given = checked_keys(source, row)
-    alone = row.alone or named
+    alone = (row.alone or named).partition(" ")[0]
     config: dict[str, Any] = {
         "architectures": [alone],
         "model_type": _MODEL_TYPES.get(alone, row.name),
@@ -128,7 +137,7 @@ def hf_config(
     if row.name == "gemma4":
         put_blocks(config, given, rows.keys(), source)
         put_rotations(config, given, vectors, source)
-    else:
+    elif any(key.name == "rope.freq_base" for key in row.keys):
         put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
     _put_own(row, config, rows.keys())
@@ -167,6 +176,16 @@ def _put_inner_size(config: dict[str, Any], value: Any) -> None:
     config["linear_value_head_dim"] = value // max(1, config.get("linear_num_value_heads", 1))
 
 
+def _in_attention(setting: str) -> Callable[[dict[str, Any], Any], None]:
+    """Of MPT, which says how it attends in an object of its own."""
+
+    def put(config: dict[str, Any], value: Any) -> None:
+        whole = setting == "alibi_bias_max" and float(value).is_integer()
+        config.setdefault("attn_config", {})[setting] = int(value) if whole else float(value)
+
+    return put
+
+
 # Keys of the table that are made of a setting in their own way, and how to get that back.
 _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "use_parallel_residual": _to("use_parallel_residual"),
@@ -180,42 +199,15 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "block_count": _to("num_hidden_layers"),
     "nextn_predict_layers": _to("mtp_num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
-    "feed_forward_length": _to("intermediate_size"),
-    "attention.head_count_kv": _to("num_key_value_heads"),
+    "attention.head_count_kv": _to("num_key_value_heads", most),
+    "feed_forward_length": _to("intermediate_size", most),
+    "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
+    "attention.clamp_kqv": _in_attention("clip_qkv"),
     "embedding_length_per_layer_input": _to("hidden_size_per_layer_input"),
+    "expert_used_count": _to("moe_topk"),
+    "expert_feed_forward_length": _to("moe_intermediate_size"),
+    "expert_shared_count": _to("num_shared_expert"),
 }
-
-
-def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
-    """What each block has in place of attention over all of the text, where blocks differ."""
-    if not any(key.setting == "layer_types" for key in row.keys):
-        return
-    if "ssm.state_size" in {key.name for key in row.keys}:
-        _put_linear_attention(config, given)
-        return
-    blocks = config["num_hidden_layers"]
-    if row.name == "exaone4" and "attention.sliding_window" not in given:
-        config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
-        return
-    period = {"gemma2": 2, "gemma3": 6}.get(row.name, 4)
-    pattern = given.get("attention.sliding_window_pattern")
-    if pattern is not None and pattern.kind == Kind.ARRAY:
-        windows = [bool(value) for value in pattern.value]
-    else:
-        said = pattern is not None and isinstance(pattern.value, int)
-        every = max(1, pattern.value) if pattern is not None and said else period
-        windows = [(i + 1) % every != 0 for i in range(blocks)]
-    config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in windows]
-
-
-def _put_linear_attention(config: dict[str, Any], given: Mapping[str, Value]) -> None:
-    every = given.get("full_attention_interval")
-    config["full_attention_interval"] = 4 if every is None else every.value
-    linear = given.get("attention.recurrent_layers")
-    if linear is not None:
-        own = linear.value[: config["num_hidden_layers"]]
-        kinds = ["linear_attention" if one else "full_attention" for one in own]
-        config["layer_types"] = kinds
 
 
 def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -233,8 +225,27 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
     if row.name == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
-    if row.name in ("qwen3moe", "qwen3next"):
+    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
+    if row.name.startswith("nemotron_h"):
+        config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
+    if row.name == "afmoe":
+        config["mup_enabled"] = True
+    if row.name == "hy_v3":
+        leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+        config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "gpt2":
+        config["n_inner"] = config["intermediate_size"]
+    if row.name == "falcon":
+        both, heads = "blk.0.attn_norm_2.weight" in names, config.pop("num_key_value_heads")
+        config |= {
+            "num_kv_heads": heads,
+            "new_decoder_architecture": both or heads != 1,
+            "num_ln_in_parallel_attn": 1 + both,
+            "ffn_hidden_size": config["intermediate_size"],
+        }
+    if row.name == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
     if row.name in ("gemma2", "gemma3"):
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
         by_width = config["hidden_size"] // config["num_attention_heads"]
@@ -251,6 +262,7 @@ def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> 
         there, again = source.metadata.get(name), said.get(key.name)
         if there is None:
             continue
+        there = one_for_all(there) if again is not None and again.kind != Kind.ARRAY else there
         # As decimals, since other converters write integers of other widths.
         if again is not None and plain(there) == plain(again):
             continue

@@ -13,6 +13,7 @@ import numpy as np
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
 
@@ -27,17 +28,16 @@ _NEEDED = (
     "block_count", "context_length", "embedding_length", "feed_forward_length",
     "attention.head_count",
 )  # fmt: skip
-_BY_BLOCK = ("feed_forward_length", "attention.head_count_kv")  # that may be lists
 _MOST_EXPERTS = 4096
 _NO_NUMBERS = {
     "use_parallel_residual": frozenset({Kind.BOOL}),
     "rope.scaling.type": frozenset({Kind.STRING}),
+    "tensor_data_layout": frozenset({Kind.STRING}),
+    "rope.scaling.finetuned": frozenset({Kind.BOOL}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
     "rope.dimension_sections": frozenset(),
 }
-# Those that may be lists, one for each block or axis.
-_LISTS = ("sliding_window_pattern", "recurrent_layers", "dimension_sections")
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
@@ -49,6 +49,9 @@ _COUNTED = (
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
+# Of Granite 4, which says them also where no block has a state space, or experts.
+_OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
+_BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")  # that may be lists
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 
 
@@ -67,6 +70,9 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
     if row.alone:
         given = {name: value for name, value in given.items() if name not in OF_SIGHT}
     known = {key.name: key for key in row.keys}
+    for name in _BY_BLOCK:
+        if name in given and name in known and not known[name].listed:
+            given[name] = one_for_all(given[name])
     for name, value in given.items():
         if name in known:
             real = known[name].real or (
@@ -75,18 +81,18 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
                 and known[name].setting not in ("sliding_window", "head_dim")
             )
             kinds = frozenset({Kind.BOOL}) if known[name].flag else _REAL if real else WHOLE
-            listed = known[name].listed or name.endswith(_LISTS)
-            _check(source, prefix + name, value, _NO_NUMBERS.get(name, kinds), listed)
+            kinds = _NO_NUMBERS.get(name, kinds)
+            _check(source, prefix + name, value, kinds, listed=known[name].listed)
     for name in _NEEDED:
         if name not in given and not (name == "feed_forward_length" and not has_mlp(row.modules)):
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if name in given and min(_each(given[name])) <= 0:
+        if name in given and name in known and _least(known[name], given[name]) <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {_short(given[name])}")
-    _bounded(source, prefix, {name: value for name, value in given.items() if name in known})
+    _bounded(source, prefix, known, given)
     for name, value in given.items():
-        if name not in known and not _says_nothing(name, value, given):
+        if name not in known and not _says_nothing(row, name, value, given):
             raise UnsupportedError(
                 f"{source.path}: {prefix}{name} is {_short(value)}, which no setting of a Hugging "
                 f"Face {row.name} checkpoint says; convert the checkpoint that it was made of"
@@ -104,7 +110,7 @@ def plain(value: Value) -> Any:
 
 
 def _check(
-    source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], listed: bool
+    source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
 ) -> None:
     pattern = listed and value.kind == Kind.ARRAY
     if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
@@ -122,13 +128,11 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _each(value: Value) -> list[Any]:
-    """The numbers of a list, or the one number."""
-    return [*value.value] or [0] if value.kind == Kind.ARRAY else [value.value]
-
-
-def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> None:
+def _bounded(
+    source: GgufSource, prefix: str, known: Mapping[str, Key], said: Mapping[str, Value]
+) -> None:
     """Counts that decide how much work there is, against what the file holds."""
+    given = {name: value for name, value in said.items() if name in known}
     blocks = given["block_count"].value
     if blocks > len(source.tensors):
         raise FormatError(
@@ -141,8 +145,9 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         raise FormatError(
             f"{source.path}: {prefix}block_count is {blocks}, and a list has not as many numbers"
         )
-    said = _each(given.get("attention.head_count_kv", given["attention.head_count"]))
-    keys = min(said) if min(said) <= 0 else max(said)
+    of = "attention.head_count_kv" if "attention.head_count_kv" in given else "attention.head_count"
+    least = _least(known[of], given[of])
+    keys = least if least <= 0 else most(given[of].value)
     if not 0 < keys <= heads <= width:
         raise FormatError(
             f"{source.path}: {heads} heads, {keys} of keys, and {width} wide; expected no more "
@@ -156,9 +161,28 @@ def _bounded(source: GgufSource, prefix: str, given: Mapping[str, Value]) -> Non
         )
 
 
-def _says_nothing(name: str, value: Value, given: Mapping[str, Value]) -> bool:
+def _least(key: Key, value: Value) -> Any:
+    """The number, or the smallest of a list that says of blocks what they have."""
+    if value.kind != Kind.ARRAY:
+        return value.value
+    return min((one for one in value.value if one or not key.lacking), default=0)
+
+
+def most(value: Any) -> Any:
+    """The number, or the largest of a list."""
+    return value if isinstance(value, int | float) else max(value, default=0)
+
+
+def one_for_all(value: Value) -> Value:
+    """The number that a list says of each block; the value as it is where it says several."""
+    if value.kind != Kind.ARRAY or value.element is None or len({*value.value}) != 1:
+        return value
+    return Value(value.element, value.value[0])
+
+
+def _says_nothing(row: Architecture, name: str, value: Value, given: Mapping[str, Value]) -> bool:
     """Whether a key beyond the table changes nothing."""
-    if name in _HARMLESS:
+    if name in _HARMLESS or (row.name == "granite" and name.startswith(_OF_OTHER_BLOCKS)):
         return True
     width = given["embedding_length"].value // given["attention.head_count"].value
     return name in _HEAD_WIDTHS and value.value == width

@@ -43,7 +43,7 @@ def put_rope(
                 f"even number of the {width} elements of a head"
             )
         config[share] = rotated.value / width
-    if row.name == "hunyuan-dense" and kind is not None and kind.value == "none":
+    if row.name in ("hunyuan-dense", "hunyuan-moe") and kind is not None and kind.value == "none":
         theta, scaling = _alpha(theta, width)
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     if {*vectors} not in _ROPE_TENSORS:

@@ -64,14 +64,20 @@ POLICIES = {
     "gemma3": Policy(no_space=True),
     "gemma4": Policy(gemma4=True),
     "phi3": Policy(phi3=True),
-    "qwen2moe": _JSON, "qwen3moe": _JSON, "olmo2": _JSON, "stablelm": _JSON, "gptneox": _JSON,
+    "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,
+    "stablelm": _JSON, "gptneox": _JSON,
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
+    "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON, "hy_v3": _JSON, "exaone-moe": _JSON,
+   
+    "gpt2": _JSON, "bloom": _JSON, "mpt": _JSON, "falcon": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
-    "starcoder2": _JSON,
+    "starcoder2": _JSON, "granitehybrid": Policy(), "nemotron_h": _JSON,
+    "nemotron_h_moe": _JSON, "lfm2": _JSON, "lfm2moe": _JSON,
     "phi2": Policy(model=False, no_bos=True),
     "ernie4_5": Policy(prefix_last=True),
     "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),
     "glm4": _GLM4,
+    "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"

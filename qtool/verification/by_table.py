@@ -7,7 +7,7 @@ from typing import Any
 from qtool.decoder_names import name_alone, sees
 from qtool.errors import QtoolError
 from qtool.fused_experts import PARTS, stack_of
-from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
@@ -29,10 +29,12 @@ _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
     """The architecture's row and the completed config, where the row tells every tensor."""
     named = config.get("architectures")
-    architecture = TABLE.get(str(named[0])) if isinstance(named, list) and named else None
-    if architecture is None:
+    if not isinstance(named, list) or not named:
         return None
     try:
+        architecture = TABLE.get(variant(str(named[0]), config) or "")
+        if architecture is None:
+            return None
         whole = architecture.completed(config)
         count(whole, "num_hidden_layers")
         if any(check(whole) is not None for check in architecture.refuse):

@@ -14,8 +14,9 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_blocks import put_blocks
-from qtool.gguf.to_hf_config import class_of, put_layer_types
+from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_config import class_of
+from qtool.gguf.to_hf_gemma4 import put_blocks
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -152,7 +153,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     known |= {whole for name in names.values() for whole in _in_its_place(name)}
     known |= {*_COMPUTED, *unread}
     extra = [name for name in tensors if name not in known]
-    places = _places(row.name)
+    places = _places(row.names or row.name)
     beyond = [name for name in extra if layer_of(name) >= blocks]
     extra = [name for name in extra if name not in beyond and _place(name) not in places]
     if beyond:

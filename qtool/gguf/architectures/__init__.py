@@ -13,12 +13,19 @@ from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
+from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
+from qtool.gguf.architectures.hunyuan import HUNYUAN
+from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
+from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
+from qtool.gguf.architectures.older import OLDER
+from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
+from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config
 
@@ -26,17 +33,33 @@ __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
-    **LATENT_ATTENTION, **GPT_OSS, **LLAMA4,
+    **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
+    **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4,
 }  # fmt: skip
+
+# Decoders that are told from others of a class by their own settings.
+_INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
+
+
+def variant(name: str | None, config: Config) -> str | None:
+    """The table's name of a class that llama.cpp has several architectures for."""
+    text = config.get("text_config")
+    inside = text.get("model_type") if isinstance(text, dict) else None
+    if inside in _INSIDE:
+        return _INSIDE[inside]
+    whole = TABLE[name].completed(config) if name in NEMOTRON_H or name in GRANITE_4 else {}
+    if name == "NemotronHForCausalLM" and has_experts(whole):
+        return f"{name} with experts"
+    if name == "GraniteMoeHybridForCausalLM" and only_attends(whole):
+        return f"{name} of attention"
+    return name
 
 
 def architecture_of(config: Config, where: str) -> Architecture:
     """The row for a checkpoint; UnsupportedError names the table for one that is not in it."""
     named = config.get("architectures")
     found = str(named[0]) if isinstance(named, list) and named else None
-    text = config.get("text_config")
-    if isinstance(text, dict) and text.get("model_type") == "ministral3":
-        found = "Ministral3ForCausalLM"
+    found = variant(found, config)
     if found in TABLE:
         return TABLE[found]
     if found is None:

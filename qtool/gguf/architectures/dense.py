@@ -1,10 +1,6 @@
 """Decoders with one MLP in each block."""
 
-from collections.abc import Callable
-
-from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
-from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
     MLP,
     OUTER,
@@ -15,36 +11,10 @@ from qtool.gguf.architectures.modules import (
     wide_norms,
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, head_width, number
+from qtool.gguf.hf_config import WIDTH_BY_HEADS
 
 LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
 QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))
-
-
-def _if_stretched(key: str, value: Callable[[Config], Value]) -> Key:
-    """Of Hunyuan's rope scaling, which calls itself dynamic and is a larger base, once for all."""
-
-    def make(config: Config) -> Value | None:
-        rope = config["rope_parameters"]["full_attention"]
-        return value(config) if rope["rope_type"] == "dynamic" else None
-
-    return Key(key, "rope_parameters", make)
-
-
-def _stretched_base(config: Config) -> Value:
-    rope, width = config["rope_parameters"]["full_attention"], head_width(config)
-    return f32(number(rope, "rope_theta") * number(rope, "alpha") ** (width / (width - 2)))
-
-
-# The lengths that its checkpoints say are shorter than what this base is for.
-_STRETCHED_LENGTH = 256 * 1024
-_STRETCHED = (
-    _if_stretched("context_length", lambda _: u32(_STRETCHED_LENGTH)),
-    _if_stretched("rope.freq_base", _stretched_base),
-    _if_stretched("rope.scaling.type", lambda _: string("none")),
-    _if_stretched("rope.scaling.factor", lambda _: f32(1.0)),
-    _if_stretched("rope.scaling.original_context_length", lambda _: u32(_STRETCHED_LENGTH)),
-)
 
 # fmt: off
 _ERNIE = Architecture(
@@ -138,14 +108,6 @@ DENSE: dict[str, Architecture] = {
     ),
     "Ernie4_5ForCausalLM": _ERNIE,
     "Ernie4_5_ForCausalLM": _ERNIE,
-    "HunYuanDenseV1ForCausalLM": Architecture(
-        "hunyuan-dense",
-        (*QWEN, *block(*MLP, "self_attn.query_layernorm", "self_attn.key_layernorm")),
-        (*keys.USUAL, *_STRETCHED),
-        {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": 2048,
-         "rms_norm_eps": 1e-5, "rope_theta": 1e4},
-        refuse=(limits.no_biases("attention_bias"), limits.alpha_of_dynamic_rope), warn=(),
-    ),
     "Glm4ForCausalLM": Architecture(
         "glm4",
         (*OUTER, *attention(), *block("mlp.gate_up_proj", "mlp.down_proj", *TWO_NORMS,

@@ -31,7 +31,8 @@ class Key:
     make: Make | None = None
     real: bool = False  # float32, otherwise uint32
     flag: bool = False  # true or false
-    listed: bool = False  # a list of one for each block where blocks differ
+    listed: bool = False  # may be a list, of one for each block or axis
+    lacking: bool = False  # zero stands there for blocks that have none of it
 
     def value(self, config: Config) -> Value | None:
         if self.make is not None:
@@ -116,7 +117,7 @@ def window_pattern(period: int, *, always: bool = False) -> Key:
         windows = [kind == "sliding_attention" for kind in kinds] if kinds else usual
         return None if windows == usual and not always else array(Kind.BOOL, windows)
 
-    return Key("attention.sliding_window_pattern", "layer_types", make)
+    return Key("attention.sliding_window_pattern", "layer_types", make, listed=True)
 
 
 def _window(config: Config) -> Value | None:

@@ -11,9 +11,17 @@ from dataclasses import replace
 
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.architectures import limits
-from qtool.gguf.architectures.keys import Key
+from qtool.gguf.architectures.keys import Key, rope_key
 from qtool.gguf.architectures.limits import Limit
-from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, block
+from qtool.gguf.architectures.modules import (
+    BLOCK,
+    OUTER,
+    TWO_NORMS,
+    Module,
+    block,
+    in_blocks,
+    since,
+)
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import ROUTED, SCALED, SIGMOID, SOFTMAX, with_own
@@ -64,7 +72,7 @@ _ATTENTION = (
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
-_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
+LATENT_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 
 def _query_latents(config: Config) -> Value:
@@ -79,7 +87,7 @@ def _asked_for(config: Config) -> bool:
     return not known and (blocks, config.get("vocab_size")) != _ITS_VOCABULARY
 
 
-def _scores(function: int) -> Key:
+def scores(function: int) -> Key:
     """Said in any case: llama.cpp takes softmax for granted."""
 
     def make(config: Config) -> Value:
@@ -112,7 +120,7 @@ def _slower(config: Config) -> Value | None:
 
 
 _ADD_UP = Key("expert_weights_norm", "norm_topk_prob", flag=True)
-_KEYS = with_own(
+KEYS = with_own(
     ROUTED,
     Key("attention.head_count_kv", "", lambda config: u32(1)),
     Key("vocab_size", "vocab_size"),
@@ -177,33 +185,68 @@ def _best_of_groups(config: Config) -> str | None:
     )
 
 
-_REFUSE: tuple[Limit, ...] = (
+REFUSE: tuple[Limit, ...] = (
     limits.as_many_key_heads, limits.no_biases("attention_bias"), _known_rank, _known_yarn,
     _groups_known,
     _neighbours, _every_block,
 )  # fmt: skip
-_DEFAULTS = {
+DEFAULTS = {
     **OWN_HEADS, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128, "v_head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
 }  # fmt: skip
 
+# Mistral 4 has gate and up of experts in one tensor, and llama.cpp too.
+_JOINED = (
+    *(m for m in LATENT_MODULES if not m.name.endswith(("experts.gate_proj", "experts.up_proj"))
+      or "shared" in m.name),
+    *in_blocks(since("first_k_dense_replace"), (
+        Module(BLOCK + "mlp.experts.gate_up_proj", ends=((".weight", ""),),
+               shape=("experts", "gate and up of experts", "width")),
+    )),
+)  # fmt: skip
+
+
+def _first_length(config: Config) -> Value | None:
+    """From where on queries grow, where they do."""
+    rope = config["rope_parameters"]["full_attention"]
+    if not rope.get("llama_4_scaling_beta"):
+        return None
+    return u32(count(rope, "original_max_position_embeddings"))
+
+
 # fmt: off
 LATENT_ATTENTION: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(
-        "deepseek2", _MODULES, (*_KEYS, _scores(SOFTMAX)),
-        {**_DEFAULTS, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
+        "deepseek2", LATENT_MODULES, (*KEYS, scores(SOFTMAX)),
+        {**DEFAULTS, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
          "moe_intermediate_size": 1407, "routed_scaling_factor": 1.0,
          "max_position_embeddings": 2048, "vocab_size": 102400},
         rope=("default", "yarn"), yarn=True,
-        refuse=(*_REFUSE, limits.chosen_add_up(False)), warn=(_best_of_groups,),
+        refuse=(*REFUSE, limits.chosen_add_up(False)), warn=(_best_of_groups,),
     ),
     "DeepseekV3ForCausalLM": Architecture(
-        "deepseek2", (*_MODULES, *CHOICE_BIAS), (*_KEYS, _scores(SIGMOID)),
-        {**_DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
+        "deepseek2", (*LATENT_MODULES, *CHOICE_BIAS), (*KEYS, scores(SIGMOID)),
+        {**DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
          "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True, "max_position_embeddings": 4096,
          "vocab_size": 129280},
-        rope=("default", "yarn"), yarn=True, refuse=_REFUSE, warn=(),
+        rope=("default", "yarn"), yarn=True, refuse=REFUSE, warn=(),
+    ),
+    "Mistral4ForCausalLM": Architecture(
+        "mistral4", _JOINED,
+        (*KEYS, scores(SOFTMAX),
+         rope_key("attention.temperature_scale", "llama_4_scaling_beta"),
+         Key("attention.temperature_length", "rope_parameters", _first_length)),
+        {**DEFAULTS, "num_key_value_heads": 32, "kv_lora_rank": 256, "q_lora_rank": 1024,
+         "qk_nope_head_dim": 64, "first_k_dense_replace": 0, "n_routed_experts": 128,
+         "n_shared_experts": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 2048,
+         "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+         "max_position_embeddings": 1048576, "vocab_size": 131072,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0,
+                             "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+                             "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}},
+        rope=("default", "yarn"), yarn=True, refuse=REFUSE, warn=(),
     ),
 }
 # fmt: on

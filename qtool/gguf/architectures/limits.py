@@ -253,3 +253,16 @@ def alpha_of_dynamic_rope(config: Config) -> str | None:
     if rope["rope_type"] != "dynamic" or rope.get("alpha"):
         return None
     return "its dynamic rope scaling has no alpha, and follows the text"
+
+
+def dense_first(config: Config) -> str | None:
+    given, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace") or 0
+    blocks = range(count(config, "num_hidden_layers"))
+    if given is None or given == ["dense" if b < dense else "sparse" for b in blocks]:
+        return None
+    return f"mlp_layer_types is not {dense} blocks without experts and the others with some"
+
+
+def one_group(config: Config) -> str | None:
+    given = config.get("n_group") or 1
+    return None if given == 1 else f"n_group is {given}, and it chooses among all experts"

@@ -228,11 +228,11 @@ _KEYS = (
     Key("ssm.group_count", "linear_num_key_heads"),
     Key("ssm.time_step_rank", "linear_num_value_heads"),
     Key("ssm.inner_size", "linear_value_head_dim", _inner),
-    Key("attention.recurrent_layers", "layer_types", _recurrent),
+    Key("attention.recurrent_layers", "layer_types", _recurrent, listed=True),
     Key("full_attention_interval", "layer_types", lambda config: u32(_interval(config))),
     Key("rope.dimension_count", "rope_parameters", _rotated),
 )
-_SECTIONED = Key("rope.dimension_sections", "rope_parameters", _sections)
+_SECTIONED = Key("rope.dimension_sections", "rope_parameters", _sections, listed=True)
 _OF_EXPERTS = (
     Key("expert_feed_forward_length", "moe_intermediate_size"),
     Key("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),

@@ -36,7 +36,10 @@ class Module:
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
-    cut: Cut | None = None  # which part of the checkpoint's tensor it is, before its rows change
+    # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
+    cut: Cut | None = None
+    turned: bool = False  # the checkpoint's matrix is transposed
+    folded: bool = False  # the checkpoint's is a vector, whose numbers here are in rows
     packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None
@@ -44,7 +47,7 @@ class Module:
     @property
     def rearranged(self) -> bool:
         """Whether the file's rows are not rows of the checkpoint's, one after another."""
-        return self.rows is not None or self.columns is not None
+        return self.rows is not None or self.columns is not None or self.folded or self.turned
 
     def fitted(self, config: Config) -> "Module":
         """With what follows from the settings, which are complete."""
@@ -66,7 +69,15 @@ OUTER = (
     Module("lm_head", needed=False),
 )
 HEADS = ("lm_head", "embed_out")
-EMBEDDINGS = ("model.embed_tokens", "gpt_neox.embed_in")
+EMBEDDINGS = (
+    "model.embed_tokens",
+    "gpt_neox.embed_in",
+    "backbone.embeddings",
+    "transformer.wte",
+    "wte",
+    "transformer.word_embeddings",
+    "word_embeddings",
+)
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
 FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")

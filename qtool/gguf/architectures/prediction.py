@@ -10,7 +10,7 @@ own.
 import re
 from collections.abc import Iterable
 
-from qtool.gguf.architectures.modules import BLOCK, Module
+from qtool.gguf.architectures.modules import BLOCK, Module, block
 from qtool.gguf.hf_config import Config, count
 
 MTP = "mtp_num_hidden_layers"  # the setting that counts them
@@ -54,10 +54,15 @@ def name_in_checkpoint(name: str, config: Config) -> str:
     return f"mtp.layers.{int(found[1]) - first}.{name[found.end() :]}"
 
 
-def _predicts(config: Config, block: int) -> bool:
-    return block == count(config, "num_hidden_layers")
+def _predicts(config: Config, b: int) -> bool:
+    return b == count(config, "num_hidden_layers")
 
 
+# As checkpoints have them that number such blocks after the others.
+AHEAD = (
+    *block("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    *(Module(BLOCK + name, needed=False) for name in ("embed_tokens", "shared_head.head")),
+)
 PREDICTION = tuple(
     Module(BLOCK + name, called=f"nextn.{name.replace('.', '_')}", blocks=_predicts)
     for name in _OWN.values()

@@ -24,6 +24,8 @@ class Architecture:
     rope: tuple[str, ...] = ("default", "linear", "yarn", "dynamic")  # scaling it can be told of
     # It is told where YaRN's slope lies, or `refuse` asks after it; else it has to be where usual.
     yarn: bool = False
+    # Whose names of tensors it has, where the gguf package does not know it, or not all of it.
+    names: str = ""
     # The class that computes the text by itself, where this one also sees.
     alone: str = ""
     needs_head: bool = False  # llama.cpp never takes the embedding

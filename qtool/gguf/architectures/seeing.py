@@ -4,6 +4,8 @@ Of a text alone all sections of a rotation count the same positions, and nothing
 inputs of blocks; so each is one of the decoders of text, under a name and with keys of its own.
 """
 
+from dataclasses import replace
+
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
@@ -11,6 +13,8 @@ from qtool.gguf.architectures.dense import LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key, rope_key
 from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
+from qtool.gguf.architectures.sparse import QWEN_EXPERTS
+from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
 
 _SECTIONS = 4  # time, height, width, and one more that llama.cpp has
@@ -30,7 +34,7 @@ def _sections(usual: list[int]) -> Key:
             )
         return array(Kind.INT32, [*given, *[0] * (_SECTIONS - len(given))])
 
-    return Key("rope.dimension_sections", "rope_parameters", make)
+    return Key("rope.dimension_sections", "rope_parameters", make, listed=True)
 
 
 def _stacked_sights(config: Config) -> Value:
@@ -54,17 +58,29 @@ _MISTRAL = (
     rope_key("attention.temperature_scale", "llama_4_scaling_beta"),
 )
 
+# Where all experts are in two tensors, each is transposed.
+_TURNED = tuple(replace(module, cut=Cut(turned=True)) for module in QWEN_EXPERTS)
+_STACKED_SIGHTS = Key("n_deepstack_layers", "vision_config", _stacked_sights)
+
 SEEING: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": Architecture(
         "qwen3vl", (*QWEN, *block(*QK_NORMS, *MLP)),
-        (*keys.USUAL, _sections([24, 20, 20]),
-         Key("n_deepstack_layers", "vision_config", _stacked_sights)),
+        (*keys.USUAL, _sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
          "rms_norm_eps": 1e-6, "rope_theta": 5e5},
         rope=_ROPE, alone="Qwen3ForCausalLM",
         refuse=(limits.no_biases("attention_bias"),),
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(
+        "qwen3vlmoe", (*QWEN, *block(*QK_NORMS, "mlp.gate"), *_TURNED),
+        (*keys.MOE, _sections([24, 20, 20]), _STACKED_SIGHTS),
+        {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+         "moe_intermediate_size": 1408, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
+         "rope_theta": 5e5, "decoder_sparse_step": 1},
+        rope=_ROPE, alone="Qwen3MoeForCausalLM",
+        refuse=(limits.experts_everywhere, limits.no_biases("attention_bias")),
     ),
     "Mistral3ForConditionalGeneration": Architecture(
         "mistral3", (*LLAMA, *block(*MLP)), keys.LLAMA,

@@ -9,9 +9,10 @@ so that both directions of conversion can tell before any work.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 
 from qtool.gguf.architectures.modules import Module
-from qtool.gguf.hf_config import Config, count, head_width, of_block
+from qtool.gguf.hf_config import Config, count, head_width, number, of_block
 
 
 def _heads(config: Config) -> int:
@@ -33,7 +34,8 @@ def _inner_of_experts(config: Config) -> int:
 
 
 def _shared(config: Config) -> int:
-    own = "n_shared_experts" if config.get("n_shared_experts") else "moe_num_shared_experts"
+    names = ("n_shared_experts", "num_shared_experts")
+    own = next((name for name in names if config.get(name)), "moe_num_shared_experts")
     return count(config, own) * count(config, "moe_intermediate_size")
 
 
@@ -45,6 +47,48 @@ def _linear_values(config: Config) -> int:
     return count(config, "linear_num_value_heads") * count(config, "linear_value_head_dim")
 
 
+def _inner_of_lfm2(config: Config) -> int:
+    """Two thirds, times a factor, up to a multiple, unless config.json says that it is not."""
+    own = config.get("block_ff_dim") is not None
+    width = count(config, "block_ff_dim" if own else "intermediate_size")
+    if not config.get("block_auto_adjust_ff_dim"):
+        return width
+    width = int(2 * width / 3)
+    if config.get("block_ffn_dim_multiplier") is None:
+        return width
+    width, each = int(number(config, "block_ffn_dim_multiplier") * width), "block_multiple_of"
+    return -(-width // count(config, each)) * count(config, each)
+
+
+def _either(*names: str) -> Callable[[Config], int]:
+    """Of settings that classes call differently."""
+    return lambda config: count(
+        config, next((one for one in names if config.get(one) is not None), names[0])
+    )
+
+
+_state_heads = _either("mamba_num_heads", "mamba_n_heads")
+_state_groups = _either("n_groups", "mamba_n_groups")
+_state_size = _either("ssm_state_size", "mamba_d_state")
+
+
+def _state(config: Config) -> int:
+    if config.get("mamba_d_head") == "auto":
+        return count(config, "mamba_expand") * count(config, "hidden_size")
+    return _state_heads(config) * _either("mamba_head_dim", "mamba_d_head")(config)
+
+
+def _state_and_keys(config: Config) -> int:
+    return _state(config) + 2 * _state_groups(config) * _state_size(config)
+
+
+def _falcon_rows(config: Config) -> int:
+    from qtool.gguf.architectures.older import key_heads
+
+    heads = count(config, "num_attention_heads")
+    return (heads + 2 * key_heads(config)) * (count(config, "hidden_size") // heads)
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -54,15 +98,33 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
     "inner without experts": _setting("intermediate_size_mlp"),
+    "inner of LFM2": _inner_of_lfm2,
     "inner of experts": _inner_of_experts,
-    "inner of the shared expert": _setting("shared_expert_intermediate_size"),
+    "gate and up of experts": lambda config: 2 * _inner_of_experts(config),
+    "inner of the shared expert": _either(
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
+    ),
+    "inner of the shared MLP": _setting("shared_intermediate_size"),
+    "moe's width": _either("moe_latent_size", "hidden_size"),
+    "state": _state,
+    "state's heads": _state_heads,
+    "state's groups": _state_groups,
+    "state of a group": lambda config: _state(config) // _state_groups(config),
+    "state's taps": _either("conv_kernel", "mamba_d_conv"),
+    "state and its keys": _state_and_keys,
+    "state, gates, steps": lambda config: (
+        _state(config) + _state_and_keys(config) + _state_heads(config)
+    ),
     "inner of shared experts": _shared,
-    "gate and up of experts": lambda config: 2 * count(config, "moe_intermediate_size"),
+    "positions": _setting("n_positions"),
+    "Falcon's queries, keys, values": _falcon_rows,
     "input of a block": _setting("hidden_size_per_layer_input"),
     "inputs of all blocks": lambda config: (
         count(config, "num_hidden_layers") * count(config, "hidden_size_per_layer_input")
     ),
     "two widths": lambda config: 2 * count(config, "hidden_size"),
+    "three widths": lambda config: 3 * count(config, "hidden_size"),
+    "taps": _setting("conv_L_cache"),
     "gate and up": lambda config: 2 * count(config, "intermediate_size"),
     "experts": _experts,
     "one": lambda _: 1,
@@ -91,6 +153,11 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     ),
     "plain keys": _setting("qk_nope_head_dim"),
     "head of values": _setting("v_head_dim"),
+    "indexer's queries": lambda config: (
+        count(config, "index_n_heads") * count(config, "index_head_dim")
+    ),
+    "indexer's key": _setting("index_head_dim"),
+    "indexer's heads": _setting("index_n_heads"),
     "heads of values": lambda config: (
         count(config, "num_attention_heads") * count(config, "v_head_dim")
     ),
@@ -180,6 +247,10 @@ def checkpoint_shape(
     shape = expected_shape(module, config, suffix, block)
     if shape is None:
         return None
+    if module.folded:
+        return (prod(shape),)
+    if module.turned and suffix == ".weight":
+        return shape[::-1]
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
         shape = (rows.taken[0], *shape[1:])

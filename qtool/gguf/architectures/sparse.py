@@ -19,6 +19,7 @@ from qtool.gguf.architectures.modules import (
     since,
     wide_norms,
 )
+from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF
 
@@ -41,7 +42,7 @@ _NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
 # Gate and up of all experts in one tensor, under names of their own.
 _MIXED = BLOCK + "block_sparse_moe.input_linear"
 _OF_EXPERTS = ("experts", "inner", "width")
-_GRANITE = (
+GRANITE_EXPERTS = (
     Module(_MIXED, FIRST_HALF, called="ffn_gate_exps", shape=_OF_EXPERTS),
     Module(_MIXED + ".up", SECOND_HALF, also=(_MIXED,), called="ffn_up_exps", shape=_OF_EXPERTS),
     Module(BLOCK + "block_sparse_moe.output_linear", shape=("experts", "width", "inner")),
@@ -96,10 +97,7 @@ SPARSE: dict[str, Architecture] = {
         "glm4moe",
         (*QWEN, *LATER_EXPERTS, *CHOICE_BIAS,
          *(Module(BLOCK + name, asked="use_qk_norm") for name in QK_NORMS),
-         *in_blocks(predicting, (
-             *block("eh_proj", "enorm", "hnorm", "shared_head.norm"),
-             *(Module(BLOCK + name, needed=False) for name in ("embed_tokens", "shared_head.head")),
-         ))),
+         *in_blocks(predicting, AHEAD)),
         sparse_keys.GLM4_MOE,
         {"num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 1408, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
@@ -138,7 +136,7 @@ SPARSE: dict[str, Architecture] = {
         refuse=(limits.plain_heads, limits.experts_once_they_start, limits.no_biases("use_bias")),
     ),
     "GraniteMoeForCausalLM": Architecture(
-        "granitemoe", (*LLAMA, *_GRANITE), keys.GRANITE,
+        "granitemoe", (*LLAMA, *GRANITE_EXPERTS), keys.GRANITE,
         {**OWN_HEADS, "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "attention_multiplier": 1.0,
          "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,

@@ -1,6 +1,8 @@
 """Metadata keys of decoders with experts: how many there are, who chooses them and how they add
 up. `experts` is said under the name that the class of transformers has for it."""
 
+from collections.abc import Iterable
+
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures.keys import MOE, USUAL, Key
 from qtool.gguf.hf_config import Config, count, head_width, number
@@ -9,7 +11,7 @@ Keys = tuple[Key, ...]
 SOFTMAX, SIGMOID = 1, 2
 
 
-def with_own(keys: Keys, *own: Key) -> Keys:
+def with_own(keys: Iterable[Key], *own: Key) -> Keys:
     """The keys with those of an architecture, which take the place of others of their names."""
     return tuple({key.name: key for key in (*keys, *own)}.values())
 

@@ -34,11 +34,19 @@ def main() -> None:
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
     for folder, kind, output in request["jobs"]:
         settings = ModelBase.load_hparams(Path(folder), False)
+        if settings["model_type"] in ("nemotron_h", "granitemoehybrid", "falcon"):
+            # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts,
+            # or heads of keys.
+            settings = json.loads((Path(folder) / "config.json").read_text())
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
         if not request["vocabulary"]:
-            model.set_vocab = lambda self: None
+            # Mistral 3 leaves all to one of the classes inside it.
+            for one in (model, *(c for c in vars(model).values() if isinstance(c, type))):
+                one.set_vocab = lambda self: None
         if settings["model_type"] == "gpt_neox":  # transformers 5 has moved it, the converter asks
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
+        if settings["model_type"] == "gpt2":
+            settings["n_ctx"] = settings["n_positions"]  # of the same meaning, and dropped
         if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
             # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
             model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))

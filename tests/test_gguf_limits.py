@@ -1,0 +1,83 @@
+"""What llama.cpp computes otherwise than a checkpoint asks for, by the small model's name."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError
+from qtool.gguf import from_hf
+from qtool.gguf.from_hf import hf_source
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("hunyuan-moe", {"moe_topk": [3, 2]}, "moe_topk differs from block to block"),
+    ("hunyuan-moe", {"moe_topk": [3]}, "moe_topk is a list of 1 numbers"),
+    ("hunyuan-moe", {"moe_intermediate_size": 48}, "experts are 48 wide, and it takes inter"),
+    ("hunyuan-moe", {"attention_bias": True}, "attention_bias is true"),
+    ("nemotron-h", {"hybrid_override_pattern": "M-*M"}, "are not those of 5 blocks"),
+    ("nemotron-h", {"hybrid_override_pattern": "M-*XM"}, "are not those of 5 blocks"),
+    ("nemotron-h", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
+    ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]"),
+    ("nemotron-h", {"time_step_limit": [0.001, None]}, r"time_step_limit is \[0.001"),
+    ("nemotron-h", {"mlp_hidden_act": "silu"}, "the activation is 'silu'"),
+    ("nemotron-h-moe", {"hybrid_override_pattern": "ME*-"}, "some blocks have an MLP and some"),
+    ("nemotron-h-moe", {"n_group": 2}, "n_group is 2, and it chooses among all"),
+    ("granite-4-h", {"mamba_n_heads": 4}, "state spaces are 64 wide, and it takes 128"),
+    ("granite-4-h", {"position_embedding_type": "rope"}, "is rope, and it knows no positions"),
+    ("granite-4-h", {"intermediate_size": 80}, "shared_intermediate_size is 96, and it takes"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False, and it takes True"),
+    ("gpt2", {"activation_function": "relu"}, "the activation is 'relu'"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is True"),
+    ("mpt", {"attn_config": {"alibi": False}}, "alibi is False, and it takes True"),
+    ("mpt", {"attn_config": {"kv_n_heads": 1}}, "kv_n_heads is 1"),
+    ("mpt", {"expansion_ratio": 2}, "expansion_ratio is 2"),
+    ("falcon", {"alibi": True}, "alibi is true"),
+    ("falcon", {"parallel_attn": False}, "parallel_attn is False"),
+    ("afmoe", {"mup_enabled": False}, "mup_enabled is false"),
+    ("afmoe", {"layer_types": ["full_attention"] * 5}, "not each fourth block"),
+    ("exaone-moe", {"n_group": 2}, "n_group is 2"),
+    ("exaone-moe", {"mlp_layer_types": ["sparse"] * 5}, "mlp_layer_types is not 2 blocks"),
+    ("glm-4.7-flash", {"rope_interleave": False}, "it rotates neighbours"),
+    ("hy-v3", {"mlp_bias": True}, "mlp_bias is true"),
+    ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
+]
+
+
+def test_gpt2_as_it_was_released(tmp_path: Path) -> None:
+    """Without `transformer.` before its names, and with masks that nobody needs."""
+    folder = gguf_models.build("gpt2", tmp_path / "model")
+    before = [t.read(0, t.rows).tobytes() for t in hf_source(Checkpoint.open(folder)).tensors]
+    state = load_file(folder / "model.safetensors")
+    state = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    state["h.0.attn.bias"] = np.ones((1, 1, 4, 4), np.float32)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    after = hf_source(Checkpoint.open(folder))
+    assert before == [t.read(0, t.rows).tobytes() for t in after.tensors]
+    assert after.dropped == (("h.0.attn.bias", "llama.cpp computes it itself"),)
+    up = next(t for t in after.tensors if t.name == "blk.1.ffn_up.weight")
+    turned = np.ascontiguousarray(state["h.1.mlp.c_fc.weight"].T)
+    assert up.read(0, up.rows).tobytes() == turned.tobytes()
+
+
+def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:
+    folder = gguf_models.build("mpt", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda c: c.update(attn_config={"alibi_bias_max": 4}))
+    (said,) = hf_source(Checkpoint.open(folder)).warnings
+    assert said.startswith("alibi_bias_max is 4, and transformers takes 8")
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+
+
+@pytest.mark.parametrize(("name", "change", "said"), REFUSED)
+def test_refused(name: str, change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda config: config.update(change))
+    with pytest.raises(QtoolError, match=said):
+        hf_source(Checkpoint.open(folder))
