@@ -23,6 +23,7 @@ _OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decode
 _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
+_GROUPED = {"wo_a", "o_a_proj"}  # DeepSeek V4's first half of an output projection
 _CHOOSING = {"indexer", "compressor"}  # of sparse attention
 _MOST_EXPERTS = 1024
 _LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
@@ -172,7 +173,8 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
             if bias is not None and bias.shape == info.shape[1:]:
                 raise UnsupportedError(
                     f"{name} {list(info.shape)} is a Conv1D, stored [in, out] as GPT-2 does; "
-                    "this version quantizes linear layers stored [out, in]"
+                    "recipes of safetensors quantize linear layers stored [out, in]; GGUF recipes "
+                    "that round to nearest, such as q4_k_m, take it"
                 )
 
 
@@ -240,6 +242,8 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "router: a few numbers that decide everything"
     if not _CHOOSING.isdisjoint(parts):
         return "chooses, or sums up, what attention reads: small, and engines have it as it is"
+    if last in _GROUPED:
+        return "multiplied by groups of its rows, in a way that no quantized layer is"
     if "altup" in parts or any(part.endswith("hyper_connection") for part in parts):
         return "mixes streams of hidden states: a few numbers that decide much"
     return None

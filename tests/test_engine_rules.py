@@ -203,7 +203,7 @@ def test_layers_that_vllm_builds_without_quantization(tmp_path: Path) -> None:
     assert message == (
         f"{block}.mamba.in_proj and 2 more is quantized: vLLM builds the matrices of Mamba-1 "
         "layers without quantization and finds no weight for it; leave it dense by an override "
-        "(dense: true)"
+        '({match: "*.mamba.*", dense: true})'
     )
     assert not said(planned(tmp_path / "b", shapes, "sglang", 1), "engine-dense")
     dense = 'overrides=[{match: "*.mamba.*", dense: true}]'

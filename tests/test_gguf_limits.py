@@ -9,9 +9,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf import from_hf
 from qtool.gguf.from_hf import hf_source
+from qtool.gguf.plan import make_gguf_plan
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.recipe import load
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan-moe", {"moe_topk": [3, 2]}, "moe_topk differs from block to block"),
@@ -81,3 +84,17 @@ def test_refused(name: str, change: dict[str, Any], said: str, tmp_path: Path) -
     gguf_models.rewrite_config(folder, lambda config: config.update(change))
     with pytest.raises(QtoolError, match=said):
         hf_source(Checkpoint.open(folder))
+
+
+def test_a_plan_refuses_to_measure_gpt_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the run would."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
+    source = hf_source(Checkpoint.open(gguf_models.build("gpt2", tmp_path / "model")))
+    for name, refused in (("q4_k_m", False), ("q4_k_m-awq-gptq", True)):
+        recipe = load(name)
+        assert isinstance(recipe, GgufRecipe)
+        if not refused:
+            assert make_gguf_plan(recipe, source).tensors
+            continue
+        with pytest.raises(UnsupportedError, match=r"GPT-2 stores its matrices transposed"):
+            make_gguf_plan(recipe, source)

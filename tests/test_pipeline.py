@@ -148,7 +148,7 @@ def test_every_source_tensor_is_accounted_for(
         assert np.array_equal(artifact.checkpoint.raw(name), source.raw(name)), name
 
 
-INDEXER = "model.layers.0.self_attn.indexer.weight"
+INDEXER = "model.layers.0.self_attn.chooser.weight"
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import arch_models
+import handed_models
+import header_files
 import numpy as np
 import pytest
 import quantizing
@@ -23,6 +25,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import load
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact
 
@@ -232,3 +236,30 @@ def test_a_row_of_a_table_may_be_taken_by_its_number(tmp_path: Path) -> None:
     keys = {"text_config": GEMMA4, "vision_config": seeing, "audio_config": None}
     model = built("gemma4", tmp_path / "model", AutoModelForImageTextToText, **keys)
     check_logits(tmp_path / "model", model)
+
+
+def test_blocks_of_other_kinds_need_not_be_alike(tmp_path: Path) -> None:
+    """One block of DeepSeek V4 may be the only one with no indexer, as config.json says it is."""
+    kinds = ["compressed_sparse_attention", "heavily_compressed_attention",
+             "compressed_sparse_attention", "compressed_sparse_attention"]  # fmt: skip
+    name, keys = handed_models.HANDED["deepseek_v4"]
+    keys = {**keys, "layer_types": kinds, "mlp_layer_types": ["moe"] * 4}
+    built(name, tmp_path / "model", **keys)
+    assert verify_artifact(tmp_path / "model").ok
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    lost = "model.layers.2.attn.indexer.wq_b.weight"
+    del state[lost]
+    save_file(state, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    found = verify_artifact(tmp_path / "model").findings
+    (finding,) = [f for f in found if (f.check, f.severity) == ("tensors", "error")]
+    assert finding.name == lost and "which 2 other blocks have" in finding.message
+
+
+def test_a_table_for_each_layer_is_said_to_stay_dense(tmp_path: Path) -> None:
+    model = Checkpoint.open(header_files.write(tmp_path, {
+        "model.embed_tokens.weight": (1000, 128),
+        "model.embed_tokens_per_layer.weight": (1000, 512),
+        "model.layers.0.self_attn.q_proj.weight": (128, 128),
+    }))  # fmt: skip
+    (said,) = [w for w in make_plan(load("w4g128-rtn"), model).warnings if "stays dense" in w]
+    assert said.startswith("78% of the weights are a table of embeddings for each layer")

@@ -116,8 +116,8 @@ class EmbeddingRows(TorchCalls):
         self._tables = tables
         self._announced = torch.from_numpy(np.unique(announced))
         self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
-        # By table, [..., width], where torch is to go back to them.
-        self.looked_up: list[tuple[str, torch.Tensor]] = []
+        # By table, [..., width], where torch is to go back to them: to be set by who wants it.
+        self.looked_up: list[tuple[str, torch.Tensor]] | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
@@ -139,7 +139,7 @@ class EmbeddingRows(TorchCalls):
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
             known, rows = self._rows(name, here)
         found = rows[torch.searchsorted(known, here)].to(ids.device)
-        if torch.is_grad_enabled():
+        if self.looked_up is not None:
             self.looked_up.append((name, found.requires_grad_()))
             return found.clone()  # which a model may write into
         return found

@@ -188,9 +188,10 @@ class Skeleton:
             EmbeddingRows(self.checkpoint, self._tables(), every) as tables,
         ):
             for number, tokens in enumerate(batches):
-                tables.looked_up = []
+                rows: list[tuple[str, torch.Tensor]] = []
+                tables.looked_up = rows
                 first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
-                use(number, LookedUp(self._layout.first(first), calls, tables.looked_up))
+                use(number, LookedUp(self._layout.first(first), calls, rows))
 
     def advance(self, block: LoadedBlock, stream: Stream, workers: Workers) -> None:
         """Replace the stream's states by those behind the block."""

@@ -26,7 +26,7 @@ from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.refusals import refuse_packed, refuse_sweep, requantized
+from qtool.gguf.refusals import refuse_conv1d, refuse_packed, refuse_sweep, requantized
 from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
@@ -118,6 +118,8 @@ def make_gguf_plan(
     if recipe.sweeps and not any(tensor.swept for tensor in planned):
         refuse_sweep(source, planned, recipe)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None
+    if calibration is not None:
+        refuse_conv1d(source, recipe.name)
     if recipe.tunes:
         experts = (one.name for one in planned if one.swept and "_exps" in one.name)
         notes.refuse_experts(source.path, experts)

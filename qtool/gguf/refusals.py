@@ -26,6 +26,15 @@ def refuse_packed(source: GgufSource, recipe: str) -> None:
         )
 
 
+def refuse_conv1d(source: GgufSource, recipe: str) -> None:
+    """GPT-2's matrices are kept as [in, out], which measuring does not look at."""
+    if source.architecture == "gpt2":
+        raise UnsupportedError(
+            f"{source.path}: GPT-2 stores its matrices transposed ([in, out]), and recipe {recipe} "
+            "measures what Linear layers read; take one that rounds to nearest, such as q4_k_m"
+        )
+
+
 def refuse_sweep(
     source: GgufSource, planned: Sequence[PlannedTensor], recipe: GgufRecipe
 ) -> NoReturn:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.plan.handed import PER_LAYER
 from qtool.plan.planned import Planned
 from qtool.recipe.consistency import without
 from qtool.recipe.recipe import Recipe
@@ -62,17 +63,28 @@ def dense_share(tensors: Iterable[Planned]) -> float:
 
 def much_dense(tensors: Sequence[Planned]) -> list[str]:
     """A sentence where much of what methods are there for stays dense, with the main reason."""
+    if all(tensor.scheme is None for tensor in tensors):
+        return []
     inner = [t for t in tensors if t.reason not in ("embedding", "output head")]
     share = dense_share(inner)
-    if share <= _MUCH_DENSE or all(tensor.scheme is None for tensor in tensors):
-        return []
+    tables = sum(t.parameters for t in tensors if t.reason == "embedding" and PER_LAYER in t.name)
+    of_all = tables / sum(tensor.parameters for tensor in tensors)
+    said = []
+    if of_all > _MUCH_DENSE:
+        said = [
+            f"{of_all:.0%} of the weights are a table of embeddings for each layer, which stays "
+            "dense in safetensors; GGUF recipes such as q4_k_m quantize it, too"
+        ]
+    if share <= _MUCH_DENSE:
+        return said
     why: Counter[str] = Counter()
     for tensor in inner:
         if isinstance(tensor.action, Dense):
             why[tensor.action.reason] += tensor.parameters
     return [
+        *said,
         f"{share:.0%} of the weights stay dense, embeddings and head not counted; most of them: "
-        f"{why.most_common(1)[0][0]}"
+        f"{why.most_common(1)[0][0]}",
     ]
 
 

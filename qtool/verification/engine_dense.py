@@ -35,9 +35,10 @@ def dense_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]
             what = "what an indexer is made of"
         else:
             return None
+        override = f'{{match: "*.{parent.rpartition(".")[2]}.*", dense: true}}'
         return (
             f"{who} builds {what} without quantization and finds no weight for it; leave it dense "
-            "by an override (dense: true)"
+            f"by an override ({override})"
         )
 
     yield from alike("error", CHECK, view.quantized, why, "{} is quantized")

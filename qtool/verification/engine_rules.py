@@ -45,6 +45,8 @@ _KV_SCALES = (
     r"\.[kv]_scale$", r"\.kv_scale$", r"\.[qkv]_proj\.[qkv]_scale$", r"\.[qkv]_proj\.output_scale$",
     r"\.[kv]_cache\.scale$", r"\.q\.scale$", r"\.q_scale$", r"\.prob(_output)?_scale$",
 )  # fmt: skip
+# Parameters of what mixes streams of hidden states (DeepSeek V4, GLM-5.3, HY-V4).
+_OTHER_SCALES = (".hc_attn_scale", ".hc_ffn_scale", ".hc_scale")
 CACHE = "engine-kv-cache"
 _OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
 
@@ -196,7 +198,10 @@ def _kv_cache(view: EngineView, who: str) -> Iterator[Finding]:
         if re.search(r"attn|attention|mixer", n) and re.search(r"scale$", n)
         and not re.search(_OF_WEIGHTS, n.replace("_proj.output_scale", "_proj.kv"))
     )  # fmt: skip
-    strange = [n for n in scales if not any(re.search(known, n) for known in _KV_SCALES)]
+    strange = [
+        n for n in scales
+        if not any(re.search(known, n) for known in _KV_SCALES) and not n.endswith(_OTHER_SCALES)
+    ]  # fmt: skip
     if strange:
         yield Finding(
             "warning", CACHE, strange[0],

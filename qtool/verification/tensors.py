@@ -5,7 +5,8 @@ and experts are known, and that blocks of one kind are alike.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from qtool import structure
 from qtool.formats.dtypes import FLOAT_DTYPES
@@ -100,7 +101,8 @@ def _lost_there(subject: Subject, names: Sequence[str]) -> bool:
 
 
 def _alike(subject: Subject) -> Iterator[Finding]:
-    """A block that lacks what all others of its kind have."""
+    """A block that lacks what all others of its kind have, as their tensors show it, and
+    config.json where it says something of each block."""
     if subject.blocks is None:
         return
     start = subject.blocks.prefix + "."
@@ -113,8 +115,13 @@ def _alike(subject: Subject) -> Iterator[Finding]:
     kinds: dict[frozenset[str], list[int]] = defaultdict(list)
     for block, rests in blocks.items():
         kinds[frozenset(rests)].append(block)
+    said = _said_of_each(subject.config, subject.blocks.count)
+
+    def like(other: frozenset[str], block: int) -> bool:
+        return len(kinds[other]) > 1 and any(said[one] == said[block] for one in kinds[other])
+
     for kind, members in kinds.items():
-        larger = [other for other in kinds if kind < other and len(kinds[other]) > 1]
+        larger = [other for other in kinds if kind < other and like(other, members[0])]
         if len(members) == 1 and larger:
             full = max(larger, key=lambda other: len(kinds[other]))
             lost = sorted(f"{start}{members[0]}.{rest}" for rest in full - kind)
@@ -124,6 +131,16 @@ def _alike(subject: Subject) -> Iterator[Finding]:
                     f"block {members[0]} lacks {some(lost)}, which {len(kinds[full])} other blocks "
                     "have; fetch or make the artifact again",
                 )  # fmt: skip
+
+
+def _said_of_each(config: Mapping[str, Any], blocks: int) -> list[tuple[object, ...]]:
+    """What lists of config.json say of each block."""
+    lists = [
+        one for one in structure.text_config(config).values()
+        if isinstance(one, list) and len(one) == blocks
+        and all(isinstance(item, str | int | float) for item in one)
+    ]  # fmt: skip
+    return [tuple(one[block] for one in lists) for block in range(blocks)]
 
 
 def _prediction(subject: Subject) -> Iterator[Finding]:

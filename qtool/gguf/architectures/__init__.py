@@ -8,6 +8,8 @@ reads this table. Source: llama.cpp (conversion/, src/models/) and the configura
 classes of transformers.
 """
 
+from difflib import get_close_matches
+
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.gemma import GEMMA
@@ -67,8 +69,11 @@ def architecture_of(config: Config, where: str) -> Architecture:
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
             f"should be a list with one of {', '.join(TABLE)}"
         )
+    near = get_close_matches(found, TABLE, 3)
+    like = f" (it is nearest to {', '.join(near)})" if near else ""
     raise UnsupportedError(
-        f"{where}: config.json names the architecture {found}, which is not in the table of what "
-        f"can be written as GGUF ({', '.join(TABLE)}); a new one is a few lines of "
+        f"{where}: config.json names the architecture {found}, which is not in the table of "
+        f"{len(TABLE)} that can be written as GGUF{like}; recipes of safetensors, such as "
+        "w4g128-gptq or w4a16-ct, take any decoder, and a new architecture is a few lines of "
         "qtool/gguf/architectures/"
     )
