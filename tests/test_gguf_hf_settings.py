@@ -46,7 +46,7 @@ def _with(**more: NDArray[Any]) -> Arrays:
 
 _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"architectures": ["RwkvForCausalLM"]}, llama(), UnsupportedError,
-     r"RwkvForCausalLM, which is not in the table .*LlamaForCausalLM.*architectures/"),
+     r"RwkvForCausalLM, which is not in the table of .*w4a16-ct.*architectures/"),
     ({"architectures": []}, llama(), UnsupportedError, "names no architecture; .*GPTNeoXForCaus"),
     ({"architectures": None}, llama(), UnsupportedError, "names no architecture; "),
     ({"quantization_config": {"quant_method": "awq"}}, llama(), UnsupportedError, "is quantized"),

@@ -69,7 +69,8 @@ def architecture_of(config: Config, where: str) -> Architecture:
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
             f"should be a list with one of {', '.join(TABLE)}"
         )
-    near = get_close_matches(found, TABLE, 3)
+    stems = {name.partition("For")[0]: name for name in TABLE}
+    near = [stems[stem] for stem in get_close_matches(found.partition("For")[0], stems, 3)]
     like = f" (it is nearest to {', '.join(near)})" if near else ""
     raise UnsupportedError(
         f"{where}: config.json names the architecture {found}, which is not in the table of "
