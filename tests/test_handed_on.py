@@ -11,11 +11,12 @@ import pytest
 import quantizing
 import test_fit_slopes
 import test_resume
+import test_unusual_decoders
 import torch
 from numpy.typing import NDArray
 from test_fit_slopes import likeliest  # noqa: F401
 from test_unusual_decoders import TOKENS, check_logits
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from qtool.artifact import Artifact
 from qtool.calibrating import arguments
@@ -40,16 +41,10 @@ def built(name: str, folder: Path, chosen: int | None = None) -> Any:
     if chosen is not None and "index_topk" in text:
         text = {**text, "index_topk": chosen}
         keys = {**keys, "text_config": text} if "text_config" in keys else text
-    torch.manual_seed(0)
     family = AutoModelForImageTextToText if "vision_config" in keys else AutoModelForCausalLM
-    model = family.from_config(CONFIG_MAPPING[kind](**keys), dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.1)
-    model.save_pretrained(folder)
+    model = test_unusual_decoders.built(kind, folder, family, **keys)
     quantizing.add_tokenizer(folder)
-    return model.eval()
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qtool.calibrating.layout import Stored
+from qtool.calibrating.layout import Stored, mapped
 from qtool.calibrating.stream import Call
 
 _FILE = "arguments"
@@ -43,7 +43,7 @@ class Arguments:
         large = isinstance(value, torch.Tensor) and value.nbytes >= _LARGE
         if self._path is not None and large and value.is_floating_point():
             return self._stored(self._path, value.contiguous())
-        return self._once(value)
+        return mapped(value, self._once)
 
     def _stored(self, path: Path, value: torch.Tensor) -> Stored:
         alike = self._kept.setdefault((value.dtype, value.shape, _crc(value)), [])
@@ -59,21 +59,17 @@ class Arguments:
         return alike[-1]
 
     def _once(self, value: Any) -> Any:
-        """`value` with each tensor in it replaced by an equal one seen before, if there is one."""
-        if isinstance(value, torch.Tensor):
-            alike = self._seen.setdefault((value.dtype, value.shape, _crc(value)), [])
-            for other in alike:
-                if torch.equal(other, value):
-                    return other
-            # Of a view, the rest of what it is a part of is not kept.
-            own = value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-            alike.append(own)
-            return own
-        if isinstance(value, tuple | list):
-            return type(value)(self._once(item) for item in value)
-        if isinstance(value, dict) and value:  # an empty one may be what blocks have in common
-            return {key: self._once(item) for key, item in value.items()}
-        return value
+        """An equal tensor seen before in place of this one, if there is one."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        alike = self._seen.setdefault((value.dtype, value.shape, _crc(value)), [])
+        for other in alike:
+            if torch.equal(other, value):
+                return other
+        # Of a view, the rest of what it is a part of is not kept.
+        own = value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+        alike.append(own)
+        return own
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
@@ -93,16 +89,10 @@ def with_tensors(call: Call, tensors: Iterator[torch.Tensor]) -> Call:
     """The same call with others in place of tensors_in() it."""
 
     def other(value: Any) -> Any:
-        if isinstance(value, torch.Tensor | Stored):
-            return next(tensors)
-        if isinstance(value, tuple | list):
-            return type(value)(other(item) for item in value)
-        if isinstance(value, dict):
-            return {key: other(item) for key, item in value.items()}
-        return value
+        return next(tensors) if isinstance(value, torch.Tensor | Stored) else value
 
-    args = tuple(other(value) for value in call.args)
-    return replace(call, args=args, kwargs={name: other(v) for name, v in call.kwargs.items()})
+    args = mapped(call.args, other)
+    return replace(call, args=args, kwargs=mapped(dict(call.kwargs), other))
 
 
 def _crc(value: torch.Tensor) -> int:

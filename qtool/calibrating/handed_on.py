@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.layout import Beside, Common, Entry, Layout, Positions, Returned
+from qtool.calibrating.layout import Beside, Common, Entry, Layout, Positions, Returned, mapped
 from qtool.calibrating.stream import Call
 from qtool.errors import UnsupportedError
 
@@ -109,7 +109,7 @@ def _entries(
             if isinstance(value, Common):
                 return kept
             # What stands for a result of the block before says nothing of what is kept.
-            return None if isinstance(value, Returned) else _moved(value)
+            return None if isinstance(value, Returned) else mapped(value, _without_numbers)
 
         # Experts cannot be run without numbers to choose them by; they come after attention. What
         # is not found here is refused when it is kept.
@@ -137,16 +137,5 @@ def _configurations(block: nn.Module) -> list[Any]:
     return [module.config for module in block.modules() if hasattr(module, "config")]
 
 
-def _without_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="meta")
-
-
-def _moved(value: Any) -> Any:
-    """The same without numbers."""
-    if isinstance(value, torch.Tensor):
-        return _without_numbers(value)
-    if isinstance(value, tuple | list):
-        return type(value)(_moved(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _moved(item) for key, item in value.items()}
-    return value
+def _without_numbers(value: Any) -> Any:
+    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value

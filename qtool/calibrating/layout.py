@@ -11,7 +11,7 @@ So whatever keeps states, moves them or goes back through them needs to know of 
 and the first positions of a text are the first rows of all that is handed on.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,18 @@ class Stored:
         if view:
             raise OSError(f"{self.path}: ends before what was written to it")
         return found
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A call's argument with each leaf of its tuples, lists and dicts changed.
+
+    An empty dict is a leaf: it may be what blocks have in common.
+    """
+    if isinstance(value, tuple | list):
+        return type(value)(mapped(item, change) for item in value)
+    if isinstance(value, dict) and value:
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)
 
 
 @dataclass(frozen=True)

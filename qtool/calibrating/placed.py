@@ -19,7 +19,7 @@ from torch import nn
 
 from qtool.calibrating.arguments import tensors_in
 from qtool.calibrating.device import Device
-from qtool.calibrating.layout import Stored
+from qtool.calibrating.layout import Stored, mapped
 from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
@@ -85,27 +85,27 @@ class Calls(Sequence[list[Call]]):
         if self._last is None or self._last[0] != index:
             calls = self._calls[index]
             moved = [
-                replace(one, args=self._moved(one.args), kwargs=self._moved(dict(one.kwargs)))
+                replace(
+                    one,
+                    args=mapped(one.args, self._moved),
+                    kwargs=mapped(dict(one.kwargs), self._moved),
+                )
                 for one in calls
             ]
             self._last = (index, moved)
         return self._last[1]
 
     def _moved(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor | Stored):
-            known = self._there.get(id(value))
-            if known is not None:
-                return known[1]
-            here = value.read() if isinstance(value, Stored) else value
-            there = _copied(here, self._device)
-            if id(value) in self._common:
-                self._there[id(value)] = (value, there)
-            return there
-        if isinstance(value, tuple | list):
-            return type(value)(self._moved(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._moved(item) for key, item in value.items()}
-        return value
+        if not isinstance(value, torch.Tensor | Stored):
+            return value
+        known = self._there.get(id(value))
+        if known is not None:
+            return known[1]
+        here = value.read() if isinstance(value, Stored) else value
+        there = _copied(here, self._device)
+        if id(value) in self._common:
+            self._there[id(value)] = (value, there)
+        return there
 
 
 class _Coming(NamedTuple):
