@@ -124,6 +124,8 @@ def auto_model(config: Any) -> Any:
     """The class that makes and loads models of this configuration."""
     import transformers
 
+    if config.model_type == "mistral4":  # which transformers finds as a part of others alone
+        return transformers.Mistral4ForCausalLM
     seeing = hasattr(config, "vision_config")
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 

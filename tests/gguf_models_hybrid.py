@@ -132,12 +132,6 @@ WIDER: dict[str, dict[str, Any]] = {
            "shared_expert_intermediate_size": 256}
     for name in ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 }  # fmt: skip
-# What is said of a file of theirs that is to be a checkpoint again.
-NO_WAY_BACK = {
-    "qwen3-next": "mixed in one matrix, which cannot be put together again",
-    "granite-4-h": "gate and up of MLPs and experts in one .* put together again",
-    "granite-4-h-moe": "gate and up of MLPs and experts in one .* put together again",
-}
 # Keys that no checkpoint says of what they come back as.
 SAID_BY_OTHERS = {
     "granite-4": {

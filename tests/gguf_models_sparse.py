@@ -11,7 +11,6 @@ from gguf_models_recent import (
     LATENT,
     RECENT,
     RECENT_AHEAD,
-    RECENT_LATENT,
     RECENT_SAID_BEYOND,
     ROUTED,
     USUAL_YARN,
@@ -133,21 +132,6 @@ SAID_BEYOND = {
     "deepseek-v2-lite": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
     "deepseek-v3": {"deepseek2.expert_gating_func"},
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
-}
-# What is said of a file of theirs that is to be a checkpoint again.
-NO_WAY_BACK = {
-    **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-plain", *RECENT_LATENT),
-        "makes keys and values of latents in one matrix, which cannot be put together again",
-    ),
-    **dict.fromkeys(
-        ("granite-moe", "granite-moe-tied", "llama4"),
-        "gate and up of experts in one .* put together again",
-    ),
-    **dict.fromkeys(
-        ("gpt-oss", "gpt-oss-full", "gpt-oss-mxfp4"),
-        "gate and up of experts in turns .* put together again",
-    ),
 }
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)

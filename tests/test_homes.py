@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from qtool import hub
 from qtool.cli.main import app
 from qtool.errors import SourceError
-from qtool.formats.gguf_values import string
 from qtool.homes.hub_cache import newest_snapshot, repository_of
 from qtool.homes.llama_cpp import names_for
 from qtool.homes.ollama import create_line, modelfile_text, stored_model
@@ -149,20 +148,6 @@ def test_what_serves_it(tmp_path: Path) -> None:
     assert next_lines(tmp_path, "tiny") == [
         f"next: qtool eval {tmp_path} --against tiny --text FILE"
     ]
-
-
-def test_what_is_not_run_here_is_not_proposed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what is never made a checkpoint again, llama.cpp's own program measures."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for architecture, line in (
-        ("gpt-oss", "llama-perplexity -m {} -f FILE"),
-        ("qwen3", "qtool eval {} --against MODEL --text FILE"),
-    ):
-        metadata = {"general.architecture": string(architecture)}
-        path = gguf_files.write(tmp_path / f"{architecture}.gguf", metadata, {})
-        assert next_lines(path, "MODEL")[-1] == f"next: {line.format(path)}"
 
 
 def test_the_command_that_comes_next_can_be_pasted(

@@ -187,7 +187,7 @@ DTYPES = {"F16": np.float16, "F32": np.float32}
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_tensor_is_missed_where_there_is_no_way_back(
+def test_a_tensor_is_missed_that_is_a_part_of_another(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})

@@ -6,6 +6,7 @@ Only what no checkpoint holds, such as rotary frequencies, is computed for real.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +82,25 @@ def meta_model(checkpoint: Weights) -> Any:
         # Of models that also see, the decoder is run, on text alone.
         families = (AutoModelForCausalLM, AutoModelForImageTextToText)
         family = next((one for one in families if type(config) in one._model_mapping), None)
-        if family is None:
+        if family is None and (alone := _class_of(checkpoint, type(config))) is None:
             raise unknown
-        model_class = family._model_mapping[type(config)]
+        if family is None:
+            model_class, make = alone, alone._from_config
+        else:
+            model_class = family._model_mapping[type(config)]
+            make = partial(family.from_config, trust_remote_code=False)
         attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
         with (
             torch.device("meta"),
             initialization.no_init_weights(),
             initialization.meta_device_safe_creation_ops(),
         ):
-            model = family.from_config(  # type: ignore[no-untyped-call]
+            model = make(
                 config,
                 dtype=torch.float32,
                 attn_implementation=attention,
                 # One F.linear per expert, in which the expert's own rows can be seen.
                 experts_implementation="eager",
-                trust_remote_code=False,
             )
     except _REFUSALS as error:
         said = " ".join(str(error).split())[:200]
@@ -105,6 +109,19 @@ def meta_model(checkpoint: Weights) -> Any:
             f"({type(error).__name__}: {said}); compare it with the published one"
         ) from error
     return model.eval()
+
+
+def _class_of(checkpoint: Weights, config: type) -> Any:
+    """The class that config.json names, of those that transformers has and finds by no model_type:
+    decoders that come as parts of others, such as Mistral 4. None where there is none."""
+    import transformers
+
+    named = checkpoint.config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str) or not name.endswith("ForCausalLM"):
+        return None
+    found = getattr(transformers, name, None)
+    return found if getattr(found, "config_class", None) is config else None
 
 
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:

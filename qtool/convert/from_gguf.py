@@ -33,14 +33,14 @@ def gguf_model(file: GgufFile) -> Model:
     usual = DTYPES.get(str(made.get("dtype"))) or _plain_dtype(source)
     size = made.get("group_size")
     model = hf_model(source, usual=usual)
-    if all(tensor.source.type.weights == 1 for tensor in model.tensors):
+    if all(tensor.type.weights == 1 for tensor in model.tensors):
         raise UnsupportedError(
             f"{file.path}: no tensor is quantized; `qtool quantize` does that, from this file too"
         )
     tensors = [
         _tensor(tensor, number) for tensor in model.tensors for number in range(len(tensor.specs))
     ]
-    types = sorted({t.source.type.name for t in model.tensors if t.source.type.weights > 1})
+    types = sorted({t.type.name for t in source.tensors if t.type.weights > 1})
     return Model(
         path=file.path,
         format="gguf",
@@ -58,7 +58,7 @@ def gguf_model(file: GgufFile) -> Model:
 
 
 def _tensor(tensor: HfTensor, number: int) -> Tensor:
-    spec, type_ = tensor.specs[number], tensor.source.type
+    spec, type_ = tensor.specs[number], tensor.type
     if type_.weights == 1:
         raw = partial(tensor.bytes_of, number)
         return Tensor(spec.name, spec.shape, spec.dtype, spec.dtype, raw=raw)
@@ -70,6 +70,13 @@ def _read(tensor: HfTensor, number: int) -> BlockMatrix:
     rows = prod(tensor.specs[number].shape[:-1])
     if tensor.module.add or tensor.module.values is not None:
         raise UnsupportedError(f"{tensor.source.name}: blocks to which a number is added")
+    if tensor.source.type != tensor.type:
+        named = ", ".join(one.name for one in tensor.in_file)
+        raise UnsupportedError(
+            f"{tensor.source.name}: is put together of {named}, whose blocks lie across it or are "
+            "of several types, so that they cannot be stored as they are; dequantize them with "
+            "--to hf"
+        )
     if tensor.module.columns is not None:
         raise UnsupportedError(
             f"{tensor.source.name}: blocks whose columns the checkpoint has in another order, so "

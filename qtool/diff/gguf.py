@@ -116,8 +116,8 @@ class RenamedSide:
     def items(self) -> Mapping[str, Item]:
         found = {}
         for name, (tensor, place) in self._places.items():
-            shape, type_ = tensor.specs[place].shape, tensor.source.type
-            nbytes = tensor.source.nbytes // len(tensor.specs)
+            shape, type_ = tensor.specs[place].shape, tensor.type
+            nbytes = sum(one.nbytes for one in tensor.in_file) // len(tensor.specs)
             found[name] = Item(name, shape, type_.name, _scheme(type_.name), nbytes)
         return found
 

@@ -85,8 +85,7 @@ def convert_to_hf(
     named = str(model.config["torch_dtype"])
     dequantized: dict[str, int] = {}
     for tensor in model.tensors:
-        if tensor.source.type.weights > 1:
-            kind = tensor.source.type.name
+        for kind in {one.type.name for one in tensor.in_file if one.type.weights > 1}:
             dequantized[kind] = dequantized.get(kind, 0) + 1
     with staged(out) as folder, progress.stage("export"):
         size = _write(model, files, folder, max_shard_bytes, progress)
@@ -237,8 +236,8 @@ def _rounded(model: HfModel, written: Checkpoint) -> Iterator[Rounded]:
                 sums.add(values, to_float32(raw, spec.dtype, values.shape))
             if not sums.same:
                 named = DTYPE_NAMES[spec.dtype]
-                what = "whose products" if tensor.source.type.weights > 1 else "which"
-                why = f"is {tensor.source.type.name}, {what} {named} does not hold"
+                what = "whose products" if tensor.type.weights > 1 else "which"
+                why = f"is {tensor.type.name}, {what} {named} does not hold"
                 yield Rounded(spec.name, f"it is rounded to {named}", why, sums.relative_error)
 
 

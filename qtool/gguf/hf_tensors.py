@@ -66,10 +66,10 @@ class Found:
 
         rows, end = module.rows, dict(module.ends)[suffix]
         ends = (end,) if suffix == ".bias" else (BLOCKS, SCALES)
-        for name in (module.name, *module.also) if module.packed else ():
+        for name in module.stored if module.packed else ():
             if all(place(name) + one in self.names for one in ends):
                 return self._of_experts(module, [place(name) + one for one in ends], gguf_name)
-        names = [n for n in (module.name, *module.also) if place(n) + end in self.names][:1]
+        names = [n for n in module.stored if place(n) + end in self.names][:1]
         parts = [place(name) + end for name in names]
         stacked = not parts and module.each is not None
         cut = module.cut

@@ -8,7 +8,7 @@ What llama.cpp keeps in float32 goes back to the model's dtype where that loses 
 way to GGUF again gives the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -26,11 +26,12 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import NOTHING_READS, gguf_names
 from qtool.gguf.hf_config import count
 from qtool.gguf.hf_tensors import ALWAYS_FLOAT32
+from qtool.gguf.joined import Part, joined
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
-from qtool.gguf.to_hf_config import check_way_back, class_of, hf_config
-from qtool.gguf_types import BF16, F16, F32
+from qtool.gguf.to_hf_config import class_of, hf_config
+from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.native import floats
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
@@ -42,12 +43,24 @@ _PLAIN = {F16: "F16", BF16: "BF16", F32: "F32"}
 
 @dataclass(frozen=True)
 class HfTensor:
-    """One GGUF tensor, and the tensors of the checkpoint that it becomes."""
+    """One GGUF tensor, and the tensors of the checkpoint that it becomes; or one of these, and the
+    GGUF tensors that it is put together of."""
 
-    source: SourceTensor
+    source: SourceTensor  # or as if the file had the whole
     module: Module
     groups: int  # heads or experts that its rows fall into
     specs: tuple[TensorSpec, ...]  # one, or one per expert
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def in_file(self) -> tuple[SourceTensor, ...]:
+        """The file's own tensors."""
+        return tuple(part.tensor for part in self.parts) or (self.source,)
+
+    @property
+    def type(self) -> BlockType:
+        """How the file stores it: of several types, one in blocks."""
+        return max((tensor.type for tensor in self.in_file), key=lambda one: one.weights)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """Each tensor's name and bytes."""
@@ -56,7 +69,7 @@ class HfTensor:
 
     def copied(self, dtype: str) -> bool:
         """Whether the file's own bytes are what is stored as this dtype."""
-        changed = self.module.add or self.module.values is not None
+        changed = self.module.add or self.module.values is not None or self.type.weights > 1
         return _PLAIN.get(self.source.type) == dtype and not changed
 
     def comes_back(self, dtype: str) -> bool:
@@ -108,7 +121,6 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError
     where the file lacks a tensor or has one that no module of the table is.
     """
-    check_way_back(source)
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
     vectors = {}
@@ -126,7 +138,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     completed = row.completed(config)
     check_biases(row, completed, tensors.keys(), source)
     found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
-    used = {tensor.source.name for tensor in found}
+    used = {tensor.name for one in found for tensor in one.in_file}
     dropped = [(name, "rope settings of config.json say the same") for name in vectors]
     unread = {f"{name}.weight" for name in gguf_names(row.passed_over, completed).values()}
     dropped += [(name, NOTHING_READS) for name in tensors if name in unread]
@@ -157,6 +169,7 @@ def _tensors(
     keep: bool,
 ) -> Iterator[HfTensor]:
     modules = {module.name: module.fitted(config) for module in row.modules}
+    parts: dict[str, list[Part]] = {}
     for (name, block), gguf_name in gguf_names(row, config).items():
         left_out = block >= config["num_hidden_layers"] and not any(
             other.startswith(f"blk.{block}.") for other in tensors
@@ -179,7 +192,24 @@ def _tensors(
             _check_rows(source, tensor, module, groups)
             stored = _dtype_of(tensor, module, dtype, keep, suffix == ".bias")
             named = partial(_named, row, config, block, end)
+            if module.is_part:
+                part = Part(tensor, module, groups, bias=suffix == ".bias")
+                parts.setdefault(named(module.within), []).append(part)
+                continue
             yield HfTensor(tensor, module, groups, _specs(tensor, module, named, stored))
+    for whole, own in parts.items():
+        yield _put_together(source, whole, own, dtype, keep)
+
+
+def _put_together(
+    source: GgufSource, name: str, parts: Sequence[Part], dtype: str, keep: bool
+) -> HfTensor:
+    """The tensor `name` of the checkpoint."""
+    module, bias = Module(name), parts[0].bias
+    whole = joined(parts, name, str(source.path))
+    in_blocks = any(part.tensor.type.weights > 1 for part in parts)
+    stored = dtype if in_blocks else _dtype_of(whole, module, dtype, keep, bias)
+    return HfTensor(whole, module, 1, (TensorSpec(name, stored, whole.shape),), tuple(parts))
 
 
 def _shaped(
@@ -227,7 +257,7 @@ def _specs(
     tensor: SourceTensor, module: Module, named: Callable[[str], str], dtype: str
 ) -> tuple[TensorSpec, ...]:
     if module.each is None:
-        name, shape = named(module.name), tensor.shape
+        name, shape = named(module.within or module.name), tensor.shape
         if module.folded:
             shape = (prod(shape),)
         elif module.turned:

@@ -31,6 +31,8 @@ _BIASES = {
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+                ("", ("ffn_gate_inp",))),
     "mpt": (),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
@@ -70,11 +72,13 @@ def check_biases(
         if modules[name].ends != ENDS or f"{gguf_name}.weight" not in names:
             continue
         kind = gguf_name.rpartition(".")[2]
-        if kind == "ssm_conv1d" and row.name.startswith("nemotron_h"):
+        if kind == "ssm_conv1d" and row.name.startswith(("nemotron_h", "granite")):
             continue  # a setting says whether it has one
         expected = kind in some and f"blk.0.{kind}.bias" in names
         if (name.endswith("norm") or "_norm" in kind) and modules[name].each is None:
             expected = layer_norms and row.name not in _BARE_NORMS
+        if ".indexer." in gguf_name:
+            expected = kind == "k_norm"
         if row.name == "phi2" and name in HEADS:
             expected = True
         if expected != (f"{gguf_name}.bias" in names):

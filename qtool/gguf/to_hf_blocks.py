@@ -20,6 +20,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "granitehybrid":
         heads = _by_block(config, given, "attention.head_count_kv")
         config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
+        config["num_key_value_heads"] = max(heads)
+        config["mamba_d_head"] = _width_of_states(given)
     if row.name in ("lfm2", "lfm2moe"):
         heads = _by_block(config, given, "attention.head_count_kv")
         config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
@@ -33,7 +35,7 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "exaone4" and "attention.sliding_window" not in given:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
         return
-    period = {"gemma2": 2, "gemma3": 6}.get(row.name, 4)
+    period = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6}.get(row.name, 4)
     pattern = given.get("attention.sliding_window_pattern")
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
@@ -59,8 +61,12 @@ def _put_state_spaces(
         "hybrid_override_pattern": "".join(letters),
         "num_key_value_heads": max(heads),
         setting: max(inner),
-        "mamba_head_dim": _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank"),
+        "mamba_head_dim": _width_of_states(given),
     }
+
+
+def _width_of_states(given: Mapping[str, Value]) -> int:
+    return _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank")
 
 
 def _whole(given: Mapping[str, Value], key: str) -> int:

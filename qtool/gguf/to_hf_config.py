@@ -20,6 +20,7 @@ from qtool.gguf.to_hf_biases import bias_settings
 from qtool.gguf.to_hf_blocks import put_layer_types
 from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
 from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
+from qtool.gguf.to_hf_latent import attends_to_latents, put_latents
 from qtool.gguf.to_hf_rope import put_rope
 
 # model_type of transformers where it is not the architecture's name in llama.cpp.
@@ -34,40 +35,17 @@ _MODEL_TYPES = {
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
     "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32", "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa", "GptOssForCausalLM": "gpt_oss",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid", "Llama4ForCausalLM": "llama4_text",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
-# What a checkpoint has in one tensor and a file in several, by architecture.
-_NOT_YET_JOINED = {
-    **dict.fromkeys(
-        ("deepseek2", "deepseek32", "glm-dsa", "mistral4"),
-        "what makes keys and values of latents in one matrix",
-    ),
-    "gpt-oss": "gate and up of experts in turns in one tensor",
-    "granitehybrid": "gate and up of MLPs and experts in one tensor",
-    "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
-    **dict.fromkeys(("granitemoe", "llama4"), "gate and up of experts in one tensor"),
-}
-
-
-def has_way_back(architecture: str) -> bool:
-    """Whether a file of llama.cpp's architecture can be made a checkpoint again, and run here."""
-    return architecture not in _NOT_YET_JOINED
-
-
-def check_way_back(source: GgufSource) -> None:
-    """UnsupportedError where a file cannot be made a checkpoint again."""
-    name = source.architecture
-    if not has_way_back(name):
-        raise UnsupportedError(
-            f"{source.path}: of the architecture {name} a checkpoint keeps "
-            f"{_NOT_YET_JOINED[name]}, which cannot be put together again yet, so that the file is "
-            "neither run nor converted here; use the checkpoint that it was made of, and "
-            "llama-perplexity to measure the file"
-        )
 
 
 def class_of(source: GgufSource) -> str:
@@ -103,7 +81,6 @@ def hf_config(
     FormatError where the keys make no sense, UnsupportedError where transformers cannot be told
     what the file asks for.
     """
-    check_way_back(source)
     named = class_of(source)
     row = TABLE[named]
     rows = {tensor.name: tensor.rows for tensor in source.tensors}
@@ -132,7 +109,11 @@ def hf_config(
         if name in _SETTINGS and known[name].make is not None:
             _SETTINGS[name](config, plain(value))
     if row.predicts:
+        if (ahead := given.get("nextn_predict_layers")) is not None:
+            config[row.predicts] = ahead.value
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
+    if attends_to_latents(row):
+        put_latents(row, named, config, given, source)
     put_layer_types(row, config, given)
     if row.name == "gemma4":
         put_blocks(config, given, rows.keys(), source)
@@ -197,7 +178,6 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "attention.sliding_window": _to("sliding_window", lambda value: value or None),
     "rope.freq_base_swa": _to("rope_local_base_freq", float),
     "block_count": _to("num_hidden_layers"),
-    "nextn_predict_layers": _to("mtp_num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
     "attention.head_count_kv": _to("num_key_value_heads", most),
     "feed_forward_length": _to("intermediate_size", most),
@@ -207,6 +187,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
+    "expert_weights_norm": _to("norm_topk_prob"),
 }
 
 
@@ -228,7 +209,11 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
     if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
     if row.name.startswith("nemotron_h"):
-        config["use_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in names)
+        config["use_conv_bias"] = _biased_taps(names)
+    if row.name in ("gpt-oss", "granitehybrid", "granitemoe", "llama4"):
+        config["num_local_experts"] = config.get("num_experts", 0)
+    if row.name == "granitehybrid":
+        config["mamba_conv_bias"] = _biased_taps(names)
     if row.name == "afmoe":
         config["mup_enabled"] = True
     if row.name == "hy_v3":
@@ -250,6 +235,10 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
         by_width = config["hidden_size"] // config["num_attention_heads"]
         config["query_pre_attn_scalar"] = by_width if large else config["head_dim"]
+
+
+def _biased_taps(names: Collection[str]) -> bool:
+    return any(name.endswith(".ssm_conv1d.bias") for name in names)
 
 
 def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> None:

@@ -32,8 +32,10 @@ def put_rope(
     kind = given.get("rope.scaling.type")
     rotated = given.get("rope.dimension_count")
     share = "rotary_pct" if row.name == "gptneox" else "partial_rotary_factor"
-    by_head = {key.name: key.setting for key in row.keys}.get("rope.dimension_count") == "head_dim"
-    if rotated is not None and by_head:
+    setting = {key.name: key.setting for key in row.keys}.get("rope.dimension_count")
+    if rotated is not None and setting == "qk_rope_head_dim":
+        width = rotated.value  # what is rotated is a head of its own
+    elif rotated is not None and setting == "head_dim":
         if rotated.value != width:
             config["head_dim"] = width = rotated.value
     elif rotated is not None:
@@ -74,10 +76,16 @@ def put_rope(
                 scaling[name] = (
                     value if name == "original_max_position_embeddings" else float(value)
                 )
-        if "mscale_all_dim" in scaling:
+        if "mscale_all_dim" in scaling and setting == "qk_rope_head_dim":
+            # A tenth of it, in float32.
+            scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
+            scaling["mscale"] = scaling["mscale_all_dim"]
+        elif "mscale_all_dim" in scaling:
             scaling["mscale"] = 1.0
         if "attention.temperature_scale" in given:
             scaling["llama_4_scaling_beta"] = float(plain(given["attention.temperature_scale"]))
+    elif "rope_parameters" in row.defaults:
+        scaling = {"rope_type": "default"}  # which the class does not take for granted
     sections = given.get("rope.dimension_sections")
     if sections is not None:
         own = {"mrope_section": [int(one) for one in sections.value[:3]], "mrope_interleaved": True}
@@ -92,6 +100,8 @@ def put_rope(
             "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
+    elif scaling and row.name == "mistral4":  # whose class does not know the older name
+        config["rope_parameters"] = {"rope_theta": theta, **scaling}
     elif scaling:
         config["rope_scaling"] = scaling
 

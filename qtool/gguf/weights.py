@@ -5,7 +5,7 @@ which transformers opens by path, are written into a temporary folder. Nothing e
 disk.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import QtoolError
-from qtool.formats.safetensors_header import TensorInfo
+from qtool.formats.safetensors_header import TensorInfo, TensorSpec
 from qtool.gguf.convert import side_files
+from qtool.gguf.joined import Part
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
 from qtool.gguf_types import BlockType
@@ -36,7 +37,7 @@ class GgufWeights:
 
     def types(self) -> Mapping[str, BlockType]:
         """How the file stores each tensor."""
-        return {name: tensor.source.type for name, (tensor, _) in self._places.items()}
+        return {name: tensor.type for name, (tensor, _) in self._places.items()}
 
     def stored_rows(self, name: str) -> tuple[BlockType, NDArray[np.uint8]] | None:
         """A matrix in blocks, uint8 [out, bytes of a row], in the checkpoint's order of rows; None
@@ -112,16 +113,20 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
 def with_origins(source: GgufSource, model: HfModel) -> GgufSource:
     """The source, each tensor with the names of the checkpoint tensors that it stands for, and
     where its rows are in them."""
-    known = {tensor.source.name: tensor for tensor in model.tensors}
+    known: dict[str, tuple[Part, Sequence[TensorSpec]]] = {}
+    for one in model.tensors:
+        parts = one.parts or (Part(one.source, one.module, one.groups),)
+        known |= {part.tensor.name: (part, one.specs) for part in parts}
     tensors = tuple(
-        tensor if (found := known.get(tensor.name)) is None else _with_origin(tensor, found)
+        tensor if (found := known.get(tensor.name)) is None else _with_origin(tensor, *found)
         for tensor in source.tensors
     )
     return replace(source, tensors=tensors)
 
 
-def _with_origin(tensor: SourceTensor, found: HfTensor) -> SourceTensor:
-    rows = found.module.rows
-    order = None if rows is None else rows.order(found.groups, tensor.rows)
-    names = tuple(spec.name for spec in found.specs)
-    return replace(tensor, origin=names, order=order, columns=found.module.columns)
+def _with_origin(tensor: SourceTensor, part: Part, specs: Sequence[TensorSpec]) -> SourceTensor:
+    module = part.module
+    order = None if module.rows is None else module.rows.order(part.groups, tensor.rows)
+    names = tuple(spec.name for spec in specs)
+    cut = module.cut if part.module.is_part else None
+    return replace(tensor, origin=names, order=order, columns=module.columns, cut=cut)

@@ -18,9 +18,10 @@ _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weight
 
 
 def _expert(name: str, stored: str, rows: RowMap | None = None) -> Module:
-    also = (_EXPERTS + stored,)
-    turned = Cut(turned=True)
-    return Module(_EXPERTS + name, rows, also=also, ends=_STORED, cut=turned, packed=True)
+    return Module(
+        _EXPERTS + name, rows, within=_EXPERTS + stored, ends=_STORED, cut=Cut(turned=True),
+        packed=True,
+    )  # fmt: skip
 
 
 _MODULES = (

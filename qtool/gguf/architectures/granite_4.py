@@ -32,8 +32,8 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import Config, count
+from qtool.gguf.row_maps import RowMap, Rows
 
 
 def only_attends(config: Config) -> bool:
@@ -42,7 +42,12 @@ def only_attends(config: Config) -> bool:
 
 def _half(config: Config, module: Module, part: int) -> Module:
     inner = count(config, "shared_intermediate_size")
-    return replace(module, cut=Cut(1, 2 * inner, part * inner, (part + 1) * inner))
+
+    def forward(rows: Rows, groups: int, total: int) -> Rows:
+        return rows + part * inner
+
+    rows = RowMap(forward, forward, "shared_intermediate_size", taken=(2 * inner, inner))
+    return replace(module, rows=rows)
 
 
 def _gate(module: Module, config: Config) -> Module:
@@ -55,13 +60,13 @@ def _up(module: Module, config: Config) -> Module:
 
 def _shared_mlp(suffix: str) -> tuple[Module, ...]:
     """One MLP, whose gate and up are one matrix; llama.cpp has three, under either of two names."""
-    at, inner = BLOCK + "shared_mlp.", ("one", "inner of the shared MLP", "width")
-    read, down = (at + "input_linear",), (at + "output_linear",)
+    at, inner = BLOCK + "shared_mlp.", ("inner of the shared MLP", "width")
+    read, down = at + "input_linear", at + "output_linear"
     return (
-        Module(f"{read[0]}.gate{suffix}", also=read, called=f"ffn_gate{suffix}", shape=inner,
+        Module(f"{read}.gate{suffix}", within=read, called=f"ffn_gate{suffix}", shape=inner,
                fit=_gate),
-        Module(f"{read[0]}.up{suffix}", also=read, called=f"ffn_up{suffix}", shape=inner, fit=_up),
-        Module(f"{down[0]}.down{suffix}", also=down, called=f"ffn_down{suffix}",
+        Module(f"{read}.up{suffix}", within=read, called=f"ffn_up{suffix}", shape=inner, fit=_up),
+        Module(f"{down}.down{suffix}", within=down, called=f"ffn_down{suffix}",
                shape=("width", "inner of the shared MLP")),
     )  # fmt: skip
 

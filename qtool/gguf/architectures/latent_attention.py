@@ -58,7 +58,7 @@ def _values_of(module: Module, config: Config) -> Module:
 
 
 _AT = BLOCK + "self_attn."
-_BOTH = (_AT + "kv_b_proj",)
+_BOTH = _AT + "kv_b_proj"
 _ATTENTION = (
     Module(_AT + "q_proj", shape=("queries", "width"), blocks=_has_none),
     Module(_AT + "q_a_proj", shape=("query latents", "width"), blocks=_has_query_latents),
@@ -66,9 +66,9 @@ _ATTENTION = (
     Module(_AT + "q_b_proj", shape=("queries", "query latents"), blocks=_has_query_latents),
     Module(_AT + "kv_a_proj_with_mqa", shape=("latents and rotated keys", "width")),
     Module(_AT + "kv_a_layernorm", shape=("latents",)),
-    Module(_AT + "k_b_proj", also=_BOTH, shape=("number of heads", "latents", "plain keys"),
+    Module(_AT + "k_b_proj", within=_BOTH, shape=("number of heads", "latents", "plain keys"),
            fit=_keys_of),
-    Module(_AT + "v_b_proj", also=_BOTH, shape=("number of heads", "head of values", "latents"),
+    Module(_AT + "v_b_proj", within=_BOTH, shape=("number of heads", "head of values", "latents"),
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
@@ -135,7 +135,7 @@ KEYS = with_own(
     Key("attention.value_length_mla", "v_head_dim"),
     Key("rope.dimension_count", "qk_rope_head_dim"),
     Key("rope.scaling.yarn_log_multiplier", "rope_parameters", _slower),
-    Key("expert_weights_norm", "norm_topk_prob", _adding_up),
+    Key("expert_weights_norm", "norm_topk_prob", _adding_up, flag=True),
     SCALED,
 )  # fmt: skip
 
@@ -196,12 +196,13 @@ DEFAULTS = {
 }  # fmt: skip
 
 # Mistral 4 has gate and up of experts in one tensor, and llama.cpp too.
+_BARE = ((".weight", ""),)
 _JOINED = (
-    *(m for m in LATENT_MODULES if not m.name.endswith(("experts.gate_proj", "experts.up_proj"))
-      or "shared" in m.name),
+    *(m for m in LATENT_MODULES if ".experts." not in m.name),
     *in_blocks(since("first_k_dense_replace"), (
-        Module(BLOCK + "mlp.experts.gate_up_proj", ends=((".weight", ""),),
+        Module(BLOCK + "mlp.experts.gate_up_proj", ends=_BARE,
                shape=("experts", "gate and up of experts", "width")),
+        Module(BLOCK + "mlp.experts.down_proj", ends=_BARE),
     )),
 )  # fmt: skip
 

@@ -139,7 +139,7 @@ def _part_of_mixed(module: Module, config: Config) -> Module:
 def _delta_net(*modules: Module) -> tuple[Module, ...]:
     prefix = BLOCK + "linear_attn."
     return tuple(
-        replace(m, name=prefix + m.name, also=tuple(prefix + n for n in m.also), blocks=is_linear)
+        replace(m, name=prefix + m.name, within=m.within and prefix + m.within, blocks=is_linear)
         for m in modules
     )
 
@@ -173,8 +173,9 @@ _QWEN35 = (
 _QWEN3_NEXT = (
     *_AROUND,
     *_delta_net(
-        Module("in_proj_qkvz", called="attn_qkv", shape=_WIDE, fit=_part_of_mixed),
-        Module("in_proj_qkvz.z", also=("in_proj_qkvz",), called="attn_gate",
+        Module("in_proj_qkvz.qkv", within="in_proj_qkvz", called="attn_qkv", shape=_WIDE,
+               fit=_part_of_mixed),
+        Module("in_proj_qkvz.z", within="in_proj_qkvz", called="attn_gate",
                shape=("values", "width"), fit=_part_of_mixed),
         Module("in_proj_ba", shape=("two of each value head", "width")),
         Module("conv1d", shape=_CONV, squeezed=True),

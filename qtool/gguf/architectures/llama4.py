@@ -37,8 +37,8 @@ def _has_none(config: Config, b: int) -> bool:
 
 def _expert(name: str, stored: str, rows: RowMap | None = None) -> Module:
     bare = ((".weight", ""),)
-    also = (f"{_AT}experts.{stored}",)
-    return Module(f"{_AT}experts.{name}", rows, also=also, ends=bare, cut=Cut(turned=True))
+    within = f"{_AT}experts.{stored}"
+    return Module(f"{_AT}experts.{name}", rows, within=within, ends=bare, cut=Cut(turned=True))
 
 
 def _mlp(prefix: str, inner: str) -> tuple[Module, ...]:

@@ -24,6 +24,7 @@ class Module:
     values: ValueMap | None = None  # what llama.cpp stores in place of each number
     needed: bool = True
     also: tuple[str, ...] = ()  # other names that checkpoints have for it
+    within: str = ""  # the checkpoint's tensor that holds it, where that has no tensor of the name
     # The parts that are stacked, {i} is their number, and the setting that counts them.
     each: tuple[str, str] | None = None
     # The same in one tensor, as transformers 5 has it in memory, and where the rows lie in it.
@@ -45,9 +46,19 @@ class Module:
     fit: Callable[["Module", Config], "Module"] | None = None
 
     @property
+    def stored(self) -> tuple[str, ...]:
+        """What a checkpoint may call the tensor that it is, or is in."""
+        return (self.within,) if self.within else (self.name, *self.also)
+
+    @property
     def rearranged(self) -> bool:
         """Whether the file's rows are not rows of the checkpoint's, one after another."""
         return self.rows is not None or self.columns is not None or self.folded or self.turned
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the tensor that holds it holds others, or has it transposed."""
+        return bool(self.within) and (self.rows is not None or self.cut is not None)
 
     def fitted(self, config: Config) -> "Module":
         """With what follows from the settings, which are complete."""

@@ -43,8 +43,8 @@ _NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
 _MIXED = BLOCK + "block_sparse_moe.input_linear"
 _OF_EXPERTS = ("experts", "inner", "width")
 GRANITE_EXPERTS = (
-    Module(_MIXED, FIRST_HALF, called="ffn_gate_exps", shape=_OF_EXPERTS),
-    Module(_MIXED + ".up", SECOND_HALF, also=(_MIXED,), called="ffn_up_exps", shape=_OF_EXPERTS),
+    Module(_MIXED + ".gate", FIRST_HALF, within=_MIXED, called="ffn_gate_exps", shape=_OF_EXPERTS),
+    Module(_MIXED + ".up", SECOND_HALF, within=_MIXED, called="ffn_up_exps", shape=_OF_EXPERTS),
     Module(BLOCK + "block_sparse_moe.output_linear", shape=("experts", "width", "inner")),
     Module(BLOCK + "block_sparse_moe.router.layer", shape=("experts", "width")),
 )

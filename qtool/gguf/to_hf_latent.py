@@ -1,0 +1,50 @@
+"""Settings of attention to latents (DeepSeek, GLM-5, Mistral 4) told by the keys of a GGUF file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from qtool.errors import FormatError
+from qtool.formats.gguf_values import Value
+from qtool.gguf.architectures import Architecture
+from qtool.gguf.source import GgufSource
+
+_NAMED_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM")
+
+
+def attends_to_latents(row: Architecture) -> bool:
+    return any(key.name == "attention.key_length_mla" for key in row.keys)
+
+
+def put_latents(
+    row: Architecture,
+    named: str,
+    config: dict[str, Any],
+    given: Mapping[str, Value],
+    source: GgufSource,
+) -> None:
+    """Widths of heads, ranks, and which blocks have experts; FormatError where a head is narrower
+    than what is rotated of it."""
+    whole, rotated = (
+        given[name].value if name in given else 0
+        for name in ("attention.key_length_mla", "rope.dimension_count")
+    )
+    if not 0 < rotated < whole:
+        raise FormatError(
+            f"{source.path}: {row.name}.rope.dimension_count is {rotated} and "
+            f"{row.name}.attention.key_length_mla {whole}; expected the first to be a part of it"
+        )
+    rank = given.get("attention.q_lora_rank")
+    config |= {
+        "qk_nope_head_dim": whole - rotated,
+        "head_dim": whole if named == "Mistral4ForCausalLM" else rotated,
+        "q_lora_rank": None if rank is None else rank.value or None,
+        "num_key_value_heads": config["num_attention_heads"],
+        "norm_topk_prob": bool(config.get("norm_topk_prob")),
+    }
+    if named == "DeepseekV2ForCausalLM":
+        grouped = config.get("n_group", 1) != 1
+        config["topk_method"] = "group_limited_greedy" if grouped else "greedy"
+    if named in _NAMED_BY_BLOCK:
+        leading = config["first_k_dense_replace"]
+        blocks = range(config["num_hidden_layers"])
+        config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
