@@ -57,7 +57,7 @@ def test_values_of_a_key_are_taken_apart() -> None:
 
 def test_what_is_mixed_key_by_key_is_two_matrices() -> None:
     given = dict(linear_num_value_heads=4)
-    qkv, gate = _module(NEXT, "in_proj_qkvz", **given), _module(NEXT, "in_proj_qkvz.z", **given)
+    qkv, gate = _module(NEXT, "in_proj_qkvz.qkv", **given), _module(NEXT, "in_proj_qkvz.z", **given)
     assert qkv.rows.taken == (48, 32) and gate.rows.taken == (48, 16)
     rows = [qkv.rows.forward(np.arange(32), 2, 32), gate.rows.forward(np.arange(16), 2, 16)]
     assert sorted(np.concatenate(rows)) == list(range(48))

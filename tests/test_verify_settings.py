@@ -35,6 +35,13 @@ LLAMA, MISTRAL, QWEN2 = (
         ({**MISTRAL, "sliding_window": False}, {**LLAMA, "sliding_window": None}, []),
         ({**MISTRAL, "sliding_window": 64}, {**LLAMA, "sliding_window": None}, ["error"]),
         (QWEN2, LLAMA, ["error"]),
+        # Said by one and left to the class by the other, as transformers reads both.
+        ({"rms_norm_eps": 1e-6}, {"rms_norm_eps": None}, []),
+        ({"rms_norm_eps": 2e-6}, {"rms_norm_eps": None}, ["error"]),
+        ({**MISTRAL, "sliding_window": 4096}, {"sliding_window": None}, []),
+        ({**MISTRAL, "sliding_window": 512}, {"sliding_window": None}, ["error"]),
+        ({"num_nextn_predict_layers": 0}, {"num_nextn_predict_layers": None}, []),
+        ({"num_nextn_predict_layers": 1}, {"num_nextn_predict_layers": None}, ["error"]),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4},
          {"no_rope_layer_interval": None}, []),
     ],

@@ -42,6 +42,8 @@ from qtool.methods import gptq
 from qtool.native.sums import checksum
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.summary import TunedReport
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some as shown
 
 
 @dataclass
@@ -248,7 +250,7 @@ class Sweeping:
         entries = [entry for kept in self.kept for entry in kept["tensors"].values()]
         every = sum(len(entry["sums"]) for entry in entries)
         rare = every - sum(entry["swept"] for entry in entries)
-        left = sum(len(kept["left"]) for kept in self.kept)
+        left = [name for kept in self.kept for name in kept["left"]]
         said = merged([note for kept in self.kept for note in kept["notes"]])
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
@@ -259,8 +261,8 @@ class Sweeping:
             )
         if left:
             said.append(
-                f"{left} tensors were not swept, as nothing was seen to read them, or they have "
-                "their columns in another order than the checkpoint"
+                f"{counted(len(left), 'tensor')} not swept, as nothing was seen to read them, or "
+                f"they have their columns in another order than the checkpoint: {shown(left)}"
             )
         return said
 

@@ -97,7 +97,7 @@ def _found(
     def place(name: str, part: int = 0) -> str:
         return name.replace("{b}", str(block)).replace("{i}", str(part)) + end
 
-    for name in (module.name, *module.also):
+    for name in module.stored:
         if place(name) in names:
             return [place(name)]
         if module.packed and place(name) + BLOCKS in names:  # its scales are looked at elsewhere
@@ -111,7 +111,7 @@ def _found(
         # A gap among experts is found elsewhere.
         if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
             return found
-    stems = (place(name).removesuffix(end) for name in (module.name, *module.also))
+    stems = (place(name).removesuffix(end) for name in module.stored)
     stack = next(filter(None, map(stack_of, stems)), None)
     if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
         # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.

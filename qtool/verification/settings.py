@@ -13,13 +13,14 @@ from typing import Any
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import is_alone
-from qtool.gguf.architectures import TABLE
-from qtool.gguf.hf_config import complete
+from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
+from qtool.verification.as_read import as_read
 from qtool.verification.finding import Finding
 from qtool.verification.heads import head_is_embedding, heads_of
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.settings_form import class_of, one_form, unread
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import ids_of
 from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
@@ -38,6 +39,7 @@ _IDLE = (
     "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct", "partial_rotary_factor",
     "rope_local_base_freq", "original_max_position_embeddings",
     "num_local_experts", "num_experts_per_token", "norm_eps", "layer_norm_epsilon",
+    "mamba_chunk_size", "chunk_size",
 )  # fmt: skip
 _IDLE_ENDS = ("dropout", "dropout_prob", "pdrop", "_implementation")
 # What may have been changed on purpose: where text begins and ends, how long it may be.
@@ -55,9 +57,13 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     """settings: config.json says what the source's says."""
     if not subject.config or not source.config:
         return
-    here, there = _whole(subject.config), _whole(source.config)
-    idle = {"sliding_window"} if _sees_all(here) and _sees_all(there) else set[str]()
-    keys = [k for k in sorted(there) if k not in idle and not _idle(k) and not _unsaid(there[k])]
+    alone = is_alone(subject.config, source.config)
+    here, there = (one_form(config, alone) for config in (subject.config, source.config))
+    idle = unread(here) & unread(there)
+    if alone:
+        idle |= {*source.config} - {*subject.config, *(source.config.get("text_config") or {})}
+    keys = [k for k in sorted(there) if k not in idle and not _idle(k)
+            and not _unsaid(there[k]) and not _none_ahead(k, there[k])]  # fmt: skip
     lost = [key for key in keys if _unsaid(here.get(key)) and _needed(key, there[key], source)]
     different = [k for k in keys if not _unsaid(here.get(k)) and not _alike(here[k], there[k])]
     if _TIED in different and here[_TIED] is False and heads_of(subject):
@@ -65,12 +71,12 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if _TIED in different and here[_TIED] is True and head_is_embedding(source):
         different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
     # A language model alone, or one class under two names.
-    if (
-        is_alone(subject.config, source.config)
-        or {_class_of(config) for config in (here, there)} == _SAME_CLASS
-    ):
+    if alone or {class_of(config) for config in (here, there)} == _SAME_CLASS:
         different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
+    if different and not {*_CLASSES} & {*different}:
+        read = [as_read(folder) for folder in (subject.artifact.checkpoint.folder, source.folder)]
+        different = [key for key in different if not _read_alike(key, *read)]
     yield from unlike(
         different,
         _CHOSEN,
@@ -80,37 +86,22 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     )
 
 
-def _class_of(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
-
-
-def _whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With the defaults of its class, where that is known, and rope settings in one form."""
-    row = TABLE.get(_class_of(config))
-    if row is None:
-        return complete(config, {})
-    # GGUF has no key for it, so that what is made of such a file leaves it to the class.
-    whole = row.completed(config)
-    if not row.name.startswith("gemma"):
-        return {"hidden_act": row.activations[0], **whole}
-    for key in ("hidden_act", "hidden_activation"):  # Gemma's class takes null for it, too
-        if whole.get(key) is None:
-            whole[key] = "gelu_pytorch_tanh"
-    return whole
+def _read_alike(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Whether a setting is the same once transformers has read both."""
+    return key in here and key in there and _alike(here[key], there[key])
 
 
 def _idle(key: str) -> bool:
     return key in _IDLE or key.startswith("_") or key.endswith(_IDLE_ENDS)
 
 
-def _sees_all(config: Mapping[str, Any]) -> bool:
-    """Whether no window is used, whose width some libraries write and others do not."""
-    return config.get("use_sliding_window") is False
-
-
 def _unsaid(value: object) -> bool:
     return value is None or value == [] or value == {}
+
+
+def _none_ahead(key: str, value: object) -> bool:
+    """Whether it says that no blocks predict further tokens, as it does where it is not said."""
+    return key in ("num_nextn_predict_layers", MTP) and value == 0
 
 
 def _needed(key: str, value: object, source: Weights) -> bool:
@@ -134,8 +125,17 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _listed(keys: list[str], here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    said = some([f"{key} {_short(here.get(key))}, there {_short(there[key])}" for key in keys])
+    pairs = [_innermost(key, here.get(key), there[key]) for key in keys]
+    said = some([f"{key} {_short(one)}, there {_short(other)}" for key, one, other in pairs])
     return f"config.json has {counted(len(keys), 'setting')} unlike the source's: {said}"
+
+
+def _innermost(key: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """The setting itself, of objects the first that differs in them."""
+    while isinstance(one, Mapping) and isinstance(other, Mapping):
+        inner = next(k for k in sorted({*one, *other}) if not _alike(one.get(k), other.get(k)))
+        key, one, other = f"{key}.{inner}", one.get(inner), other.get(inner)
+    return key, one, other
 
 
 def _short(value: object) -> str:

@@ -47,7 +47,7 @@ def _linear_values(config: Config) -> int:
     return count(config, "linear_num_value_heads") * count(config, "linear_value_head_dim")
 
 
-def _inner_of_lfm2(config: Config) -> int:
+def inner_of_lfm2(config: Config) -> int:
     """Two thirds, times a factor, up to a multiple, unless config.json says that it is not."""
     own = config.get("block_ff_dim") is not None
     width = count(config, "block_ff_dim" if own else "intermediate_size")
@@ -98,7 +98,7 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
     "inner without experts": _setting("intermediate_size_mlp"),
-    "inner of LFM2": _inner_of_lfm2,
+    "inner of LFM2": inner_of_lfm2,
     "inner of experts": _inner_of_experts,
     "gate and up of experts": lambda config: 2 * _inner_of_experts(config),
     "inner of the shared expert": _either(
