@@ -164,6 +164,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
     if kind in ("NemotronH", "GraniteMoeHybrid"):
         gguf_models_hybrid.as_released(folder)
+    if name == "gemma3n":
+        gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:
         gguf_models_hybrid.add_prediction(folder, seed)
     return folder

@@ -46,6 +46,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone-moe", {"mlp_layer_types": ["sparse"] * 5}, "mlp_layer_types is not 2 blocks"),
     ("glm-4.7-flash", {"rope_interleave": False}, "it rotates neighbours"),
     ("hy-v3", {"mlp_bias": True}, "mlp_bias is true"),
+    ("gemma3n", {"laurel_rank": 32}, "laurel_rank is 32, and it takes 64"),
+    ("gemma3n", {"altup_correct_scale": False}, "altup_correct_scale is False, and it takes True"),
+    ("gemma3n", {"final_logit_softcapping": None}, "final_logit_softcapping is None"),
+    ("gemma3n", {"intermediate_size": [1024] * 21}, "intermediate_size is not a list of 22"),
+    ("gemma3n", {"intermediate_size": [1024] * 21 + [96]}, "intermediate_size is 96 in some"),
+    ("gemma3n", {"activation_sparsity_pattern": [0.9] * 22}, "is not 0.95 in ten blocks"),
+    ("gemma3n", {"num_kv_shared_layers": 1}, "share keys of two that are not one with"),
+    ("gemma3n-few", {"num_kv_shared_layers": 2}, "10 blocks have keys of their own"),
+    ("gemma3n", {"vocab_size_per_layer_input": 97}, "vocab_size_per_layer_input is 97, more"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 
@@ -84,6 +93,16 @@ def test_refused(name: str, change: dict[str, Any], said: str, tmp_path: Path) -
     gguf_models.rewrite_config(folder, lambda config: config.update(change))
     with pytest.raises(QtoolError, match=said):
         hf_source(Checkpoint.open(folder))
+
+
+def test_inputs_of_tokens_that_are_no_text(tmp_path: Path) -> None:
+    """Six tokens of Gemma 3n have no inputs of blocks; the file has zeros for them."""
+    folder = gguf_models.build("gemma3n", tmp_path / "model", dtype="bfloat16")
+    tensors = {tensor.name: tensor for tensor in hf_source(Checkpoint.open(folder)).tensors}
+    inputs = tensors["per_layer_token_embd.weight"]
+    assert inputs.shape == (96, 22 * 256)
+    whole, some = inputs.read(0, 96), inputs.read(88, 93)
+    assert np.array_equal(whole[88:93], some) and not whole[90:].any() and whole[1:90].any(1).all()
 
 
 def test_a_plan_refuses_to_measure_gpt_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

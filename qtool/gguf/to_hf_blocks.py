@@ -33,7 +33,7 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "exaone4" and "attention.sliding_window" not in given:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
         return
-    period = {"gemma2": 2, "gemma3": 6}.get(row.name, 4)
+    period = {"gemma2": 2, "gemma3": 6, "gemma3n": 5}.get(row.name, 4)
     pattern = given.get("attention.sliding_window_pattern")
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]

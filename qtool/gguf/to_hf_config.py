@@ -27,6 +27,7 @@ _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
     "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
+    "Gemma3nForCausalLM": "gemma3n_text",
     "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
@@ -204,6 +205,9 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
     "attention.clamp_kqv": _in_attention("clip_qkv"),
     "embedding_length_per_layer_input": _to("hidden_size_per_layer_input"),
+    "activation_sparsity_scale": _to(
+        "activation_sparsity_pattern", lambda value: [0.95 if one > 0 else 0.0 for one in value]
+    ),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
@@ -234,6 +238,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
     if row.name == "hy_v3":
         leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "gemma3n":
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name == "gpt2":
         config["n_inner"] = config["intermediate_size"]
     if row.name == "falcon":

@@ -113,7 +113,7 @@ def _check(
     source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
 ) -> None:
     pattern = listed and value.kind == Kind.ARRAY
-    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
+    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE, *kinds)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
             + " or ".join(sorted({_WORDS.get(kind, "a number") for kind in kinds}))

@@ -62,6 +62,7 @@ POLICIES = {
     "gemma": Policy(no_space=True, turn_end=107),
     "gemma2": Policy(no_space=True),
     "gemma3": Policy(no_space=True),
+    "gemma3n": Policy(no_space=True),
     "gemma4": Policy(gemma4=True),
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,

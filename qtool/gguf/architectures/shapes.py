@@ -122,6 +122,10 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inputs of all blocks": lambda config: (
         count(config, "num_hidden_layers") * count(config, "hidden_size_per_layer_input")
     ),
+    "streams": _setting("altup_num_inputs"),
+    "streams by streams": lambda config: count(config, "altup_num_inputs") ** 2,
+    "streams added": lambda config: count(config, "altup_num_inputs") - 1,
+    "rank of LAuReL": _setting("laurel_rank"),
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "three widths": lambda config: 3 * count(config, "hidden_size"),
     "taps": _setting("conv_L_cache"),
@@ -249,6 +253,8 @@ def checkpoint_shape(
         return None
     if module.folded:
         return (prod(shape),)
+    if module.padded:
+        return (count(config, module.padded), *shape[1:])
     if module.turned and suffix == ".weight":
         return shape[::-1]
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
