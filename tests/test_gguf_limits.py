@@ -55,6 +55,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3n", {"num_kv_shared_layers": 1}, "share keys of two that are not one with"),
     ("gemma3n-few", {"num_kv_shared_layers": 2}, "10 blocks have keys of their own"),
     ("gemma3n", {"vocab_size_per_layer_input": 97}, "vocab_size_per_layer_input is 97, more"),
+    ("mamba", {"use_bias": True}, "use_bias is true, and it adds no such biases"),
+    ("mamba", {"use_conv_bias": False}, "use_conv_bias is false, and it asks for those"),
+    ("mamba", {"expand": 3}, "expand is 3, and it takes 2"),
+    ("mamba", {"hidden_act": "gelu"}, "the activation is 'gelu'"),
+    ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]"),
+    ("mamba2", {"num_heads": 4}, r"num_heads times head_dim is not expand times .* \(128\)"),
+    ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
+    ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset is 3, and it expects less than"),
+    ("jamba", {"expert_layer_offset": None}, "expert_layer_offset is None"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 
@@ -73,6 +82,24 @@ def test_gpt2_as_it_was_released(tmp_path: Path) -> None:
     up = next(t for t in after.tensors if t.name == "blk.1.ffn_up.weight")
     turned = np.ascontiguousarray(state["h.1.mlp.c_fc.weight"].T)
     assert up.read(0, up.rows).tobytes() == turned.tobytes()
+
+
+def test_another_epsilon_of_falcon_mamba_is_told(tmp_path: Path) -> None:
+    folder = gguf_models.build("falcon-mamba", tmp_path / "model")
+    assert not hf_source(Checkpoint.open(folder)).warnings
+    gguf_models.rewrite_config(folder, lambda c: c.update(layer_norm_epsilon=1e-5))
+    (said,) = hf_source(Checkpoint.open(folder)).warnings
+    assert said.startswith("mixer_rms_eps is 1e-06, and llama.cpp adds layer_norm_epsilon (1e-05)")
+
+
+def test_steps_of_a_sixteenth(tmp_path: Path) -> None:
+    """Released checkpoints leave it to the class, or say auto; 64 wide, that is 4."""
+    folder = gguf_models.build("mamba-untied", tmp_path / "model")
+    said = hf_source(Checkpoint.open(folder)).metadata
+    for rank in (None, "auto"):
+        gguf_models.rewrite_config(folder, lambda c, rank=rank: c.update(time_step_rank=rank))
+        assert hf_source(Checkpoint.open(folder)).metadata == said
+    assert said["mamba.ssm.time_step_rank"].value == 4
 
 
 def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:

@@ -31,12 +31,13 @@ _BIASES = {
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
-    "mpt": (),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
 _BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
+_WITH_STATES = ("mamba", "mamba2", "jamba")  # whose convolutions and steps always have them
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 
@@ -75,6 +76,8 @@ def check_biases(
         expected = kind in some and f"blk.0.{kind}.bias" in names
         if (name.endswith("norm") or "_norm" in kind) and modules[name].each is None:
             expected = layer_norms and row.name not in _BARE_NORMS
+        if kind in ("ssm_conv1d", "ssm_dt") and row.name in _WITH_STATES:
+            expected = True
         if row.name == "phi2" and name in HEADS:
             expected = True
         if expected != (f"{gguf_name}.bias" in names):

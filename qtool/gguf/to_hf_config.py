@@ -17,7 +17,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
-from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
 from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_rope import put_rope
@@ -34,7 +34,8 @@ _MODEL_TYPES = {
     "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
-    "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
+    "NemotronHForCausalLM": "nemotron_h", "FalconMambaForCausalLM": "falcon_mamba",
+    "ExaoneMoeForCausalLM": "exaone_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -83,6 +84,9 @@ def class_of(source: GgufSource) -> str:
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
+    norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
+    if name == "mamba" and norms is not None and norms.value:
+        return "FalconMambaForCausalLM"
     window = source.metadata.get(f"{name}.attention.sliding_window")
     if name == "olmo2" and window is not None and window.value != 0:
         return "Olmo3ForCausalLM"
@@ -121,8 +125,8 @@ def hf_config(
     }
     if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
         config["num_key_value_heads"] = given["attention.head_count"].value
-    if isinstance(row.defaults.get("head_dim"), int):
-        heads = given["attention.head_count"].value
+    heads = given["attention.head_count"].value
+    if heads and isinstance(row.defaults.get("head_dim"), int):
         config["head_dim"] = given["embedding_length"].value // heads
     known = {key.name: key for key in row.keys}
     for key in row.keys:
@@ -135,6 +139,8 @@ def hf_config(
     if row.predicts:
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     put_layer_types(row, config, given)
+    if row.name in WITH_STATES:
+        put_state_spaces(config, given, rows.keys())
     if row.name == "gemma4":
         put_blocks(config, given, rows.keys(), source)
         put_rotations(config, given, vectors, source)

@@ -69,7 +69,12 @@ def _either(*names: str) -> Callable[[Config], int]:
 
 _state_heads = _either("mamba_num_heads", "mamba_n_heads")
 _state_groups = _either("n_groups", "mamba_n_groups")
-_state_size = _either("ssm_state_size", "mamba_d_state")
+_state_size = _either("ssm_state_size", "mamba_d_state", "state_size")
+_step_rank = _either("time_step_rank", "mamba_dt_rank")
+
+
+def _channels(config: Config) -> int:
+    return count(config, "hidden_size") * _either("expand", "mamba_expand")(config)
 
 
 def _state(config: Config) -> int:
@@ -115,6 +120,11 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "state, gates, steps": lambda config: (
         _state(config) + _state_and_keys(config) + _state_heads(config)
     ),
+    "channels of Mamba": _channels,
+    "two of Mamba's channels": lambda config: 2 * _channels(config),
+    "rank of steps": _step_rank,
+    "states": _state_size,
+    "steps and states": lambda config: _step_rank(config) + 2 * _state_size(config),
     "inner of shared experts": _shared,
     "positions": _setting("n_positions"),
     "Falcon's queries, keys, values": _falcon_rows,
