@@ -14,6 +14,7 @@ import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
 import gguf_models_sparse
+import gguf_models_states
 import numpy as np
 
 VOCABULARY = 96
@@ -108,7 +109,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
-MODELS |= gguf_models_hybrid.MODELS
+MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -143,6 +144,9 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         del wanted["num_key_value_heads"]
     if kind in ("GPT2", "Bloom", "Mpt", "Falcon"):
         del wanted["intermediate_size"], wanted["max_position_embeddings"]
+    if kind in gguf_models_states.ALONE:
+        del wanted["intermediate_size"], wanted["num_attention_heads"]
+        del wanted["num_key_value_heads"], wanted["max_position_embeddings"]
     seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
@@ -158,6 +162,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
                 parameter.mul_(4.0)
         gguf_models_sparse.fill(model)
         gguf_models_gemma4.fill(model)
+        gguf_models_states.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     if kind == "Mpt":
@@ -166,6 +171,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
     if kind in ("NemotronH", "GraniteMoeHybrid"):
         gguf_models_hybrid.as_released(folder)
+    if name == "gemma3n":
+        gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:
         gguf_models_hybrid.add_prediction(folder, seed)
     return folder

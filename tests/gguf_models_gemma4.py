@@ -1,5 +1,6 @@
-"""Small models of Gemma 4; rows as in `gguf_models`."""
+"""Small models of Gemma 4 and 3n; rows as in `gguf_models`."""
 
+from pathlib import Path
 from typing import Any
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -23,6 +24,12 @@ _EXPERTS = {
 }  # fmt: skip
 _UNIFIED = {k: v for k, v in _SHAPE.items() if k != "hidden_size_per_layer_input"}
 _UNIFIED["moe_intermediate_size"] = None  # as released; the converter asks for it
+# Whatever llama.cpp takes as E2B and E4B have it.
+_3N = {
+    "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
+    "layer_types": [*[*[_SLIDING] * 4, _FULL] * 4, _SLIDING, _FULL],
+    "vocab_size_per_layer_input": 90,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("Gemma4Text", {**_SHAPE, "final_logit_softcapping": 12.0}),
     "gemma4-31b": (
@@ -46,6 +53,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4-e4b": ("Gemma4Text", {**_SHAPE, **_INPUTS, **_SHARED, "rope_parameters": _ROPE}),
     "gemma4-sees": ("Gemma4", {**_SHAPE, **_INPUTS, "final_logit_softcapping": 12.0}),
+    "gemma3n": ("Gemma3nText", {**_3N, "intermediate_size": 1024, "rms_norm_eps": 1e-5}),
+    "gemma3n-few": (
+        "Gemma3nText",
+        {**_3N, "num_hidden_layers": 12, "num_kv_shared_layers": 0, "layer_types": None,
+         "intermediate_size": 512, "vocab_size_per_layer_input": 96, "tie_word_embeddings": False,
+         "rope_parameters": {_FULL: {"rope_type": "default", "rope_theta": 3e4},
+                             _SLIDING: {"rope_type": "default", "rope_theta": 2e3}}},
+    ),
     "gemma4-12b": ("Gemma4Unified", {**_UNIFIED, **_KEYS_AS_VALUES, "rope_parameters": _ROPE}),
 }  # fmt: skip
 # What lies around the settings of the text of those that also see and hear.
@@ -69,6 +84,22 @@ SEEING: dict[str, dict[str, Any]] = {
 SAID_BEYOND = {
     name: {"gemma4.final_logit_softcapping"} for name in ("gemma4-31b", "gemma4-e4b", "gemma4-12b")
 }
+
+
+# Of gates that are close to the bound, one or another: compared in float32.
+NOT_ROUNDED = ("gemma3n", "gemma3n-few")
+
+
+def add_unread(folder: Path) -> None:
+    """Keys and values of Gemma 3n's blocks that share; released checkpoints have them there."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    for block in range(20, 22):
+        for name in ("k_proj", "v_proj", "k_norm"):
+            one = state[f"model.layers.{block - 4}.self_attn.{name}.weight"]
+            state[f"model.layers.{block}.self_attn.{name}.weight"] = -one
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
 def fill(model: Any) -> None:

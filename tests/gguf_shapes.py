@@ -202,6 +202,16 @@ _A4B = {
     "enable_moe_block": True, "num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 256,
 }  # fmt: skip
 
+_3N = {
+    **_GEMMA4, "num_hidden_layers": 30, "num_kv_shared_layers": 10, "num_key_value_heads": 2,
+    "hidden_size_per_layer_input": 256,
+}  # fmt: skip
+_MAMBA = {"vocab_size": 96, "hidden_size": 256, "num_hidden_layers": 16, "state_size": 16}
+_JAMBA = {
+    "vocab_size": 96, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 16,
+    "num_attention_heads": 8, "num_key_value_heads": 2,
+}  # fmt: skip
+
 MODELS: dict[str, Callable[[], GgufSource]] = {
     "smollm2": lambda: dense("llama", 30, 576, 1536, 9, 3, tied=True),
     "smollm2-768": lambda: dense("llama", 30, 768, 1536, 12, 4),
@@ -218,5 +228,8 @@ MODELS: dict[str, Callable[[], GgufSource]] = {
     "GLM 5": glm5,
     "Gemma 4 E2B": lambda: of_table("Gemma4ForCausalLM", _E2B),
     "Gemma 4 26B-A4B": lambda: of_table("Gemma4ForCausalLM", _A4B),
+    "Gemma 3n E2B": lambda: of_table("Gemma3nForCausalLM", _3N),
+    "Mamba": lambda: of_table("MambaForCausalLM", _MAMBA),
+    "Jamba": lambda: of_table("JambaForCausalLM", _JAMBA),
     "Bailing 3": lambda: _latent("bailingmoe3", "attn_kv_a_mqa ssm_f_a"),
 }

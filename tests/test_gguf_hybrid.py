@@ -161,7 +161,7 @@ def test_another_epsilon_is_told() -> None:
 _HEADS, _INNER = "attention.head_count_kv", "feed_forward_length"
 
 
-@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe", "lfm2"])
+@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-moe", "lfm2", "jamba"])
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -46,6 +46,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone-moe", {"mlp_layer_types": ["sparse"] * 5}, "mlp_layer_types is not 2 blocks"),
     ("glm-4.7-flash", {"rope_interleave": False}, "it rotates neighbours"),
     ("hy-v3", {"mlp_bias": True}, "mlp_bias is true"),
+    ("gemma3n", {"laurel_rank": 32}, "laurel_rank is 32, and it takes 64"),
+    ("gemma3n", {"altup_correct_scale": False}, "altup_correct_scale is False, and it takes True"),
+    ("gemma3n", {"final_logit_softcapping": None}, "final_logit_softcapping is None"),
+    ("gemma3n", {"intermediate_size": [1024] * 21}, "intermediate_size is not a list of 22"),
+    ("gemma3n", {"intermediate_size": [1024] * 21 + [96]}, "intermediate_size is 96 in some"),
+    ("gemma3n", {"activation_sparsity_pattern": [0.9] * 22}, "is not 0.95 in ten blocks"),
+    ("gemma3n", {"num_kv_shared_layers": 1}, "share keys of two that are not one with"),
+    ("gemma3n-few", {"num_kv_shared_layers": 2}, "10 blocks have keys of their own"),
+    ("gemma3n", {"vocab_size_per_layer_input": 97}, "vocab_size_per_layer_input is 97, more"),
+    ("mamba", {"use_bias": True}, "use_bias is true, and it adds no such biases"),
+    ("mamba", {"use_conv_bias": False}, "use_conv_bias is false, and it asks for those"),
+    ("mamba", {"expand": 3}, "expand is 3, and it takes 2"),
+    ("mamba", {"hidden_act": "gelu"}, "the activation is 'gelu'"),
+    ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\]"),
+    ("mamba2", {"num_heads": 4}, r"num_heads times head_dim is not expand times .* \(128\)"),
+    ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
+    ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset is 3, and it expects less than"),
+    ("jamba", {"expert_layer_offset": None}, "expert_layer_offset is None"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 
@@ -66,6 +84,24 @@ def test_gpt2_as_it_was_released(tmp_path: Path) -> None:
     assert up.read(0, up.rows).tobytes() == turned.tobytes()
 
 
+def test_another_epsilon_of_falcon_mamba_is_told(tmp_path: Path) -> None:
+    folder = gguf_models.build("falcon-mamba", tmp_path / "model")
+    assert not hf_source(Checkpoint.open(folder)).warnings
+    gguf_models.rewrite_config(folder, lambda c: c.update(layer_norm_epsilon=1e-5))
+    (said,) = hf_source(Checkpoint.open(folder)).warnings
+    assert said.startswith("mixer_rms_eps is 1e-06, and llama.cpp adds layer_norm_epsilon (1e-05)")
+
+
+def test_steps_of_a_sixteenth(tmp_path: Path) -> None:
+    """Released checkpoints leave it to the class, or say auto; 64 wide, that is 4."""
+    folder = gguf_models.build("mamba-untied", tmp_path / "model")
+    said = hf_source(Checkpoint.open(folder)).metadata
+    for rank in (None, "auto"):
+        gguf_models.rewrite_config(folder, lambda c, rank=rank: c.update(time_step_rank=rank))
+        assert hf_source(Checkpoint.open(folder)).metadata == said
+    assert said["mamba.ssm.time_step_rank"].value == 4
+
+
 def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:
     folder = gguf_models.build("mpt", tmp_path / "model")
     gguf_models.rewrite_config(folder, lambda c: c.update(attn_config={"alibi_bias_max": 4}))
@@ -84,6 +120,16 @@ def test_refused(name: str, change: dict[str, Any], said: str, tmp_path: Path) -
     gguf_models.rewrite_config(folder, lambda config: config.update(change))
     with pytest.raises(QtoolError, match=said):
         hf_source(Checkpoint.open(folder))
+
+
+def test_inputs_of_tokens_that_are_no_text(tmp_path: Path) -> None:
+    """Six tokens of Gemma 3n have no inputs of blocks; the file has zeros for them."""
+    folder = gguf_models.build("gemma3n", tmp_path / "model", dtype="bfloat16")
+    tensors = {tensor.name: tensor for tensor in hf_source(Checkpoint.open(folder)).tensors}
+    inputs = tensors["per_layer_token_embd.weight"]
+    assert inputs.shape == (96, 22 * 256)
+    whole, some = inputs.read(0, 96), inputs.read(88, 93)
+    assert np.array_equal(whole[88:93], some) and not whole[90:].any() and whole[1:90].any(1).all()
 
 
 def test_a_plan_refuses_to_measure_gpt_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf_models
 import gguf_models_hybrid
 import gguf_models_sparse
+import gguf_models_states
 import numpy as np
 import pytest
 import quantizing
@@ -98,6 +99,9 @@ def test_same_function(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             logits.append(model(tokens).logits.numpy())
     assert made.dtype == "float32"
+    if name in gguf_models_states.MODELS:  # thousands of logarithms of rates, rounded
+        assert np.allclose(logits[0], logits[1], rtol=1e-5, atol=1e-5 * np.ptp(logits[0]))
+        return
     assert np.array_equal(logits[0], logits[1])
 
 

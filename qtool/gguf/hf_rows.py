@@ -117,6 +117,20 @@ class HfRows:
         return stretch(first * size, last * size).reshape(last - first, size)
 
 
+def padded(rows: HfRows, total: int) -> Callable[[int, int], NDArray[np.uint8]]:
+    """A matrix's rows, and zeros behind them up to `total`."""
+    own = rows.shape[0]
+
+    def read(first: int, last: int) -> NDArray[np.uint8]:
+        found = np.zeros((last - first, rows.type.row_bytes(rows.shape[-1])), np.uint8)
+        if first < own:
+            there = rows.read(first, min(last, own))
+            found[: len(there)] = there
+        return found
+
+    return read
+
+
 def same_bytes(one: tuple[Stretch, TensorInfo], other: tuple[Stretch, TensorInfo]) -> bool:
     """Whether two tensors are the same to the byte; read in pieces, up to the first difference."""
     first, second = one[1], other[1]

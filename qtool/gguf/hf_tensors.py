@@ -17,10 +17,10 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.cuts import Cut
 from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.hf_config import count
-from qtool.gguf.hf_rows import hf_rows, same_bytes
+from qtool.gguf.hf_rows import hf_rows, padded, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.row_maps import RowMap
-from qtool.gguf.source import SourceTensor
+from qtool.gguf.source import ReadRows, SourceTensor
 from qtool.gguf_types import F32
 from qtool.transforms.rotated import Rotated
 
@@ -28,6 +28,7 @@ from qtool.transforms.rotated import Rotated
 ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
     ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
+    ".altup_correct_coef.weight", ".altup_predict_coef.weight",
 )  # fmt: skip
 
 
@@ -109,9 +110,14 @@ class Found:
             folded=(expected_shape(module, self.config, suffix, block) if module.folded else None),
         )
         origin = tuple(info.name for info in infos)
-        self._check(module, suffix, origin, reader.shape, block)
+        shape = reader.shape
+        read: ReadRows = reader.read
+        expected = expected_shape(module, self.config, suffix, block) if module.padded else None
+        if expected is not None and shape[0] < expected[0]:
+            shape, read = (expected[0], *shape[1:]), padded(reader, expected[0])
+        self._check(module, suffix, origin, shape, block)
         return SourceTensor(
-            gguf_name + suffix, reader.shape, reader.type, reader.read, origin,
+            gguf_name + suffix, shape, reader.type, read, origin,
             order=reader.order, columns=reader.columns, cut=reader.cut,
         )  # fmt: skip
 

@@ -119,7 +119,10 @@ _NEVER_IN = {
 }  # fmt: skip
 
 # What a converter treats otherwise than llama-quantize: these are in the type of the file,
-CONVERTED = ("per_layer_model_proj.weight",)
+CONVERTED = (
+    "per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight",
+    "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
+)  # fmt: skip
 # and these in float32.
 FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
 

@@ -26,17 +26,17 @@ def rope_tensors(config: Config) -> dict[str, NDArray[np.float32]]:
     if rope["rope_type"] == "proportional":  # in the blocks without a window, as the last one
         last = of_block(config, count(config, "num_hidden_layers") - 1)
         return {"rope_freqs.weight": proportional_divisors(rope, head_width(last))}
+    if rope["rope_type"] != "llama3" and not rope.get("long_factor"):
+        return {}  # as of a model without attention, which has no heads
     rotated = head_width(config)
     if rope.get("partial_rotary_factor") is not None:
         rotated = int(rotated * number(rope, "partial_rotary_factor"))
     if rope["rope_type"] == "llama3":
         return {"rope_freqs.weight": llama3_divisors(rope, rotated)}
-    if rope.get("long_factor"):
-        return {
-            f"rope_factors_{name}.weight": _listed(rope, f"{name}_factor", rotated // 2)
-            for name in ("long", "short")
-        }
-    return {}
+    return {
+        f"rope_factors_{name}.weight": _listed(rope, f"{name}_factor", rotated // 2)
+        for name in ("long", "short")
+    }
 
 
 def proportional_divisors(rope: Mapping[str, Any], width: int) -> NDArray[np.float32]:

@@ -279,6 +279,7 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         or bias
         or module.add
         or module.folded
+        or module.values is not None
         or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:

@@ -33,12 +33,13 @@ _BIASES = {
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
-    "mpt": (),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
 _BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
+_WITH_STATES = ("mamba", "mamba2", "jamba")  # whose convolutions and steps always have them
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 
@@ -79,6 +80,8 @@ def check_biases(
             expected = layer_norms and row.name not in _BARE_NORMS
         if ".indexer." in gguf_name:
             expected = kind == "k_norm"
+        if kind in ("ssm_conv1d", "ssm_dt") and row.name in _WITH_STATES:
+            expected = True
         if row.name == "phi2" and name in HEADS:
             expected = True
         if expected != (f"{gguf_name}.bias" in names):

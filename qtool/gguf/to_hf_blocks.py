@@ -1,6 +1,6 @@
 """What each block of a model has, where blocks differ: config.json told by GGUF metadata."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from qtool.errors import FormatError
@@ -9,6 +9,8 @@ from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.to_hf_keys import WHOLE
+
+WITH_STATES = ("mamba", "mamba2", "jamba")
 
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
@@ -35,7 +37,7 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "exaone4" and "attention.sliding_window" not in given:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
         return
-    period = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6}.get(row.name, 4)
+    period = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma3n": 5}.get(row.name, 4)
     pattern = given.get("attention.sliding_window_pattern")
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
@@ -67,6 +69,34 @@ def _put_state_spaces(
 
 def _width_of_states(given: Mapping[str, Value]) -> int:
     return _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank")
+
+
+def put_state_spaces(
+    config: dict[str, Any], given: Mapping[str, Value], names: Collection[str]
+) -> None:
+    """Of Mamba, Mamba 2 and Jamba: heads and kinds of blocks."""
+    if "num_heads" in config:
+        config["head_dim"] = _width_of_states(given)
+    expand = _whole(given, "ssm.inner_size") // _whole(given, "embedding_length")
+    if "mamba_dt_rank" not in config:
+        config.pop("intermediate_size", None)
+        config["expand"] = expand
+        if "ssm.dt_b_c_rms" in given and given["ssm.dt_b_c_rms"].value:
+            config["mixer_rms_eps"] = config["layer_norm_epsilon"]
+        return
+    heads = _by_block(config, given, "attention.head_count_kv")
+    config |= {"num_key_value_heads": max(heads), "mamba_expand": expand}
+    _put_period(config, "attn", [b for b, here in enumerate(heads) if here])
+    blocks = range(config["num_hidden_layers"])
+    _put_period(config, "expert", [b for b in blocks if f"blk.{b}.ffn_gate_inp.weight" in names])
+
+
+def _put_period(config: dict[str, Any], kind: str, found: list[int]) -> None:
+    """Every so many-th block; _prove and the names of tensors tell where that is not so."""
+    first, *others = found or [config["num_hidden_layers"]]
+    config[f"{kind}_layer_offset"] = first
+    every = others[0] - first if others else config["num_hidden_layers"] + 1
+    config[f"{kind}_layer_period"] = max(every, first + 1)
 
 
 def _whole(given: Mapping[str, Value], key: str) -> int:

@@ -17,7 +17,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
-from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
 from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
 from qtool.gguf.to_hf_latent import attends_to_latents, put_latents
@@ -28,6 +28,7 @@ _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
     "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
+    "Gemma3nForCausalLM": "gemma3n_text",
     "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
@@ -40,6 +41,7 @@ _MODEL_TYPES = {
     "GlmMoeDsaForCausalLM": "glm_moe_dsa", "GptOssForCausalLM": "gpt_oss",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid", "Llama4ForCausalLM": "llama4_text",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "FalconMambaForCausalLM": "falcon_mamba",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -60,6 +62,9 @@ def class_of(source: GgufSource) -> str:
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
+    norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
+    if name == "mamba" and norms is not None and norms.value:
+        return "FalconMambaForCausalLM"
     window = source.metadata.get(f"{name}.attention.sliding_window")
     if name == "olmo2" and window is not None and window.value != 0:
         return "Olmo3ForCausalLM"
@@ -97,8 +102,8 @@ def hf_config(
     }
     if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
         config["num_key_value_heads"] = given["attention.head_count"].value
-    if isinstance(row.defaults.get("head_dim"), int):
-        heads = given["attention.head_count"].value
+    heads = given["attention.head_count"].value
+    if heads and isinstance(row.defaults.get("head_dim"), int):
         config["head_dim"] = given["embedding_length"].value // heads
     known = {key.name: key for key in row.keys}
     for key in row.keys:
@@ -115,6 +120,8 @@ def hf_config(
     if attends_to_latents(row):
         put_latents(row, named, config, given, source)
     put_layer_types(row, config, given)
+    if row.name in WITH_STATES:
+        put_state_spaces(config, given, rows.keys())
     if row.name == "gemma4":
         put_blocks(config, given, rows.keys(), source)
         put_rotations(config, given, vectors, source)
@@ -184,6 +191,9 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
     "attention.clamp_kqv": _in_attention("clip_qkv"),
     "embedding_length_per_layer_input": _to("hidden_size_per_layer_input"),
+    "activation_sparsity_scale": _to(
+        "activation_sparsity_pattern", lambda value: [0.95 if one > 0 else 0.0 for one in value]
+    ),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
@@ -219,6 +229,8 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
     if row.name == "hy_v3":
         leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "gemma3n":
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name == "gpt2":
         config["n_inner"] = config["intermediate_size"]
     if row.name == "falcon":

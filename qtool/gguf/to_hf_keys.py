@@ -37,6 +37,7 @@ _NO_NUMBERS = {
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
     "rope.dimension_sections": frozenset(),
+    "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }
 # Whole numbers beside those of which the table says so.
 _COUNTED = (
@@ -88,7 +89,8 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
             raise FormatError(
                 f"{source.path}: lacks {prefix}{name}, without which it means nothing"
             )
-        if name in given and name in known and _least(known[name], given[name]) <= 0:
+        counts = name in given and name in known and known[name].setting  # where models have some
+        if counts and _least(known[name], given[name]) <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {_short(given[name])}")
     _bounded(source, prefix, known, given)
     for name, value in given.items():
@@ -113,7 +115,7 @@ def _check(
     source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
 ) -> None:
     pattern = listed and value.kind == Kind.ARRAY
-    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE)):
+    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE, *kinds)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
             + " or ".join(sorted({_WORDS.get(kind, "a number") for kind in kinds}))
@@ -145,6 +147,8 @@ def _bounded(
         raise FormatError(
             f"{source.path}: {prefix}block_count is {blocks}, and a list has not as many numbers"
         )
+    if not known["attention.head_count"].setting:
+        return
     of = "attention.head_count_kv" if "attention.head_count_kv" in given else "attention.head_count"
     least = _least(known[of], given[of])
     keys = least if least <= 0 else most(given[of].value)
@@ -184,7 +188,8 @@ def _says_nothing(row: Architecture, name: str, value: Value, given: Mapping[str
     """Whether a key beyond the table changes nothing."""
     if name in _HARMLESS or (row.name == "granite" and name.startswith(_OF_OTHER_BLOCKS)):
         return True
-    width = given["embedding_length"].value // given["attention.head_count"].value
+    heads = given["attention.head_count"].value
+    width = given["embedding_length"].value // max(1, heads)
     return name in _HEAD_WIDTHS and value.value == width
 
 

@@ -35,6 +35,7 @@ class Policy:
     model: bool = True  # tokenizer.model is taken before tokenizer.json
     prefix: bool = False  # tokenizer_config.json's add_prefix_space is written
     no_space: bool = False  # add_space_prefix is false
+    json_no_space: bool = False  # the same, where there is no tokenizer.model
     phi3: bool = False
     turn_end: int | None = None  # the id of <end_of_turn>, which no file names
     named: Mapping[str, str] = field(default_factory=dict)  # tokens that no file names as such
@@ -62,10 +63,12 @@ POLICIES = {
     "gemma": Policy(no_space=True, turn_end=107),
     "gemma2": Policy(no_space=True),
     "gemma3": Policy(no_space=True),
+    "gemma3n": Policy(no_space=True),
     "gemma4": Policy(gemma4=True),
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,
     "stablelm": _JSON, "gptneox": _JSON,
+    "mamba": _JSON, "mamba2": Policy(), "jamba": Policy(json_no_space=True),
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
     "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON, "hy_v3": _JSON, "exaone-moe": _JSON,
    
@@ -123,6 +126,8 @@ def tokenizer_metadata(
         keys.pop(PREFIX + "add_space_prefix", None)
         if policy.turn_end is not None:
             keys[_TURN_END] = u32(policy.turn_end)
+        keys[PREFIX + "add_space_prefix"] = boolean(False)
+    if policy.json_no_space and not (folder / "tokenizer.model").is_file():
         keys[PREFIX + "add_space_prefix"] = boolean(False)
     if policy.prefix and vocab_size == _CODE_LLAMA_SIZE:
         keys[_TURN_END] = u32(_CODE_LLAMA_TURN_END)

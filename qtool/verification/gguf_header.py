@@ -40,6 +40,7 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
     if row is not None:
         needed = [key.name for key in row.keys if key.name in _EPSILONS]
         lost += [name for name in needed if prefix + name not in source.metadata]
+    without = {key.name for key in row.keys if not key.setting} if row is not None else set()
     for name in lost:
         yield Finding(
             "error", "keys", prefix + name,
@@ -51,7 +52,12 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
         yield from _values(source)
     for name, value in source.metadata.items():
         short = name.removeprefix(prefix)
-        if short in _NEEDED_OF_KNOWN and value.kind in INTEGERS and value.value <= 0:
+        if (
+            short in _NEEDED_OF_KNOWN
+            and short not in without
+            and value.kind in INTEGERS
+            and value.value <= 0
+        ):
             yield Finding(
                 "error", "keys", name, f"{name} is {value.value}, expected at least 1"
             )  # fmt: skip

@@ -14,9 +14,10 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_blocks import put_layer_types
+from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf_config import class_of
 from qtool.gguf.to_hf_gemma4 import put_blocks
+from qtool.gguf.to_hf_keys import one_for_all
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -61,6 +62,7 @@ def row_of(source: GgufSource) -> Architecture | None:
 
 def integer(source: GgufSource, name: str) -> int | None:
     value = source.metadata.get(f"{source.architecture}.{name}")
+    value = None if value is None else one_for_all(value)
     return int(value.value) if value is not None and value.kind in INTEGERS else None
 
 
@@ -114,9 +116,12 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     settings = sizes(source)
     try:
         put_layer_types(row, settings, _given(source))
-        if row.settle is not None:
+        if row.name in WITH_STATES:
+            put_state_spaces(settings, _given(source), tensors)
+        if row.name == "gemma4":
             put_blocks(settings, _given(source), tensors, source)
             settings["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
+        if row.settle is not None:
             settings = row.completed(settings)
         names = gguf_names(row, settings)
         unread = {f"{name}.weight" for name in gguf_names(row.passed_over, settings).values()}

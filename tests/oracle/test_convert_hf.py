@@ -78,7 +78,10 @@ def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
         assert ours.tensors[name].shape == stored_shape(info.shape), name
         assert ours.tensors[name].type == info.type, name
         mine, other = gguf_from_hf.raw(ours, name), gguf_from_hf.raw(theirs, name)
-        assert np.array_equal(mine, other), name
+        if name.endswith(".ssm_a"):  # powers are rounded once, and torch's a bit more often
+            assert np.abs(mine.view(np.int32) - other.view(np.int32)).max() <= 1, name
+        else:
+            assert np.array_equal(mine, other), name
     kept = {k: v for k, v in ours.metadata.items() if not k.startswith("qtool.")}
     # Phi 2 says add_bos_token among its sizes.
     known = {k: v for k, v in theirs.metadata.items() if k in kept or k != _BOS}

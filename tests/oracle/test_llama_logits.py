@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf_from_hf
 import gguf_models
+import gguf_models_gemma4
 import gguf_models_hybrid
 import gguf_models_recent
 import gguf_models_sparse
@@ -65,6 +66,19 @@ def of_transformers(folder: Path, prompts: NDArray[np.int64]) -> NDArray[np.floa
     return logits
 
 
+def divide_by_one_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp bounds Gemma 3n's gates by a deviation with n - 1 in place of n: of 16384 gates the
+    same, and of a few hundred not."""
+    import torch
+
+    usual = torch.std
+
+    def std(gates: Any, **options: Any) -> Any:
+        return usual(gates, **{**options, "unbiased": True})
+
+    monkeypatch.setattr(torch, "std", std)
+
+
 def difference(mine: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     return float(np.abs(mine - reference).mean() / np.ptp(reference))
 
@@ -78,7 +92,13 @@ def test_random_models(
     record_property: Any,
 ) -> None:
     gguf_from_hf.no_vocabulary(monkeypatch)
-    exact = name in gguf_models_hybrid.NOT_ROUNDED + gguf_models_recent.NOT_ROUNDED
+    exact = name in (
+        *gguf_models_hybrid.NOT_ROUNDED,
+        *gguf_models_recent.NOT_ROUNDED,
+        *gguf_models_gemma4.NOT_ROUNDED,
+    )
+    if name.startswith("gemma3n"):
+        divide_by_one_less(monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")

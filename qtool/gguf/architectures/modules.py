@@ -41,6 +41,7 @@ class Module:
     cut: Cut | None = None
     turned: bool = False  # the checkpoint's matrix is transposed
     folded: bool = False  # the checkpoint's is a vector, whose numbers here are in rows
+    padded: str = ""  # the setting that counts its rows in a checkpoint; the others are zeros
     packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None

@@ -69,7 +69,12 @@ def _either(*names: str) -> Callable[[Config], int]:
 
 _state_heads = _either("mamba_num_heads", "mamba_n_heads")
 _state_groups = _either("n_groups", "mamba_n_groups")
-_state_size = _either("ssm_state_size", "mamba_d_state")
+_state_size = _either("ssm_state_size", "mamba_d_state", "state_size")
+_step_rank = _either("time_step_rank", "mamba_dt_rank")
+
+
+def _channels(config: Config) -> int:
+    return count(config, "hidden_size") * _either("expand", "mamba_expand")(config)
 
 
 def _state(config: Config) -> int:
@@ -115,6 +120,11 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "state, gates, steps": lambda config: (
         _state(config) + _state_and_keys(config) + _state_heads(config)
     ),
+    "channels of Mamba": _channels,
+    "two of Mamba's channels": lambda config: 2 * _channels(config),
+    "rank of steps": _step_rank,
+    "states": _state_size,
+    "steps and states": lambda config: _step_rank(config) + 2 * _state_size(config),
     "inner of shared experts": _shared,
     "positions": _setting("n_positions"),
     "Falcon's queries, keys, values": _falcon_rows,
@@ -122,6 +132,10 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "inputs of all blocks": lambda config: (
         count(config, "num_hidden_layers") * count(config, "hidden_size_per_layer_input")
     ),
+    "streams": _setting("altup_num_inputs"),
+    "streams by streams": lambda config: count(config, "altup_num_inputs") ** 2,
+    "streams added": lambda config: count(config, "altup_num_inputs") - 1,
+    "rank of LAuReL": _setting("laurel_rank"),
     "two widths": lambda config: 2 * count(config, "hidden_size"),
     "three widths": lambda config: 3 * count(config, "hidden_size"),
     "taps": _setting("conv_L_cache"),
@@ -249,6 +263,8 @@ def checkpoint_shape(
         return None
     if module.folded:
         return (prod(shape),)
+    if module.padded:
+        return (count(config, module.padded), *shape[1:])
     if module.turned and suffix == ".weight":
         return shape[::-1]
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
