@@ -2,7 +2,9 @@
 
 fit                    from a request to a recipe
 slopes, head, sums     what an error in each matrix costs: a pass forwards and one backwards
-slope, kept            what that is, and what of it is finished
+slope, slopes_file     what that is, and how it is stored
+kept                   what of these passes is finished
+losses                 what each choice of each matrix loses, as it comes
 of_gguf, gguf_losses   types of the tensors in a GGUF file, and what each loses
 of_checkpoint          the same of bits in GPTQ and compressed-tensors
 sampled                rows that speak for all of a matrix

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from qtool.runs.provenance import environment
 from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
+
+if TYPE_CHECKING:
+    from qtool.fitting.slope import Slopes
 
 _TRIES = 4
 _KEPT_BESIDE = 3  # states behind the last block, and gradients twice
@@ -90,22 +93,38 @@ def _measured(
     space: Workspace,
     progress: Progress,
 ) -> Costs:
-    from qtool.calibrating.skeleton import Skeleton
+    from qtool.fitting import losses as rounded
     from qtool.fitting import slopes
 
     agreed = {**program.facts(), **known, "version of torch or kind of CPU": environment()}
     space.agree(agreed)
-    with progress.stage("calibrate"):
-        skeleton = Skeleton.open(ways.weights)
-        seed = request.settings.seed
-        found = slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
+    found = slopes.finished(space)
+    if found is None:
+        found = _passed(request, ways, tokens, space, progress)
     with progress.stage("quantize"):
-        losses = ways.losses(found, progress)
+        losses = rounded.losses_of(ways, found, space, request.threads, progress)
     if not any(losses.values()):
         raise SourceError(
             f"{request.source}: of none of its matrices could be measured what errors in it cost"
         )
     return Costs(losses, tokens.size)
+
+
+def _passed(
+    request: FitRequest,
+    ways: Ways,
+    tokens: NDArray[np.int64],
+    space: Workspace,
+    progress: Progress,
+) -> "Slopes":
+    """What the passes forwards and backwards tell."""
+    from qtool.calibrating.skeleton import Skeleton
+    from qtool.fitting import slopes
+
+    with progress.stage("calibrate"):
+        skeleton = Skeleton.open(ways.weights)
+        seed = request.settings.seed
+        return slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
 
 
 def _budget(request: FitRequest, made: Made) -> int:

@@ -2,10 +2,11 @@
 
     states/N/hidden-0       hidden states before block N, of the pass forwards
     gradients/hidden-0, -1  gradients by what enters the block that was passed last, in turns
-    slopes-N                of block N, or of the head where N is how many there are: float64
+    slopes-N                of block N, or of the head where N is how many there are
+    slopes-tables           the last: of tables. States and gradients are gone then
     given-N                 gradients by what block N is given for itself, if it is: float32
 
-The journal has checksums of all, and to which matrices the numbers of a file belong. A unit that is
+The journal has checksums of all. A unit that is
 done again has another line there, and the last one counts: what it says is the same.
 """
 
@@ -22,11 +23,11 @@ import torch
 from qtool.calibrating.hidden import keep, put, whole
 from qtool.calibrating.stream import Stream
 from qtool.calibrating.workers import Workers
-from qtool.fitting.slope import Slope
+from qtool.fitting import slopes_file
+from qtool.fitting.slope import Slope, Vector
+from qtool.fitting.slopes_file import Named
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
-
-Named = list[tuple[str, int, Slope]]  # a checkpoint tensor, an expert's number or -1, and its slope
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ class Kept:
     ) -> Block:
         """Of a block, with the gradients by what enters it, and by what it is given for itself,
         which stay on the disk."""
-        parts = [part for _, _, one in named for part in (one.rows, one.columns)]
-        numbers = np.concatenate([np.empty(0), *parts])
-        raw = numbers.view(np.uint8)
-        (self.space.folder / f"slopes-{index}").write_bytes(raw.data)
+        entry = slopes_file.write(_slopes(self.space, index), named)
         each = [tensor.numpy().reshape(-1) for batch in given for tensor in batch]
         by_given = np.concatenate([np.empty(0, np.float32), *each])
         if each:
@@ -86,8 +84,7 @@ class Kept:
         sums = keep(folder, index, replace(self.stream, hidden=gradients), self.workers)
         self.space.journal.commit(
             _backwards(index),
-            matrices=[[n, e, s.count, s.rows.size, s.columns.size] for n, e, s in found.named],
-            sums=checksum(raw),
+            **entry,
             given=found.given,
             given_sums=checksum(by_given.view(np.uint8)),
             gradients=sums,
@@ -111,23 +108,10 @@ class Kept:
 
     def take_slopes(self, index: int) -> Block | None:
         """None where they are not there, or not whole."""
-        entry = self.space.journal.done.get(_backwards(index))
-        path = self.space.folder / f"slopes-{index}"
-        if entry is None or not path.is_file():
-            return None
-        numbers = np.fromfile(path, np.float64)
-        shapes = _shapes(entry)
-        sizes = [size for _, _, _, *pair in shapes or () for size in pair]
-        if shapes is None or numbers.size != sum(sizes):
-            return None
-        if checksum(numbers.view(np.uint8)) != entry.get("sums"):
-            return None
-        given = self._take_given(index, entry)
-        if given is None:
-            return None
-        parts = iter(np.split(numbers, np.cumsum(sizes)[:-1]) if sizes else ())
-        named = [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
-        return Block(named, given)
+        entry = self.space.journal.done.get(_backwards(index), {})
+        named = slopes_file.read(_slopes(self.space, index), entry)
+        given = None if named is None else self._take_given(index, entry)
+        return None if named is None or given is None else Block(named, given)
 
     def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[list[int]]] | None:
         """Their shapes; None where they are not there, or not whole."""
@@ -154,23 +138,55 @@ class Kept:
         return found
 
 
+def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Vector]) -> None:
+    """Slopes of all blocks and the head are there, and these of tables: what led to them goes."""
+    rows = np.empty(0)
+    named = [(name, -1, Slope(rows, columns, 0)) for name, columns in tables.items()]
+    entry = slopes_file.write(_slopes(space, _TABLES), named)
+    space.journal.commit(_ALL, blocks=blocks, **entry)
+    _drop_passed(space)
+
+
+def take_all(space: Workspace) -> tuple[list[Named], dict[str, Vector]] | None:
+    """Of the head, and of the blocks from the last to the first; and of tables. None where an
+    earlier run has not found all, or not all is whole."""
+    last: Mapping[str, Any] = space.journal.done.get(_ALL, {})
+    count = last.get("blocks")
+    if type(count) is not int:
+        return None
+    tables = slopes_file.read(_slopes(space, _TABLES), last)
+    found: list[Named] = []
+    for index in range(count, -1, -1):
+        entry = space.journal.done.get(_backwards(index), {})
+        named = slopes_file.read(_slopes(space, index), entry)
+        if named is None:
+            return None
+        found.append(named)
+    if tables is None:
+        return None
+    _drop_passed(space)  # where it was killed before
+    return found, {name: one.columns for name, _, one in tables}
+
+
+def _drop_passed(space: Workspace) -> None:
+    """Remove what only the passes through the blocks need."""
+    for folder in ("states", "gradients"):
+        rmtree(space.folder / folder, ignore_errors=True)
+    for path in space.folder.glob("given-*"):
+        path.unlink(missing_ok=True)
+
+
+def _slopes(space: Workspace, index: int | str) -> Path:
+    return space.folder / f"slopes-{index}"
+
+
+_TABLES = "tables"
+_ALL = "slopes of tables, the last"
+
+
 def _forwards(index: int) -> str:
     return f"states before block {index}"
 
 
 def _backwards(index: int) -> str:
     return f"slopes of block {index}"
-
-
-def _shapes(entry: Mapping[str, Any]) -> list[Any] | None:
-    """What keep_slopes() wrote of the matrices; None of a line that it never wrote."""
-    found = entry.get("matrices")
-    good = isinstance(found, list) and all(
-        isinstance(one, list)
-        and len(one) == 5
-        and isinstance(one[0], str)
-        and type(one[1]) is int
-        and all(type(number) is int and number >= 0 for number in one[2:])
-        for one in found
-    )
-    return found if isinstance(found, list) and good else None

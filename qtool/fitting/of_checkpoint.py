@@ -20,7 +20,7 @@ from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.sampled import checked, pieces
 from qtool.fitting.slope import Slope, Slopes
-from qtool.fitting.ways import Losses, Made, Ways, said_by
+from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
 from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
@@ -30,7 +30,6 @@ from qtool.plan.plan import Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
-from qtool.runs.progress import Progress
 
 _MIXED = ("gptq", "compressed-tensors")  # formats whose matrices may differ in bits
 
@@ -57,24 +56,18 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         found = calibration_tokens(request.settings, weights.folder)
         return found.tokens, found.record()
 
-    def losses(slopes: Slopes, progress: Progress) -> Losses:
-        found: dict[str, dict[str, float | None]] = {}
-        names = list(units)
-        with Workers(request.threads) as workers:
-            for number in progress.blocks(len(names), "layer"):
-                unit = units[names[number]]
-                known = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in unit}
-                found[names[number]] = {}
-                if all(known.values()):
-                    found[names[number]] = {
-                        str(width): sum(
-                            _lost(checkpoint, made.by_name[name], slope, workers)
-                            for name, slope in known.items()
-                            if slope is not None
-                        )
-                        for width, made in fitting[names[number]].items()
-                    }
-        return found
+    def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
+        slope_of = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in units[name]}
+        known = {matrix: slope for matrix, slope in slope_of.items() if slope is not None}
+        if len(known) < len(slope_of):
+            return {}
+        return {
+            str(width): sum(
+                _lost(checkpoint, made.by_name[matrix], slope, workers)
+                for matrix, slope in known.items()
+            )
+            for width, made in fitting[name].items()
+        }
 
     def made(text: str) -> Made:
         other = parse(text, str(request.out), request.out.stem)
@@ -101,6 +94,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         handed.state_bytes(width if type(width) is int else 0),
         4 * handed.given,
         plan.blocks.count,
+        "layer",
         tuple(said_by(_given(plan, units))),
     )
 

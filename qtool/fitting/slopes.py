@@ -40,8 +40,9 @@ from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
 from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
-from qtool.fitting.kept import Block, Kept, Named
-from qtool.fitting.slope import Slope, Slopes, joined
+from qtool.fitting.kept import Block, Kept, keep_all, take_all
+from qtool.fitting.slope import Slope, Slopes, Vector, joined
+from qtool.fitting.slopes_file import Named
 from qtool.fitting.sums import Seen, Sums, observed, total
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
@@ -95,9 +96,21 @@ def measure(
         def given_to(index: int, number: int) -> list[torch.Tensor]:
             return way.kept.read_given(index, found[count - index], number)
 
-        of_tables = before.tables(gradients, given_to)
-    slopes = Slopes(tables=of_tables)
-    for name, number, slope in (one for block in found for one in block.named):
+        tables = before.tables(gradients, given_to)
+    keep_all(space, count, tables)
+    return _gathered([block.named for block in found], tables)
+
+
+def finished(space: Workspace) -> Slopes | None:
+    """What measure() found in an earlier run that came to its end."""
+    found = take_all(space)
+    return None if found is None else _gathered(*found)
+
+
+def _gathered(found: Sequence[Named], tables: dict[str, Vector]) -> Slopes:
+    """found: of the head, then of the blocks from the last to the first."""
+    slopes = Slopes(tables=tables)
+    for name, number, slope in (one for named in found for one in named):
         if name == HEAD:
             slopes.head = slope
             continue
