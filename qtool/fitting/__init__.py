@@ -9,6 +9,7 @@ of_gguf, gguf_losses   types of the tensors in a GGUF file, and what each loses
 of_checkpoint          the same of bits in GPTQ and compressed-tensors
 sampled                rows that speak for all of a matrix
 costs                  losses in a file, for other sizes
-allocate               the cheapest choice that fits into the size
+choose, allocate       the cheapest choice that fits into the size
+memory                 threads that keep a budget of memory
 recipe_text            a recipe that says so, which `quantize` takes like any other
 """

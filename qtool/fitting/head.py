@@ -15,12 +15,12 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
+from qtool.fitting.memory import LOGITS
 from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope
 from qtool.fitting.sums import Seen, add, observed
 from qtool.runs.progress import Progress
 
-_LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 _HEAD = Matrix("weight", None)
 
 
@@ -45,7 +45,7 @@ def through_head(
         def one(number: int) -> tuple[Seen, torch.Tensor]:
             random = torch.Generator().manual_seed(_own(seed, number))
             hidden = stream.hidden[number]
-            step = max(1, _LOGITS // (vocabulary * hidden.shape[0]))
+            step = max(1, LOGITS // (vocabulary * hidden.shape[0]))
             seen: Seen = {}
             found: list[torch.Tensor] = []
             for first in range(0, hidden.shape[1], step):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
+from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Made, Ways, said_by
+from qtool.gguf.estimate import shapes_of
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
 from qtool.gguf.kinds import EMBEDDINGS, model_facts
@@ -62,9 +65,16 @@ def _ways(
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
     others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
     tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
-    width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
-
+    facts = model_facts(source.metadata)
     handed = handed_on(weights.config, request.settings.length)
+    shapes = shapes_of(plan.tensors, request.settings, facts.active_share)
+    fitting = Fitting(
+        passing(replace(shapes, handed=handed), request.settings),
+        slope_bytes(tensor.shape for tensor in plan.tensors),
+        2 * len(plan.layout.header),
+        facts.layers,
+        len(free),
+    )
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
@@ -103,9 +113,7 @@ def _ways(
         partial(gguf_text, recipe, tables),
         made,
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
-        handed.state_bytes(width),
-        4 * handed.given,
-        model_facts(source.metadata).layers,
+        fitting,
         "tensor",
         (*_without_data(recipe), *_not_chosen(plan, free), *_fallen_back(usable, types)),
     )

@@ -43,6 +43,7 @@ from qtool.errors import SourceError
 from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
 from qtool.fitting.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
+from qtool.fitting.memory import TOGETHER
 from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope, Slopes, Vector, joined
 from qtool.fitting.slopes_file import Named
@@ -51,7 +52,6 @@ from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
-_TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
 
 
 def measure(
@@ -72,7 +72,7 @@ def measure(
         for index, module in enumerate(skeleton.blocks):
             refuse_conv1d(module, f"{skeleton.prefix}{index}")
         states = Passing(states_at(space, 0))
-        stream = skeleton.embed(tokens, _TOGETHER, states, space.folder)
+        stream = skeleton.embed(tokens, TOGETHER, states, space.folder)
         before = Before.of(skeleton, tokens, [shape[0] for shape in states.shapes])
         way = _Way(skeleton, stream, Kept(space, states, workers), progress)
         way.kept.keep_states(0)

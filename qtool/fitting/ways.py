@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
+from qtool.fitting.memory import Fitting
 from qtool.fitting.slope import Slopes
 
 # By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
@@ -43,9 +44,7 @@ class Ways:
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text
     facts: Mapping[str, Any]  # what losses hang on, beside the model and the text
-    hidden_bytes: int  # of the states of one token between two blocks
-    given_bytes: int  # of what blocks are given beside them, of one token
-    blocks: int
+    fitting: Fitting  # what that takes of memory
     unit: str  # what a person calls one
     notes: tuple[str, ...] = ()
 
