@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import quantizing
 from quantizing import Call, first_blocks_of_tiny
-from test_resume import Died, dying
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
@@ -157,49 +156,6 @@ def test_more_than_all_types_have_is_said(tiny: Path, tmp_path: Path) -> None:
     assert enough.made == found.made and not enough.notes
     least = found.made.size_bytes - 100_000
     assert not fitted(tiny, tmp_path / "b.yaml", size_bytes=least, costs=costs).notes
-
-
-@pytest.fixture(scope="module")
-def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    """Of a run that nothing came between."""
-    return fitted(tiny, tmp_path_factory.mktemp("whole") / "out.yaml", bits=4.5)
-
-
-@pytest.mark.parametrize("after", range(1, 8))
-def test_a_run_that_dies_goes_on(
-    after: int, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After every line of the journal: three states, a head, two blocks; the same recipe."""
-    with monkeypatch.context() as patched:
-        dying(after, patched)
-        try:
-            fitted(tiny, tmp_path / "out.yaml", bits=4.5, threads=1)
-        except Died:
-            assert after < 7
-        else:
-            assert after >= 6
-    if not (tmp_path / "out.yaml").exists():
-        assert (tmp_path / ".out.yaml.partial" / "journal").exists()
-        found = fitted(tiny, tmp_path / "out.yaml", bits=4.5)
-        assert found.loss == whole.loss
-    assert (tmp_path / "out.yaml").read_text() == whole.out.read_text()
-    assert not (tmp_path / ".out.yaml.partial").exists()
-
-
-@pytest.mark.parametrize(
-    "damaged", ["states/0/hidden-0", "slopes-2", "slopes-1", "gradients/hidden-1"]
-)
-def test_what_is_damaged_is_measured_again(
-    damaged: str, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(5, patched)
-        fitted(tiny, tmp_path / "out.yaml", bits=4.5)
-    file = tmp_path / ".out.yaml.partial" / damaged
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 0x40
-    file.write_bytes(raw)
-    assert fitted(tiny, tmp_path / "out.yaml", bits=4.5).loss == whole.loss
 
 
 @pytest.mark.parametrize(
@@ -349,26 +305,6 @@ def test_a_matrix_that_a_type_cannot_hold(tiny: Path, tmp_path: Path) -> None:
     assert np.isfinite(found.loss)
     again = fitted(model, tmp_path / "b.yaml", bits=5.5, costs=costs, types="q4_k,q5_k,q6_k,q8_0")
     assert again.loss == found.loss
-
-
-def test_twice_damaged_and_twice_killed(
-    tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(after: int) -> None:
-        with monkeypatch.context() as patched, pytest.raises(Died):
-            dying(after, patched)
-            fitted(tiny, tmp_path / "out.yaml", bits=4.5)
-
-    killed(5)
-    folder = tmp_path / ".out.yaml.partial"
-    for _ in range(2):
-        state = folder / "states" / "0" / "hidden-0"
-        raw = state.read_bytes()
-        state.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-        killed(1)
-    for file in (folder / "gradients").iterdir():
-        file.write_bytes(b"")
-    assert fitted(tiny, tmp_path / "out.yaml", bits=4.5).loss == whole.loss
 
 
 def test_a_gguf_file_is_not_scaled_and_not_quantized_twice(tmp_path: Path, call: Call) -> None:

@@ -187,8 +187,8 @@ def test_threads_change_no_bit(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the head, where tokens are drawn, neither; with a micro-batch for each sample."""
-    monkeypatch.setattr(slopes, "_TOGETHER", TOKENS.shape[1])
-    monkeypatch.setattr("qtool.fitting.head._LOGITS", 7 * arch_models.VOCABULARY)
+    monkeypatch.setattr(slopes, "TOGETHER", TOKENS.shape[1])
+    monkeypatch.setattr("qtool.fitting.head.LOGITS", 7 * arch_models.VOCABULARY)
     folder = folder_of(models, "llama")
     one, three = (measured(folder, tmp_path / f"out{n}", threads=n) for n in (1, 3))
     assert one.head is not None and three.head is not None

@@ -53,8 +53,8 @@ class OnDisk:
 
     def __getitem__(self, number: int) -> torch.Tensor:
         start, shape = self._places[number]
-        with _opened(self.folder / self._files[number], os.O_RDONLY) as descriptor:
-            return _read(descriptor, start, shape)
+        with opened(self.folder / self._files[number], os.O_RDONLY) as descriptor:
+            return read_at(descriptor, start, shape)
 
     def __setitem__(self, number: int, states: torch.Tensor) -> None:
         self._files[number] = _NEXT[self._files[number]]
@@ -63,8 +63,8 @@ class OnDisk:
     def _write(self, number: int, states: torch.Tensor) -> None:
         start, shape = self._places[number]
         assert states.shape == shape
-        with _opened(self.folder / self._files[number], os.O_RDWR | os.O_CREAT) as descriptor:
-            self._sums[number] = _write(descriptor, start, states)
+        with opened(self.folder / self._files[number], os.O_RDWR | os.O_CREAT) as descriptor:
+            self._sums[number] = write_at(descriptor, start, states)
 
     def shapes(self) -> list[torch.Size]:
         """The shape of each micro-batch."""
@@ -92,11 +92,11 @@ def keep(folder: Path, index: int, stream: Stream, workers: Workers) -> list[int
         return stream.hidden.sums()
     hidden = stream.hidden
     starts, size = _starts(stream)
-    with _opened(_path(folder, index), os.O_RDWR | os.O_CREAT) as descriptor:
+    with opened(_path(folder, index), os.O_RDWR | os.O_CREAT) as descriptor:
         os.truncate(descriptor, size)
 
         def write(number: int) -> int:
-            return _write(descriptor, starts[number], hidden[number])
+            return write_at(descriptor, starts[number], hidden[number])
 
         return workers.map(write, range(len(starts)))
 
@@ -115,13 +115,13 @@ def whole(folder: Path, index: int, kept: Any, stream: Stream, workers: Workers)
     sums: list[int] = kept
     shapes = _shapes(stream)
     try:
-        with _opened(path, os.O_RDONLY) as descriptor:
+        with opened(path, os.O_RDONLY) as descriptor:
             if os.fstat(descriptor).st_size != size:
                 return False
 
             def good(number: int) -> bool:
-                found = _read(descriptor, starts[number], shapes[number])
-                return checksum(_bytes(found)) == sums[number]
+                found = read_at(descriptor, starts[number], shapes[number])
+                return checksum(as_bytes(found)) == sums[number]
 
             # All are looked at before the first is believed; they need not fit in memory twice.
             return all(workers.map(good, range(len(starts))))
@@ -137,14 +137,14 @@ def put(folder: Path, index: int, kept: list[int], stream: Stream) -> bool:
         return True
     starts, _ = _starts(stream)
     shapes = _shapes(stream)
-    with _opened(_path(folder, index), os.O_RDONLY) as descriptor:
+    with opened(_path(folder, index), os.O_RDONLY) as descriptor:
         for number in range(len(starts)):
-            hidden[number] = _read(descriptor, starts[number], shapes[number])
+            hidden[number] = read_at(descriptor, starts[number], shapes[number])
     return True
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600)
     try:
         yield descriptor
@@ -152,9 +152,9 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write(descriptor: int, start: int, states: torch.Tensor) -> int:
+def write_at(descriptor: int, start: int, states: torch.Tensor) -> int:
     """Write float32 states where they belong; their checksum."""
-    raw = _bytes(states)
+    raw = as_bytes(states)
     view = raw.data
     while view:
         done = os.pwrite(descriptor, view, start)
@@ -162,10 +162,10 @@ def _write(descriptor: int, start: int, states: torch.Tensor) -> int:
     return checksum(raw)
 
 
-def _read(descriptor: int, start: int, shape: torch.Size) -> torch.Tensor:
+def read_at(descriptor: int, start: int, shape: torch.Size) -> torch.Tensor:
     """States of this shape; zeros where the file ends before them."""
     found = torch.zeros(shape)
-    view = _bytes(found).data
+    view = as_bytes(found).data
     while view and (got := os.preadv(descriptor, [view], start)):
         view, start = view[got:], start + got
     return found
@@ -188,7 +188,7 @@ def _starts(stream: Stream) -> tuple[list[int], int]:
     return starts[:-1], starts[-1]
 
 
-def _bytes(hidden: torch.Tensor) -> NDArray[np.uint8]:
+def as_bytes(hidden: torch.Tensor) -> NDArray[np.uint8]:
     """The same memory as bytes."""
     flat: NDArray[np.uint8] = hidden.contiguous().numpy().reshape(-1).view(np.uint8)
     return flat

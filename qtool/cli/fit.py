@@ -52,6 +52,9 @@ def fit(
         typer.Option(help="a file: what was measured is kept there, and taken from it again"),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    max_ram: Annotated[
+        str | None, typer.Option(help="memory that it may take, such as 2GiB; by default any")
+    ] = None,
     requantize: Annotated[
         bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
     ] = False,
@@ -78,8 +81,8 @@ def fit(
     text = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
     request = fit_request(
         model, recipe, out, size=size, bits=bits, types=types, text=text, sets=set_ or [],
-        costs=costs, threads=threads or default_threads(), fresh=fresh, requantize=requantize,
-        progress=progress,
+        costs=costs, threads=threads or default_threads(), max_ram=max_ram, fresh=fresh,
+        requantize=requantize, progress=progress,
     )  # fmt: skip
     found = run(request, progress)
     if json_:

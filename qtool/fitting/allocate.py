@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_STEPS = 200_000
+STEPS = 200_000
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def allocate(units: Sequence[Sequence[Candidate]], budget: int) -> list[Candidat
     room = budget - sum(least)
     if room < 0:
         return None
-    steps = min(_STEPS, room)
+    steps = min(STEPS, room)
     size = room / steps if steps else 1.0
     best = np.zeros(steps + 1)
     taken = np.zeros((len(units), steps + 1), np.uint8)

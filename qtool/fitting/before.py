@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.arguments import tensors_in
 from qtool.calibrating.skeleton import LookedUp, Skeleton
+from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Vector
 
 
@@ -43,7 +44,7 @@ class Before:
 
     def tables(
         self,
-        gradients: Sequence[torch.Tensor],
+        gradients: Passing,
         given: Callable[[int, int], Sequence[torch.Tensor]],
     ) -> dict[str, Vector]:
         """Mean over tokens of squares of gradients by the rows of each table, [width].

@@ -15,11 +15,12 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
+from qtool.fitting.memory import LOGITS
+from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope
-from qtool.fitting.sums import Seen, observed, total
+from qtool.fitting.sums import Seen, add, observed
 from qtool.runs.progress import Progress
 
-_LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 _HEAD = Matrix("weight", None)
 
 
@@ -28,13 +29,14 @@ def through_head(
     stream: Stream,
     tokens: NDArray[np.int64],
     seed: int,
+    gradients: Passing,
     workers: Workers,
     progress: Progress,
-) -> tuple[Slope | None, list[torch.Tensor]]:
-    """The head's slope, None where there is no one matrix, and gradients by what leaves the last
-    block, a micro-batch each."""
+) -> Slope | None:
+    """The head's slope, None where there is no one matrix. gradients: none yet; those by what
+    leaves the last block are appended, a micro-batch each."""
     count = len(stream.hidden)
-    parts: list[tuple[Seen, torch.Tensor]] = []
+    sums: Seen = {}
     with skeleton.open_head() as head:
         vocabulary = head(stream.hidden[0][:1, :1]).shape[-1]  # reads its weights, once for all
         output: Any = skeleton.model.get_output_embeddings()
@@ -43,7 +45,7 @@ def through_head(
         def one(number: int) -> tuple[Seen, torch.Tensor]:
             random = torch.Generator().manual_seed(_own(seed, number))
             hidden = stream.hidden[number]
-            step = max(1, _LOGITS // (vocabulary * hidden.shape[0]))
+            step = max(1, LOGITS // (vocabulary * hidden.shape[0]))
             seen: Seen = {}
             found: list[torch.Tensor] = []
             for first in range(0, hidden.shape[1], step):
@@ -61,11 +63,12 @@ def through_head(
 
         turns = range(0, count, workers.threads)
         for turn in progress.blocks(len(turns), "head, part"):
-            first = turns[turn]
-            parts += workers.map(one, range(first, min(count, first + workers.threads)))
-    sums = total(seen for seen, _ in parts).get(_HEAD)
-    slope = None if sums is None else sums.slope(tokens.size)
-    return slope, [gradient for _, gradient in parts]
+            numbers = range(turns[turn], min(count, turns[turn] + workers.threads))
+            for seen, gradient in workers.map(one, numbers):
+                add(sums, seen)
+                gradients.append(gradient)
+    found = sums.get(_HEAD)
+    return None if found is None else found.slope(tokens.size)
 
 
 def _own(seed: int, number: int) -> int:

@@ -1,32 +1,31 @@
 """What of a measurement is finished, in the hidden folder of a run, so that one that dies goes on.
 
-    states/N/hidden-0       hidden states before block N, of the pass forwards
-    gradients/hidden-0, -1  gradients by what enters the block that was passed last, in turns
-    slopes-N                of block N, or of the head where N is how many there are: float64
+    states-N                hidden states before block N, of the pass forwards
+    gradients-0, -1         gradients by what enters the block that was passed last, in turns
+    slopes-N                of block N, or of the head where N is how many there are
     given-N                 gradients by what block N is given for itself, if it is: float32
+    slopes-tables           the last: of tables. States and gradients are gone then
 
-The journal has checksums of all, and to which matrices the numbers of a file belong. A unit that is
-done again has another line there, and the last one counts: what it says is the same.
+The journal has checksums of all. A unit that is done again has another line there, and the last one
+counts: what it says is the same.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import torch
 
-from qtool.calibrating.hidden import keep, put, whole
-from qtool.calibrating.stream import Stream
 from qtool.calibrating.workers import Workers
-from qtool.fitting.slope import Slope
+from qtool.fitting import slopes_file
+from qtool.fitting.passing import Passing
+from qtool.fitting.slope import Slope, Vector
+from qtool.fitting.slopes_file import Named
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
-
-Named = list[tuple[str, int, Slope]]  # a checkpoint tensor, an expert's number or -1, and its slope
 
 
 @dataclass(frozen=True)
@@ -43,56 +42,42 @@ class Kept:
     """Of one run."""
 
     space: Workspace
-    stream: Stream
+    states: Passing  # of the pass forwards
     workers: Workers
 
     def keep_states(self, index: int) -> None:
-        """Those that the stream has are the ones before block `index`."""
-        place = self.space.folder / "states" / str(index)
-        place.mkdir(parents=True, exist_ok=True)
-        sums = keep(place, 0, self.stream, self.workers)
-        self.space.journal.commit(_forwards(index), hidden=sums)
+        """Those that are passing are the ones before block `index`, and lie in their place."""
+        if self.space.journal.done.get(_forwards(index), {}).get("states") != self.states.sums:
+            self.space.journal.commit(_forwards(index), states=self.states.sums)
 
     def take_states(self, index: int) -> bool:
-        """Put those before block `index` into the stream, if they are there and whole."""
-        entry = self.space.journal.done.get(_forwards(index))
-        if entry is None:
-            return False
-        place, sums = self.space.folder / "states" / str(index), entry.get("hidden")
-        if not whole(place, 0, sums, self.stream, self.workers):
-            return False
-        return put(place, 0, list(sums or ()), self.stream)
+        """Let those before block `index` pass, if they are there and whole."""
+        entry = self.space.journal.done.get(_forwards(index), {})
+        return self.states.take(states_at(self.space, index), entry.get("states"), self.workers)
 
     def keep_slopes(
         self,
         index: int,
         named: Named,
-        gradients: list[torch.Tensor],
+        gradients: Passing,
         given: list[list[torch.Tensor]],
     ) -> Block:
-        """Of a block, with the gradients by what enters it, and by what it is given for itself,
-        which stay on the disk."""
-        parts = [part for _, _, one in named for part in (one.rows, one.columns)]
-        numbers = np.concatenate([np.empty(0), *parts])
-        raw = numbers.view(np.uint8)
-        (self.space.folder / f"slopes-{index}").write_bytes(raw.data)
+        """Of a block, with the gradients by what enters it, which lie in their place, and by what
+        it is given for itself, which stay on the disk."""
+        entry = slopes_file.write(_slopes(self.space, index), named)
         each = [tensor.numpy().reshape(-1) for batch in given for tensor in batch]
         by_given = np.concatenate([np.empty(0, np.float32), *each])
         if each:
             self._given(index).write_bytes(by_given.view(np.uint8).data)
         found = Block(named, [[list(tensor.shape) for tensor in batch] for batch in given])
-        folder = self.space.folder / "gradients"
-        folder.mkdir(exist_ok=True)
-        sums = keep(folder, index, replace(self.stream, hidden=gradients), self.workers)
         self.space.journal.commit(
             _backwards(index),
-            matrices=[[n, e, s.count, s.rows.size, s.columns.size] for n, e, s in found.named],
-            sums=checksum(raw),
+            **entry,
             given=found.given,
             given_sums=checksum(by_given.view(np.uint8)),
-            gradients=sums,
+            gradients=gradients.sums,
         )
-        rmtree(self.space.folder / "states" / str(index), ignore_errors=True)  # needed no more
+        states_at(self.space, index).unlink(missing_ok=True)  # needed no more
         return found
 
     def read_given(self, index: int, found: Block, number: int) -> list[torch.Tensor]:
@@ -111,23 +96,10 @@ class Kept:
 
     def take_slopes(self, index: int) -> Block | None:
         """None where they are not there, or not whole."""
-        entry = self.space.journal.done.get(_backwards(index))
-        path = self.space.folder / f"slopes-{index}"
-        if entry is None or not path.is_file():
-            return None
-        numbers = np.fromfile(path, np.float64)
-        shapes = _shapes(entry)
-        sizes = [size for _, _, _, *pair in shapes or () for size in pair]
-        if shapes is None or numbers.size != sum(sizes):
-            return None
-        if checksum(numbers.view(np.uint8)) != entry.get("sums"):
-            return None
-        given = self._take_given(index, entry)
-        if given is None:
-            return None
-        parts = iter(np.split(numbers, np.cumsum(sizes)[:-1]) if sizes else ())
-        named = [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
-        return Block(named, given)
+        entry = self.space.journal.done.get(_backwards(index), {})
+        named = slopes_file.read(_slopes(self.space, index), entry)
+        given = None if named is None else self._take_given(index, entry)
+        return None if named is None or given is None else Block(named, given)
 
     def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[list[int]]] | None:
         """Their shapes; None where they are not there, or not whole."""
@@ -142,16 +114,67 @@ class Kept:
         whole = checksum(numbers.view(np.uint8)) == entry.get("given_sums")
         return shapes if whole and (numbers.size == size) else None
 
-    def take_gradients(self, index: int) -> list[torch.Tensor] | None:
+    def take_gradients(self, index: int) -> Passing | None:
         """Those by what enters block `index`, if they are there and whole."""
         entry: Mapping[str, Any] = self.space.journal.done.get(_backwards(index), {})
-        folder, sums = self.space.folder / "gradients", entry.get("gradients")
-        found: list[torch.Tensor] = list(self.stream.hidden)
-        stream = replace(self.stream, hidden=found)
-        if not whole(folder, index, sums, stream, self.workers):
+        path = gradients_at(self.space, index)
+        found = self.states.alike(path)
+        return found if found.take(path, entry.get("gradients"), self.workers) else None
+
+
+def states_at(space: Workspace, index: int) -> Path:
+    """Where hidden states before block `index` lie."""
+    return space.folder / f"states-{index}"
+
+
+def gradients_at(space: Workspace, index: int) -> Path:
+    """Where gradients by what enters block `index` lie."""
+    return space.folder / f"gradients-{index % 2}"
+
+
+def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Vector]) -> None:
+    """Slopes of all blocks and the head are there, and these of tables: what led to them goes."""
+    rows = np.empty(0)
+    named = [(name, -1, Slope(rows, columns, 0)) for name, columns in tables.items()]
+    entry = slopes_file.write(_slopes(space, _TABLES), named)
+    space.journal.commit(_ALL, blocks=blocks, **entry)
+    _drop_passed(space)
+
+
+def take_all(space: Workspace) -> tuple[list[Named], dict[str, Vector]] | None:
+    """Of the head, and of the blocks from the last to the first; and of tables. None where an
+    earlier run has not found all, or not all is whole."""
+    last: Mapping[str, Any] = space.journal.done.get(_ALL, {})
+    count = last.get("blocks")
+    if type(count) is not int:
+        return None
+    tables = slopes_file.read(_slopes(space, _TABLES), last)
+    found: list[Named] = []
+    for index in range(count, -1, -1):
+        entry = space.journal.done.get(_backwards(index), {})
+        named = slopes_file.read(_slopes(space, index), entry)
+        if named is None:
             return None
-        put(folder, index, list(sums or ()), stream)
-        return found
+        found.append(named)
+    if tables is None:
+        return None
+    _drop_passed(space)  # where it was killed before
+    return found, {name: one.columns for name, _, one in tables}
+
+
+def _drop_passed(space: Workspace) -> None:
+    """Remove what only the passes through the blocks need."""
+    for kind in ("states-*", "gradients-*", "given-*"):
+        for path in space.folder.glob(kind):
+            path.unlink(missing_ok=True)
+
+
+def _slopes(space: Workspace, index: int | str) -> Path:
+    return space.folder / f"slopes-{index}"
+
+
+_TABLES = "tables"
+_ALL = "slopes of tables, the last"
 
 
 def _forwards(index: int) -> str:
@@ -160,17 +183,3 @@ def _forwards(index: int) -> str:
 
 def _backwards(index: int) -> str:
     return f"slopes of block {index}"
-
-
-def _shapes(entry: Mapping[str, Any]) -> list[Any] | None:
-    """What keep_slopes() wrote of the matrices; None of a line that it never wrote."""
-    found = entry.get("matrices")
-    good = isinstance(found, list) and all(
-        isinstance(one, list)
-        and len(one) == 5
-        and isinstance(one[0], str)
-        and type(one[1]) is int
-        and all(type(number) is int and number >= 0 for number in one[2:])
-        for one in found
-    )
-    return found if isinstance(found, list) and good else None

@@ -16,11 +16,12 @@ from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.sampled import checked, pieces
 from qtool.fitting.slope import Slope, Slopes
-from qtool.fitting.ways import Losses, Made, Ways, said_by
+from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
 from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
@@ -28,9 +29,9 @@ from qtool.plan.experts import as_quantized
 from qtool.plan.handed import handed_on
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.planned import Planned
+from qtool.plan.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
-from qtool.runs.progress import Progress
 
 _MIXED = ("gptq", "compressed-tensors")  # formats whose matrices may differ in bits
 
@@ -44,37 +45,35 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     bits = widths(request.types)
     units = _units(plan, recipe)
     plans = {width: make_plan(_of_width(recipe, width), checkpoint) for width in bits}
-    fitting = {
+    made_by = {
         name: {w: made for w, made in plans.items() if all(_has(made, one.name) for one in unit)}
         for name, unit in units.items()
     }
-    units = {name: unit for name, unit in units.items() if fitting[name]}
+    units = {name: unit for name, unit in units.items() if made_by[name]}
     weights = runnable(checkpoint)
     handed = handed_on(checkpoint.config, request.settings.length)
-    width = structure.text_config(checkpoint.config).get("hidden_size")
+    active = structure.active_share(checkpoint.config)
+    shapes = passing(shapes_of(recipe, plan.tensors, active, handed), request.settings)
+    matrices = (tensor.shape for tensor in plan.tensors)
+    header = sum(len(file.header) for file in plan.layout.files)
+    fitting = Fitting(shapes, slope_bytes(matrices), header, plan.blocks.count, len(units))
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = calibration_tokens(request.settings, weights.folder)
         return found.tokens, found.record()
 
-    def losses(slopes: Slopes, progress: Progress) -> Losses:
-        found: dict[str, dict[str, float | None]] = {}
-        names = list(units)
-        with Workers(request.threads) as workers:
-            for number in progress.blocks(len(names), "layer"):
-                unit = units[names[number]]
-                known = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in unit}
-                found[names[number]] = {}
-                if all(known.values()):
-                    found[names[number]] = {
-                        str(width): sum(
-                            _lost(checkpoint, made.by_name[name], slope, workers)
-                            for name, slope in known.items()
-                            if slope is not None
-                        )
-                        for width, made in fitting[names[number]].items()
-                    }
-        return found
+    def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
+        slope_of = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in units[name]}
+        known = {matrix: slope for matrix, slope in slope_of.items() if slope is not None}
+        if len(known) < len(slope_of):
+            return {}
+        return {
+            str(width): sum(
+                _lost(checkpoint, made.by_name[matrix], slope, workers)
+                for matrix, slope in known.items()
+            )
+            for width, made in made_by[name].items()
+        }
 
     def made(text: str) -> Made:
         other = parse(text, str(request.out), request.out.stem)
@@ -86,7 +85,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         {
             name: {
                 str(width): sum(made.by_name[one.name].nbytes for one in unit)
-                for width, made in fitting[name].items()
+                for width, made in made_by[name].items()
             }
             for name, unit in units.items()
         },
@@ -98,9 +97,8 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         partial(checkpoint_text, recipe, {k: [one.module for one in u] for k, u in units.items()}),
         made,
         {"weights": recipe.weights and recipe.weights.model_dump(mode="json", exclude={"bits"})},
-        handed.state_bytes(width if type(width) is int else 0),
-        4 * handed.given,
-        plan.blocks.count,
+        fitting,
+        "layer",
         tuple(said_by(_given(plan, units))),
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
+from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.slope import Slopes
-from qtool.fitting.ways import Losses, Made, Ways, said_by
+from qtool.fitting.ways import Made, Ways, said_by
+from qtool.gguf.estimate import shapes_of
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
 from qtool.gguf.kinds import EMBEDDINGS, model_facts
@@ -31,7 +34,6 @@ from qtool.gguf_types import FLOATS, BlockType
 from qtool.plan.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
-from qtool.runs.progress import Progress
 
 _RECORD = 1024  # bytes at most that a file tells of what it was calibrated on
 _SCALES_MORE = 0.05  # that AWQ's scales may take above what is guessed
@@ -63,29 +65,31 @@ def _ways(
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
     others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
     tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
-    width = next((t.in_features for t in source.tensors if t.name == EMBEDDING), 0)
-
+    facts = model_facts(source.metadata)
     handed = handed_on(weights.config, request.settings.length)
+    shapes = shapes_of(plan.tensors, request.settings, facts.active_share)
+    fitting = Fitting(
+        passing(replace(shapes, handed=handed), request.settings),
+        slope_bytes(tensor.shape for tensor in plan.tensors),
+        2 * len(plan.layout.header),
+        facts.layers,
+        len(free),
+    )
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
         return found.tokens, found.record()
 
-    def losses(slopes: Slopes, progress: Progress) -> Losses:
-        tied = all(tensor.name != HEAD for tensor in source.tensors)
-        found: dict[str, dict[str, float | None]] = {}
-        names = list(free)
-        with Workers(request.threads) as workers:
-            for number in progress.blocks(len(names), "tensor"):
-                name = names[number]
-                found[name] = {}
-                if ways := weighed(free[name], slopes, tied):
-                    lost = losses_of(ways, usable[name], recipe.importance, workers)
-                    found[name] = {
-                        kind.name: float(loss) if np.isfinite(loss) else None
-                        for kind, loss in zip(usable[name], lost, strict=True)
-                    }
-        return found
+    tied = all(tensor.name != HEAD for tensor in source.tensors)
+
+    def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
+        if not (ways := weighed(free[name], slopes, tied)):
+            return {}
+        lost = losses_of(ways, usable[name], recipe.importance, workers)
+        return {
+            kind.name: float(loss) if np.isfinite(loss) else None
+            for kind, loss in zip(usable[name], lost, strict=True)
+        }
 
     def made(text: str) -> Made:
         other = parse(text, str(request.out), request.out.stem)
@@ -109,9 +113,8 @@ def _ways(
         partial(gguf_text, recipe, tables),
         made,
         {"importance": recipe.importance, "kind of file": recipe.file_type.name},
-        handed.state_bytes(width),
-        4 * handed.given,
-        model_facts(source.metadata).layers,
+        fitting,
+        "tensor",
         (*_without_data(recipe), *_not_chosen(plan, free), *_fallen_back(usable, types)),
     )
 

@@ -14,6 +14,7 @@ from qtool.fitting.ways import Made
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.plan.budget import Memory
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
@@ -85,6 +86,7 @@ class FitRequest:
     threads: int
     fresh: bool = False
     requantize: bool = False  # tensors of a quantized type may be encoded anew
+    max_ram: int | None = None  # bytes of resident memory
 
 
 def fit_request(
@@ -99,6 +101,7 @@ def fit_request(
     sets: Sequence[str],
     costs: Path | None,
     threads: int,
+    max_ram: str | None,
     fresh: bool,
     requantize: bool,
     progress: Progress,
@@ -126,11 +129,13 @@ def fit_request(
     more = calibration_sets(said["calibration"], said["samples"], said["length"], said["seed"])
     settings = load(recipe, [*sets, *more]).calibration
     (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
+    room = None if max_ram is None else parse_size(max_ram)
     with progress.stage("download"):
         source = resolve(model, progress)
     return FitRequest(
-        model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize
-    )
+        model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize,
+        room,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,7 @@ class Fitted:
     kept: Sequence[str]  # those that could not be measured: they are as the recipe has it
     kept_share: float  # of all bytes of tensors
     tokens: int
+    memory: Memory
     seconds: float
     peak_rss_bytes: int
     notes: Sequence[str]
@@ -189,6 +195,11 @@ class Fitted:
             "loss": self.loss,
             "before": {"size_bytes": self.before[0].size_bytes, "loss": self.before[1]},
             "tokens": self.tokens,
+            "memory": {
+                "max_ram_bytes": self.memory.max_ram_bytes,
+                "estimated_bytes": self.memory.estimated.nbytes,
+                "threads": self.memory.setting.threads,
+            },
             "chosen": [
                 {"name": name, "tensors": self.members[name], "type": one.name,
                  "bytes": one.nbytes, "loss": one.loss}

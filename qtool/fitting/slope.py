@@ -1,5 +1,8 @@
 """What an error in one matrix costs: see slopes.py."""
 
+import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +29,24 @@ class Slopes:
     head: Slope | None = None
     # Of tables that rows are looked up in, by checkpoint tensor: columns, over the text's tokens.
     tables: dict[str, Vector] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """SHA-256 of all, in hexadecimal: the same where every number is."""
+        found = hashlib.sha256()
+        for named, vectors in self._parts():
+            found.update(json.dumps([named, [one.size for one in vectors]]).encode())
+            for one in vectors:
+                found.update(one.tobytes())
+        return found.hexdigest()
+
+    def _parts(self) -> Iterator[tuple[list[str | int], list[Vector]]]:
+        for name, every in sorted(self.matrices.items()):
+            for number, one in sorted(every.items()):
+                yield [name, number, one.count], [one.rows, one.columns]
+        if self.head is not None:
+            yield ["", self.head.count], [self.head.rows, self.head.columns]
+        for name, columns in sorted(self.tables.items()):
+            yield [name], [columns]
 
 
 def joined(one: Slope, other: Slope) -> Slope:

@@ -15,8 +15,9 @@ time: each counts alike, and its columns count as the gradient by them says, whi
 from all that comes of them before the blocks.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
-the blocks from the last to the first: one block in memory at a time. Micro-batches are a thread's
-work each, and sums are added in their order, whatever the number of threads.
+the blocks from the last to the first: one block in memory at a time, and a micro-batch a thread.
+Micro-batches are a thread's work each, and sums are added in their order, whatever the number of
+threads.
 
 Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and Grosse, Optimizing
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
@@ -24,6 +25,7 @@ Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from errno import EIO
 
 import numpy as np
 import torch
@@ -40,14 +42,16 @@ from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
 from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
-from qtool.fitting.kept import Block, Kept, Named
-from qtool.fitting.slope import Slope, Slopes, joined
-from qtool.fitting.sums import Seen, Sums, observed, total
+from qtool.fitting.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
+from qtool.fitting.memory import TOGETHER
+from qtool.fitting.passing import Passing
+from qtool.fitting.slope import Slope, Slopes, Vector, joined
+from qtool.fitting.slopes_file import Named
+from qtool.fitting.sums import Seen, Sums, add, observed
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
-_TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
 
 
 def measure(
@@ -67,15 +71,16 @@ def measure(
     with Workers(threads) as workers:
         for index, module in enumerate(skeleton.blocks):
             refuse_conv1d(module, f"{skeleton.prefix}{index}")
-        stream = skeleton.embed(tokens, _TOGETHER, folder=space.folder)
-        before = Before.of(skeleton, tokens, [hidden.shape[0] for hidden in stream.hidden])
-        way = _Way(skeleton, tokens, Kept(space, stream, workers), progress)
-        if not space.journal.done:
-            way.kept.keep_states(0)
+        states = Passing(states_at(space, 0))
+        stream = skeleton.embed(tokens, TOGETHER, states, space.folder)
+        before = Before.of(skeleton, tokens, [shape[0] for shape in states.shapes])
+        way = _Way(skeleton, stream, Kept(space, states, workers), progress)
+        way.kept.keep_states(0)
         found, gradients = _finished(way.kept, count)
         if gradients is None:
             way.before(count)
-            own, gradients = through_head(skeleton, stream, tokens, seed, workers, progress)
+            gradients = Passing(gradients_at(space, count))
+            own = through_head(skeleton, stream, tokens, seed, gradients, workers, progress)
             named: Named = [] if own is None else [(HEAD, -1, own)]
             found = [way.kept.keep_slopes(count, named, gradients, [])]
         elif len(found) > 1:
@@ -87,7 +92,9 @@ def measure(
             way.before(index)
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
+            gradients.go_to(gradients_at(space, index))
             seen, given = _through_block(block, stream, gradients, before.given[index], workers)
+            gradients.turn()
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
             del block, given
@@ -95,9 +102,21 @@ def measure(
         def given_to(index: int, number: int) -> list[torch.Tensor]:
             return way.kept.read_given(index, found[count - index], number)
 
-        of_tables = before.tables(gradients, given_to)
-    slopes = Slopes(tables=of_tables)
-    for name, number, slope in (one for block in found for one in block.named):
+        tables = before.tables(gradients, given_to)
+    keep_all(space, count, tables)
+    return _gathered([block.named for block in found], tables)
+
+
+def finished(space: Workspace) -> Slopes | None:
+    """What measure() found in an earlier run that came to its end."""
+    found = take_all(space)
+    return None if found is None else _gathered(*found)
+
+
+def _gathered(found: Sequence[Named], tables: dict[str, Vector]) -> Slopes:
+    """found: of the head, then of the blocks from the last to the first."""
+    slopes = Slopes(tables=tables)
+    for name, number, slope in (one for named in found for one in named):
         if name == HEAD:
             slopes.head = slope
             continue
@@ -111,29 +130,25 @@ class _Way:
     """The pass forwards."""
 
     skeleton: Skeleton
-    tokens: NDArray[np.int64]
+    stream: Stream
     kept: Kept
     progress: Progress
 
     def before(self, index: int) -> None:
         """Bring the stream before a block, from the nearest states that are kept."""
-        stream = self.kept.stream
+        states, space = self.kept.states, self.kept.space
         start = next((n for n in range(index, -1, -1) if self.kept.take_states(n)), None)
-        if start is None:
-            again = self.skeleton.embed(self.tokens, _TOGETHER, folder=self.kept.space.folder)
-            for number, hidden in enumerate(again.hidden):
-                stream.hidden[number] = hidden
-            start = 0
-            self.kept.keep_states(0)
-        if start == index:
-            return
+        if start is None:  # those before the first block were written by this very run
+            raise OSError(EIO, "what was written reads otherwise", str(states_at(space, 0)))
         for number in self.progress.blocks(index, "block forwards", first=start):
             give_back()
-            self.skeleton.advance(self.skeleton.block(number), stream, self.kept.workers)
+            states.go_to(states_at(space, number + 1))
+            self.skeleton.advance(self.skeleton.block(number), self.stream, self.kept.workers)
+            states.turn()
             self.kept.keep_states(number + 1)
 
 
-def _finished(kept: Kept, count: int) -> tuple[list[Block], list[torch.Tensor] | None]:
+def _finished(kept: Kept, count: int) -> tuple[list[Block], Passing | None]:
     """Of the head and the last blocks, what an earlier run has found, and how far the gradients
     have come; None where it has found nothing."""
     found: list[Block] = []
@@ -173,7 +188,7 @@ def _named(sites: BlockSites, seen: Seen, tokens: int) -> Named:
 def _through_block(
     block: LoadedBlock,
     stream: Stream,
-    gradients: list[torch.Tensor],
+    gradients: Passing,
     given: Sequence[int],
     workers: Workers,
 ) -> tuple[Seen, list[list[torch.Tensor]]]:
@@ -211,5 +226,11 @@ def _through_block(
             )
         return seen, list(found[1:])
 
-    parts = workers.map(one, range(len(stream.hidden)))
-    return total(seen for seen, _ in parts), [by_given for _, by_given in parts]
+    sums: Seen = {}
+    by_given: list[list[torch.Tensor]] = []
+    count = len(stream.hidden)
+    for first in range(0, count, workers.threads):
+        for seen, found in workers.map(one, range(first, min(count, first + workers.threads))):
+            add(sums, seen)
+            by_given.append(found)
+    return sums, by_given

@@ -1,6 +1,5 @@
 """Squares of what a matrix reads, and of the gradients by what it gives, summed over tokens."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +58,10 @@ def observed(index: WeightIndex, seen: Seen) -> ObserveLinears:
     return ObserveLinears(index, given, made)
 
 
-def total(parts: Iterable[Seen]) -> Seen:
-    """Of parts of a text, in their order."""
-    found: Seen = {}
-    for seen in parts:
-        for matrix, sums in seen.items():
-            found.setdefault(matrix, Sums()).take(sums)
-    return found
+def add(sums: Seen, more: Seen) -> None:
+    """Those over other tokens, which come in the order of the text."""
+    for matrix, one in more.items():
+        sums.setdefault(matrix, Sums()).take(one)
 
 
 def _added(before: torch.Tensor | None, more: torch.Tensor | None) -> torch.Tensor | None:

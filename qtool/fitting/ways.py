@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.weights import Weights
+from qtool.calibrating.workers import Workers
+from qtool.fitting.memory import Fitting
 from qtool.fitting.slope import Slopes
-from qtool.runs.progress import Progress
 
 # By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
 Losses = Mapping[str, Mapping[str, float | None]]
@@ -38,13 +39,13 @@ class Ways:
     before: Made  # of the recipe as it is
     chosen_before: Mapping[str, tuple[str, int]]  # of each unit, and its bytes
     tokens: Callable[[], tuple[NDArray[np.int64], Mapping[str, Any]]]  # to measure over; a record
-    losses: Callable[[Slopes, Progress], Losses]  # of units that are known
+    losses: Callable[[str, Slopes, Workers], Mapping[str, float | None]]  # of a unit, by choice;
+    # none where it could not be measured
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text
     facts: Mapping[str, Any]  # what losses hang on, beside the model and the text
-    hidden_bytes: int  # of the states of one token between two blocks
-    given_bytes: int  # of what blocks are given beside them, of one token
-    blocks: int
+    fitting: Fitting  # what that takes of memory
+    unit: str  # what a person calls one
     notes: tuple[str, ...] = ()
 
 

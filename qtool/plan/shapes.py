@@ -97,9 +97,9 @@ class Shapes:
         return 4 * self.tokens * (self.passed * (2 if self.tunes else 1) + self.handed.given)
 
 
-def micro_batch(samples: int, length: int) -> int:
-    """Tokens that pass through a block together."""
-    return length * min(samples, -(-MICRO_BATCH_TOKENS // length))
+def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> int:
+    """Tokens that pass through a block together; of whole samples, at least `tokens`."""
+    return length * min(samples, -(-tokens // length))
 
 
 def shapes_of(

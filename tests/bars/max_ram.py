@@ -99,6 +99,21 @@ def smallest(model: Path, recipe: str, more: list[object]) -> int:
     return int(found[1])
 
 
+def made(name: str, work: Path) -> Path:
+    """The model of a shape."""
+    # In a process of its own: what this one has held counts among a child's peak.
+    maker = multiprocessing.get_context("fork").Process(target=SHAPES[name], args=(work / name,))
+    maker.start()
+    maker.join()
+    return memory.TINY if name == "tiny" else work / name
+
+
+def remove(model: Path, work: Path) -> None:
+    """Of made()."""
+    if model.parent == work:
+        shutil.rmtree(model)
+
+
 @contextlib.contextmanager
 def limited(nbytes: int | None) -> Iterator[list[str]]:
     """Words before a command that has no more than so much memory; none where that cannot be."""
@@ -182,16 +197,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
         work = Path(folder)
         for name in given.shape or SHAPES:
-            model = memory.TINY if name == "tiny" else work / name
-            # In a process of its own: what this one has held counts among a child's peak.
-            maker = multiprocessing.get_context("fork").Process(
-                target=SHAPES[name], args=(work / name,)
-            )
-            maker.start()
-            maker.join()
+            model = made(name, work)
             for recipe in given.recipe or ("w4g128-gptq", "w4g128-awq"):
                 good &= measure(name, model, recipe, work, more, unlimited)
-            shutil.rmtree(work / name, ignore_errors=True)
+            remove(model, work)
     if unlimited:
         print(f"not checked in a memory control group: {len(unlimited)} runs", flush=True)
     sys.exit(status(good, unlimited, given.no_cgroup))

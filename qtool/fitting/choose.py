@@ -1,0 +1,173 @@
+"""The cheapest choice that keeps a size, and the recipe that says it.
+
+The knapsack counts tensors alone. What a file has beside them grows with what the recipe says of
+them, so that a choice may come out too large by a little: then it is made again with so much less.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from qtool.errors import UnsupportedError
+from qtool.fitting.allocate import Candidate, allocate
+from qtool.fitting.costs import Costs
+from qtool.fitting.request import FitRequest
+from qtool.fitting.ways import Made, Ways
+
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the recipe says, and what it makes."""
+
+    text: str  # of the recipe
+    made: Made
+    chosen: Mapping[str, Candidate]  # by unit
+    left: Mapping[str, int]  # bytes of the units that could not be measured
+    notes: Sequence[str]
+
+    @property
+    def loss(self) -> float:
+        """Estimated, in nats a token."""
+        return _loss(self.chosen.values())
+
+    @property
+    def left_share(self) -> float:
+        """Of all bytes of tensors, those of what could not be measured."""
+        return sum(self.left.values()) / max(1, self.made.tensor_bytes)
+
+
+def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
+    """UnsupportedError where nothing is small enough."""
+    units = {
+        name: _candidates(request, name, sizes, losses)
+        for name, sizes in ways.sizes.items()
+        if (losses := costs.losses.get(name))
+    }
+    nbytes_before = {name: nbytes for name, (_, nbytes) in ways.chosen_before.items()}
+    left = {name: nbytes for name, nbytes in nbytes_before.items() if name not in units}
+    free = sum(nbytes_before.values()) - sum(left.values())
+    fixed = ways.before.tensor_bytes - free  # bytes that nothing is chosen for
+    room = _budget(request, ways.before) - fixed
+    for _ in range(_TRIES):
+        found = allocate(list(units.values()), room)
+        if found is None:
+            break
+        chosen = dict(zip(units, found, strict=True))
+        text = ways.text(_about(request, _loss(found)), _names(chosen))
+        made = ways.made(text)
+        over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
+        if over <= 0:
+            return Chosen(text, made, chosen, left, _beyond(request, units, chosen, made))
+        room = sum(one.nbytes for one in found) - over
+    smallest = {name: min(unit, key=lambda one: one.nbytes) for name, unit in units.items()}
+    made = ways.made(ways.text(_about(request, 0.0), _names(smallest)))
+    _refuse_less_than(request, made, fixed)
+    raise UnsupportedError(
+        f"{request.source}: no choice of types makes an artifact so small; ask for more bytes"
+    )
+
+
+def check_size(request: FitRequest, ways: Ways) -> None:
+    """UnsupportedError, before any work, where no choice is small enough; and what is refused of
+    the recipes that may come out, which are the shortest and the longest of these."""
+    if not ways.sizes:
+        raise UnsupportedError(
+            f"{request.source}: recipe {request.recipe.name} leaves nothing to be chosen; its "
+            "overrides name every matrix; begin with the one that it was made from"
+        )
+    ends = [
+        {name: pick(sizes, key=sizes.__getitem__) for name, sizes in ways.sizes.items()}
+        for pick in (max, min)
+    ]
+    for choices in ends:
+        made = ways.made(ways.text(_about(request, 0.0), choices))
+    least = sum(ways.sizes[name][choice] for name, choice in choices.items())
+    _refuse_less_than(request, made, made.tensor_bytes - least)
+
+
+def loss_before(ways: Ways, costs: Costs) -> float | None:
+    """Of the recipe as it was; None where it has types that were not measured."""
+    total = 0.0
+    for name, (choice, _) in ways.chosen_before.items():
+        if losses := costs.losses.get(name):
+            loss = losses.get(choice)
+            if loss is None:
+                return None
+            total += loss
+    return total
+
+
+def _budget(request: FitRequest, made: Made) -> int:
+    """Bytes of tensors that an artifact may have which is like this one otherwise."""
+    if request.size_bytes is not None:
+        return request.size_bytes - (made.size_bytes - made.tensor_bytes)
+    assert request.bits is not None
+    return int(request.bits * made.numbers / 8)
+
+
+def _refuse_less_than(request: FitRequest, made: Made, fixed: int) -> None:
+    """UnsupportedError where less is asked for than the smallest artifact has, of which `fixed` are
+    of tensors that nothing is chosen for."""
+    if _budget(request, made) >= made.tensor_bytes:
+        return
+    asked = f"{request.size_bytes:,} bytes" if request.size_bytes else f"{request.bits:g} bits"
+    raise UnsupportedError(
+        f"{request.source}: with these types the smallest artifact has {made.size_bytes:,} bytes, "
+        f"{made.bits_per_weight:.3f} bits a weight, {fixed:,} bytes of it in tensors that are not "
+        f"chosen for, and {asked} are asked for; ask for more, or name smaller --types"
+    )
+
+
+def _candidates(
+    request: FitRequest, name: str, sizes: Mapping[str, int], losses: Mapping[str, float | None]
+) -> list[Candidate]:
+    found = [
+        Candidate(choice, nbytes, loss)
+        for choice, nbytes in sizes.items()
+        if (loss := losses.get(choice)) is not None
+    ]
+    if not found:
+        raise UnsupportedError(
+            f"{request.source}: {name} has weights that none of --types can hold; add one such as "
+            "q8_0, or give it a type by an override"
+        )
+    return found
+
+
+def _beyond(
+    request: FitRequest,
+    units: Mapping[str, Sequence[Candidate]],
+    chosen: Mapping[str, Candidate],
+    made: Made,
+) -> list[str]:
+    """A sentence where more bytes were asked for than all types together have use for."""
+    largest = {name: max(one.nbytes for one in unit) for name, unit in units.items()}
+    if any(one.nbytes < largest[name] for name, one in chosen.items()):
+        return []
+    if _budget(request, made) <= made.tensor_bytes:
+        return []
+    return [
+        "every matrix has the largest type that there is to choose, which comes to "
+        f"{made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits a weight; more were asked for"
+    ]
+
+
+def _about(request: FitRequest, loss: float) -> str:
+    """The first line of the recipe."""
+    if request.size_bytes is not None:
+        size = f"{request.size_bytes:,} bytes"
+    else:
+        size = f"{request.bits:g} bits a weight"
+    return (
+        f"{request.recipe.name} fitted to {size}: rounded to nearest it loses about {loss:.4f} "
+        "nats a token."
+    )
+
+
+def _names(chosen: Mapping[str, Candidate]) -> dict[str, str]:
+    return {name: one.name for name, one in chosen.items()}
+
+
+def _loss(chosen: Iterable[Candidate]) -> float:
+    return sum(one.loss for one in chosen)

@@ -1,0 +1,107 @@
+"""`--max-ram`: what memory a fit will need at its highest, guessed from shapes, and how many
+threads may work so that it stays within a budget. No byte of the recipe depends on it.
+
+    memory = the process itself + slopes of all matrices
+             + the most of: rows of tables, and the way back to them,
+                   the head as float32 + logits a thread,
+                   a block as float32 + what autograd keeps of a micro-batch a thread,
+                   the table of the knapsack
+
+States and gradients are on the disk. The constants below are the only measured numbers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+from qtool.fitting.allocate import STEPS
+from qtool.plan.budget import Memory, choose
+from qtool.plan.estimate import TORCH_PROCESS_BYTES, Peak, reading
+from qtool.plan.shapes import Block, Setting, Shapes, micro_batch
+from qtool.recipe.file import Calibration
+
+TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
+LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
+
+# What a thread has of logits at once, in copies: they, their logarithms, chances, and slopes.
+_LOGIT_COPIES = 6
+# What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
+# hidden states, of the block's widest matrix, and of what experts read and give.
+_OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
+_OF_TABLES = 6  # micro-batches of rows, and of gradients by them
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What a fit needs memory for."""
+
+    shapes: Shapes
+    slope_bytes: int  # of all matrices
+    header_bytes: int  # of the artifact, which each plan has
+    blocks: int
+    units: int  # to choose for
+
+
+def passing(shapes: Shapes, settings: Calibration) -> Shapes:
+    """Of the text that is measured, in micro-batches of TOGETHER tokens."""
+    samples, length = settings.samples, settings.length
+    batch = micro_batch(samples, length, TOGETHER)
+    return replace(shapes, tokens=samples * length, batch=batch)
+
+
+def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
+    """Of matrices [out, in], and of experts [experts, out, in]."""
+    return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
+
+
+def memory(fitting: Fitting, threads: int, max_ram: int | None, *, chooses_only: bool) -> Memory:
+    """The most threads with which it stays within max_ram; UnsupportedError where none are so few.
+
+    chooses_only: where all is measured already.
+    """
+    estimated = partial(_choosing, fitting) if chooses_only else partial(_peak, fitting)
+    return choose(None, threads, max_ram, estimated)
+
+
+def _choosing(fitting: Fitting, _: Setting) -> Peak:
+    table = fitting.units * STEPS + 8 * 4 * STEPS
+    return Peak(TORCH_PROCESS_BYTES + fitting.header_bytes + table, "what each size would lose")
+
+
+def _peak(fitting: Fitting, setting: Setting) -> Peak:
+    shapes = fitting.shapes
+    batches = min(setting.threads, -(-shapes.tokens // max(1, shapes.batch)))
+    rows = min(shapes.tokens, shapes.vocabulary) + _OF_TABLES * shapes.batch
+    logits = min(shapes.batch, max(1, LOGITS // max(1, shapes.vocabulary))) * shapes.vocabulary
+    head = 4 * shapes.vocabulary * shapes.hidden + 4 * batches * _LOGIT_COPIES * logits
+    stages = [
+        _choosing(fitting, setting),
+        _with_process(
+            fitting,
+            4 * (shapes.hidden + shapes.handed.given) * rows + reading(shapes.outside),
+            "looking up the words of the text",
+        ),
+        _with_process(fitting, head + reading(shapes.outside), "the head in float32, and logits"),
+        *(_block(fitting, block, batches) for block in shapes.blocks),
+    ]
+    return max(stages, key=lambda stage: stage.nbytes)
+
+
+def _with_process(fitting: Fitting, nbytes: int, of: str) -> Peak:
+    base = TORCH_PROCESS_BYTES + fitting.header_bytes + fitting.slope_bytes
+    return Peak(base + nbytes, of)
+
+
+def _block(fitting: Fitting, block: Block, batches: int) -> Peak:
+    shapes = fitting.shapes
+    routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
+    numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
+    given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, fitting.blocks)
+    # A matrix that was there before leaves its room free between others.
+    held = block.nbytes + 4 * block.largest
+    sums = (batches + 1) * fitting.slope_bytes // max(1, fitting.blocks)
+    passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
+    loading = block.nbytes + reading(2 * block.largest)
+    of = "a block in float32, and what goes back through it"
+    return _with_process(fitting, max(passing, loading), of)

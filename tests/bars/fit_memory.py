@@ -1,0 +1,116 @@
+"""`qtool fit --max-ram` is kept: peaks of resident memory, of checkpoints and of GGUF files.
+
+    python tests/bars/fit_memory.py [--shape NAME]... [--model DIR]... [--samples 8] [--threads 2]
+
+Shapes of random weights as in max_ram.py, or models that are there. Of each, a recipe of GGUF and
+one of compressed-tensors is fitted without a budget, and with the smallest one that is taken; last
+the first of a GGUF file in bfloat16. The peak must stay below 1.05 times the budget, and the recipe
+must be the same to the byte. Exit status 1 where it is not so.
+
+With a budget a run is in a memory control group, as in max_ram.py; exit status 2 where none can be
+made, unless --no-cgroup is given.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import commands
+import max_ram
+from max_ram import MIB, MOST_OVER
+
+CHECKPOINT = (("q4_k_m-awq-gptq", 4.5), ("w4a16-ct", 6.5))
+FILE = (("q4_k_m", 4.5),)
+
+
+def words_of(model: Path, recipe: str, bits: float, out: Path, more: list[object]) -> list[object]:
+    words = [sys.executable, "-m", "qtool", "fit", model, "--recipe", recipe, "--bits", bits]
+    return [*words, *more, "-o", out, "--json"]
+
+
+def smallest(words: list[object]) -> int:
+    """The least budget in MiB that is taken, as the refusal of a smaller one says."""
+    told = subprocess.run(
+        [*map(str, words), "--max-ram", "1MiB"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"the least that would do is (\d+)MiB", told.stderr)
+    if found is None:
+        sys.exit(f"no refusal: {told.stderr}")
+    return int(found[1])
+
+
+def measure(
+    name: str, model: Path, recipe: str, bits: float, work: Path, more: list[object],
+    unlimited: list[str],
+) -> bool:  # fmt: skip
+    """Without a budget and with the smallest; whether both are as they should be."""
+    good, recipes = True, []
+    out = work / "fitted.yaml"
+    words = words_of(model, recipe, bits, out, more)
+    for budget in (None, smallest(words)):
+        asked = [] if budget is None else ["--max-ram", f"{budget}MiB"]
+        most = None if budget is None else int(budget * MIB * (1 + MOST_OVER))
+        with max_ram.limited(most) as prefix:
+            done = commands.run([*prefix, *words, *asked])
+        recipes.append(out.read_bytes())
+        out.unlink()
+        peak = done.peak / MIB
+        planned = done.out["memory"]
+        fine = budget is None or peak <= budget * (1 + MOST_OVER)
+        fine &= recipes[0] == recipes[-1]
+        if budget is not None and not prefix:
+            unlimited.append(f"{name} {recipe} {budget}")
+        limit = "none" if budget is None else f"{budget}{' cgroup' if prefix else ''}"
+        print(
+            f"{name:12} {recipe:15} budget {limit:>11}, estimate "
+            f"{planned['estimated_bytes'] / MIB:5.0f}, peak {peak:5.0f} MiB, "
+            f"{planned['threads']} threads, {done.wall:.0f} s{'' if fine else '  MISSED'}",
+            flush=True,
+        )
+        good &= fine
+    return good
+
+
+def main() -> None:
+    """Measure every shape."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", action="append", choices=list(max_ram.SHAPES))
+    parser.add_argument("--model", action="append", type=Path, help="a folder that is there")
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, help="where models are made; default: a temporary one")
+    parser.add_argument(
+        "--no-cgroup", action="store_true", help="do without the limit that kills where none can be"
+    )
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    settings = {"--samples": given.samples, "--length": given.length, "--threads": given.threads}
+    more: list[object] = [word for pair in settings.items() for word in pair]
+    good = True
+    unlimited: list[str] = []
+    shapes = given.shape or ([] if given.model else list(max_ram.SHAPES))
+    with tempfile.TemporaryDirectory(dir=given.work) as folder:
+        work = Path(folder)
+        models = {str(path): path for path in given.model or ()}
+        for name in [*models, *shapes]:
+            model = models.get(name) or max_ram.made(name, work)
+            for recipe, bits in CHECKPOINT:
+                good &= measure(model.name, model, recipe, bits, work, more, unlimited)
+            file = work / "bf16.gguf"
+            commands.quantize(model, "bf16", file)
+            for recipe, bits in FILE:
+                good &= measure(f"{model.name}.gguf", file, recipe, bits, work, more, unlimited)
+            file.unlink()
+            max_ram.remove(model, work)
+    if unlimited:
+        print(f"not checked in a memory control group: {len(unlimited)} runs", flush=True)
+    sys.exit(max_ram.status(good, unlimited, given.no_cgroup))
+
+
+if __name__ == "__main__":
+    main()
