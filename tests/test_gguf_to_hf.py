@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import gguf_models
@@ -22,7 +23,9 @@ from qtool.gguf.from_hf import hf_source
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf import hf_model
 from qtool.gguf.to_hf_keys import OF_SIGHT
+from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import F32, block_type
+from qtool.native import floats
 from qtool.runs.progress import Progress
 
 # One of each way in which rows, names or settings are rewritten; the others are marked slow.
@@ -149,6 +152,26 @@ def test_experts_in_blocks_come_back_as_plain_numbers(name: str, tmp_path: Path)
         own, now = (as_floats(t, t.read(0, t.rows)) for t in (one, other))
         assert np.array_equal(own, now), one.name
     assert not others and keys_of(again) == keys_of(first)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "llama4", "deepseek-v3", "granite-4-h-moe", "lfm2"])
+def test_what_is_run_is_what_is_converted(name: str, tmp_path: Path) -> None:
+    """A file's tensors read a few rows, or experts, at a time."""
+    source = source_of(gguf_models.build(name, tmp_path / "model", dtype="bfloat16"))
+    back(source, tmp_path / "back")
+    written = Checkpoint.open(tmp_path / "back")
+    with gguf_weights(source) as (weights, named):
+        assert set(weights.tensors) == set(written.tensors)
+        for key, info in weights.tensors.items():
+            ends = [*range(0, info.shape[0], 2), info.shape[0]]
+            parts = [weights.part(key, a, b) for a, b in pairwise(ends)]
+            there = written.float32(key)
+            assert info.shape == there.shape
+            found = np.concatenate(parts).view(np.float32)
+            if key.endswith("A_log"):  # the logarithm of what a file has
+                found = floats.from_bfloat16(floats.to_bfloat16(found))
+            assert np.array_equal(found, there.reshape(-1)), key
+    assert {name for tensor in named.tensors for name in tensor.origin} == set(written.tensors)
 
 
 def test_quantized_tensors_are_dequantized_and_counted(tmp_path: Path) -> None:

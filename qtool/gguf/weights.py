@@ -63,8 +63,9 @@ class GgufWeights:
         """The float32 bytes of a tensor, from `first` to `last` of its leading axis."""
         tensor, number = self._places[name]
         shape = self.tensors[name].shape
-        if not tensor.module.rearranged and len(shape) == 2:
-            values = tensor.values(number, first, last)
+        if not tensor.module.rearranged and len(shape) > 1:
+            each = prod(shape[1:-1])  # rows to one of the leading axis
+            values = tensor.values(number, first * each, last * each)
         else:
             values = self.float32(name)[first:last]
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
