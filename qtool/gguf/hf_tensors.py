@@ -11,7 +11,7 @@ from typing import Any
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import name_alone, sees
 from qtool.errors import FormatError, SourceError
-from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module
+from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module, spelled
 from qtool.gguf.architectures.prediction import name_in_table
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.cuts import Cut
@@ -76,9 +76,12 @@ class Found:
         cut = module.cut
         if not parts and module.each is not None:
             cut = None  # of those in one tensor
-            name, counted = module.each
-            if place(name) + end in self.names:
-                parts = [place(name, i) + end for i in range(self._count(counted))]
+            rows = None if module.within else rows  # of that tensor, too
+            pattern, counted = module.each
+            spellings = spelled(pattern)
+            if place(spellings[0]) + end in self.names:
+                numbers = range(self._count(counted))
+                parts = [place(name, i) + end for i in numbers for name in spellings]
         if not parts and module.fused is not None and suffix == ".weight":
             stacked = False
             name, rows = module.fused
@@ -107,7 +110,11 @@ class Found:
             columns=module.columns,
             squeezed=module.squeezed,
             cut=cut,
-            folded=(expected_shape(module, self.config, suffix, block) if module.folded else None),
+            folded=(
+                expected_shape(module, self.config, suffix, block)
+                if module.folded or stacked
+                else None
+            ),
         )
         origin = tuple(info.name for info in infos)
         shape = reader.shape

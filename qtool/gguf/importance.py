@@ -12,6 +12,7 @@ one, and so does `begin_with_bos`.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -108,6 +109,8 @@ def matrices_reading(
     matrices = tensor.shape[0] if len(tensor.shape) == 3 else 1
     if matrices == 1 and all(one is seen[0] for one in seen):
         seen = seen[:1]
+    if len(seen) == 2 * matrices and all(map(is_, seen[::2], seen[1::2])):
+        seen = seen[::2]  # gate and up of each expert, which read the same
     if tensor.cut is not None and tensor.cut.matrices:  # rows of a matrix, by head
         seen = [] if tensor.cut.turned else seen * matrices
     fits = all(width_of(one) == tensor.in_features for one in seen)

@@ -53,7 +53,11 @@ def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotate
             "them: --set importance=true"
         )
     from qtool.checkpoint import Checkpoint
+    from qtool.gguf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 
-    view = untied(Checkpoint.open(path), stream=recipe.rotates and recipe.rotate.r1)
+    checkpoint = Checkpoint.open(path)
+    if recipe.scaling:
+        checkpoint = experts_apart(checkpoint)
+    view = untied(checkpoint, stream=recipe.rotates and recipe.rotate.r1)
     return view.with_exact_vectors() if recipe.scaling else view

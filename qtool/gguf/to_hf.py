@@ -256,7 +256,7 @@ def _named(row: Architecture, config: Mapping[str, Any], block: int, suffix: str
 def _specs(
     tensor: SourceTensor, module: Module, named: Callable[[str], str], dtype: str
 ) -> tuple[TensorSpec, ...]:
-    if module.each is None:
+    if module.each is None or module.within:
         name, shape = named(module.within or module.name), tensor.shape
         if module.folded:
             shape = (prod(shape),)

@@ -8,7 +8,7 @@ from qtool.decoder_names import name_alone, sees
 from qtool.errors import QtoolError
 from qtool.fused_experts import PARTS, stack_of
 from qtool.gguf.architectures import TABLE, Architecture, variant
-from qtool.gguf.architectures.modules import HEADS, Module
+from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
 from qtool.gguf.hf_config import count
@@ -109,7 +109,8 @@ def _found(
         except QtoolError:
             return []
         # A gap among experts is found elsewhere.
-        if found := [place(name, i) for i in range(parts) if place(name, i) in names]:
+        apart = (place(one, i) for i in range(parts) for one in spelled(name))
+        if found := [one for one in apart if one in names]:
             return found
     stems = (place(name).removesuffix(end) for name in module.stored)
     stack = next(filter(None, map(stack_of, stems)), None)

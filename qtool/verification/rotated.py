@@ -66,6 +66,7 @@ def as_transformed_gguf(
     """The same of a GGUF file whose recipe has transforms. scales: the JSON of its qtool.scales."""
     from pydantic import ValidationError
 
+    from qtool.fused_experts import apart_as
     from qtool.gguf.from_hf import hf_source
     from qtool.recipe.rotate import RotateOptions
     from qtool.transforms.scaled import check_fits, from_json
@@ -91,13 +92,14 @@ def as_transformed_gguf(
         return None, [Finding("note", CHECK if rotates else SCALES, "", said)]
     findings: list[Finding] = []
     try:
-        view = _untied(Checkpoint.open(source), options, rotates)
+        record = from_json(json.loads(scales or "null")) if scaled else {}
+        checkpoint = apart_as(Checkpoint.open(source), record)
+        view = _untied(checkpoint, options, rotates)
         if rotates:
             _prepared(view, options)
             findings.append(_done("its recipe"))
         if scaled:
             view = view.with_exact_vectors()
-            record = from_json(json.loads(scales or "null"))
             check_fits(record, {name: info.shape for name, info in view.tensors.items()})
             view.scales.update(record)
             words = "compared with the source scaled as the file records it (qtool.scales)"

@@ -97,10 +97,17 @@ _MODULES = (
         ),
         Module(
             BLOCK + "experts.gate_up_proj",
+            within=BLOCK + "experts.gate_up_proj",
+            each=(BLOCK + "experts.{i}.{gate,up}_proj.weight", "num_experts"),
             ends=_BARE,
             shape=("experts", "gate and up of experts", "width"),
         ),
-        Module(BLOCK + "experts.down_proj", ends=_BARE),
+        Module(
+            BLOCK + "experts.down_proj",
+            within=BLOCK + "experts.down_proj",
+            each=(BLOCK + "experts.{i}.down_proj.weight", "num_experts"),
+            ends=_BARE,
+        ),
         *(
             Module(f"{BLOCK}{name}", shape=("width",))
             for name in (

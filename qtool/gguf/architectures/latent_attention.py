@@ -197,12 +197,15 @@ DEFAULTS = {
 
 # Mistral 4 has gate and up of experts in one tensor, and llama.cpp too.
 _BARE = ((".weight", ""),)
+_EXPERTS = BLOCK + "mlp.experts."
 _JOINED = (
     *(m for m in LATENT_MODULES if ".experts." not in m.name),
     *in_blocks(since("first_k_dense_replace"), (
-        Module(BLOCK + "mlp.experts.gate_up_proj", ends=_BARE,
+        Module(_EXPERTS + "gate_up_proj", within=_EXPERTS + "gate_up_proj", ends=_BARE,
+               each=(_EXPERTS + "{i}.{gate,up}_proj.weight", "n_routed_experts"),
                shape=("experts", "gate and up of experts", "width")),
-        Module(BLOCK + "mlp.experts.down_proj", ends=_BARE),
+        Module(_EXPERTS + "down_proj", within=_EXPERTS + "down_proj", ends=_BARE,
+               each=(_EXPERTS + "{i}.down_proj.weight", "n_routed_experts")),
     )),
 )  # fmt: skip
 

@@ -25,7 +25,8 @@ class Module:
     needed: bool = True
     also: tuple[str, ...] = ()  # other names that checkpoints have for it
     within: str = ""  # the checkpoint's tensor that holds it, where that has no tensor of the name
-    # The parts that are stacked, {i} is their number, and the setting that counts them.
+    # The parts that are stacked, {i} is their number, and the setting that counts them;
+    # {gate,up}: first the one, then the other. They are so in the tensor `within`, where it is set.
     each: tuple[str, str] | None = None
     # The same in one tensor, as transformers 5 has it in memory, and where the rows lie in it.
     fused: tuple[str, RowMap | None] | None = None
@@ -72,6 +73,12 @@ class Module:
     def required(self, config: Config) -> bool:
         """Whether a model with these settings has it."""
         return self.needed and (not self.asked or bool(config.get(self.asked)))
+
+
+def spelled(pattern: str) -> tuple[str, ...]:
+    """The names that the pattern of `each` has for the parts of one number."""
+    parts = ("gate", "up") if "{gate,up}" in pattern else ("",)
+    return tuple(pattern.replace("{gate,up}", part) for part in parts)
 
 
 BLOCK = "model.layers.{b}."

@@ -42,10 +42,36 @@ _NUMBERED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
 # Gate and up of all experts in one tensor, under names of their own.
 _MIXED = BLOCK + "block_sparse_moe.input_linear"
 _OF_EXPERTS = ("experts", "inner", "width")
+
+
+def _one_by_one(part: str) -> tuple[str, str]:
+    return f"{BLOCK}block_sparse_moe.experts.{{i}}.{part}_proj", "num_experts"
+
+
 GRANITE_EXPERTS = (
-    Module(_MIXED + ".gate", FIRST_HALF, within=_MIXED, called="ffn_gate_exps", shape=_OF_EXPERTS),
-    Module(_MIXED + ".up", SECOND_HALF, within=_MIXED, called="ffn_up_exps", shape=_OF_EXPERTS),
-    Module(BLOCK + "block_sparse_moe.output_linear", shape=("experts", "width", "inner")),
+    Module(
+        _MIXED + ".gate",
+        FIRST_HALF,
+        within=_MIXED,
+        called="ffn_gate_exps",
+        shape=_OF_EXPERTS,
+        each=_one_by_one("gate"),
+    ),
+    Module(
+        _MIXED + ".up",
+        SECOND_HALF,
+        within=_MIXED,
+        called="ffn_up_exps",
+        shape=_OF_EXPERTS,
+        each=_one_by_one("up"),
+    ),
+    Module(
+        BLOCK + "block_sparse_moe.output_linear.down",
+        called="ffn_down_exps",
+        within=BLOCK + "block_sparse_moe.output_linear",
+        shape=("experts", "width", "inner"),
+        each=_one_by_one("down"),
+    ),
     Module(BLOCK + "block_sparse_moe.router.layer", shape=("experts", "width")),
 )
 _STARTS = "moe_layer_start_index"
