@@ -105,6 +105,7 @@ class Found:
             add=module.add if suffix == ".weight" else 0,
             values=module.values,
             columns=module.columns,
+            factors=module.factors if suffix == ".weight" else (),
             squeezed=module.squeezed,
             cut=cut,
             folded=(expected_shape(module, self.config, suffix, block) if module.folded else None),
@@ -119,6 +120,7 @@ class Found:
         return SourceTensor(
             gguf_name + suffix, shape, reader.type, read, origin,
             order=reader.order, columns=reader.columns, cut=reader.cut,
+            growth=reader.growth,
         )  # fmt: skip
 
     def _of_experts(self, module: Module, parts: list[str], gguf_name: str) -> SourceTensor:

@@ -256,9 +256,10 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         return _PLAIN.get(tensor.type, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
     values = _taken_back(there, module)
-    if dtype != "F32" and np.array_equal(_again(values, dtype, module), there):
-        return dtype
-    return "F32"
+    # Rates of a checkpoint in float16 are rounded once more, and no others come back as they are.
+    tried = (dtype,) if module.values is None else (dtype, "F32", "F16")
+    same = (one for one in tried if np.array_equal(_again(values, one, module), there))
+    return next(same, "F32")
 
 
 def _again(values: NDArray[np.float32], dtype: str, module: Module) -> NDArray[np.float32]:

@@ -31,13 +31,18 @@ _BIASES = {
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
-    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba"), ()),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
 _BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
-_WITH_STATES = ("mamba", "mamba2", "jamba")  # whose convolutions and steps always have them
+_WITH_STATES = (
+    "mamba",
+    "mamba2",
+    "jamba",
+    "falcon-h1",
+)  # whose convolutions and steps always have them
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 

@@ -10,7 +10,7 @@ from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.to_hf_keys import WHOLE
 
-WITH_STATES = ("mamba", "mamba2", "jamba")
+WITH_STATES = ("mamba", "mamba2", "jamba", "falcon-h1")
 
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
@@ -68,9 +68,15 @@ def _put_state_spaces(
 def put_state_spaces(
     config: dict[str, Any], given: Mapping[str, Value], names: Collection[str]
 ) -> None:
-    """Of Mamba, Mamba 2 and Jamba: heads and kinds of blocks."""
+    """Of Mamba, Mamba 2, Jamba and Falcon-H1: heads and kinds of blocks."""
     if "num_heads" in config:
         config["head_dim"] = _whole(given, "ssm.inner_size") // _whole(given, "ssm.time_step_rank")
+    if "mamba_n_heads" in config:
+        width = _whole(given, "ssm.inner_size")
+        config["mamba_d_head"] = width // _whole(given, "ssm.time_step_rank")
+        norms = "blk.0.ssm_norm.weight" in names
+        config |= {"mamba_d_ssm": width, "mamba_rms_norm": norms, "mamba_norm_before_gate": False}
+        return
     expand = _whole(given, "ssm.inner_size") // _whole(given, "embedding_length")
     if "mamba_dt_rank" not in config:
         config.pop("intermediate_size", None)

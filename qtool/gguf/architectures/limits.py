@@ -27,6 +27,13 @@ def chosen_add_up(to_one: bool) -> Limit:
     return check
 
 
+def listed(config: Config, name: str, length: int) -> None:
+    """SourceError unless a setting is a list as long as this."""
+    given = config.get(name)
+    if not isinstance(given, list) or len(given) != length:
+        raise SourceError(f"config.json: {name} is {str(given)[:80]}, expected {length} numbers")
+
+
 def tied(config: Config) -> str | None:
     if config.get("tie_word_embeddings"):
         return None
