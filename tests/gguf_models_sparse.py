@@ -70,6 +70,20 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 1.5,
          "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
     ),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 80,
+         "attention_multiplier": 0.25, "logits_scaling": 1.5},
+    ),
+    "mellum": (
+        "Mellum",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 4, "sliding_window": 8,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+         "rope_parameters": {
+             "full_attention": USUAL_YARN,
+             "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}},
+    ),
     "granite-moe-tied": (
         "GraniteMoe",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
@@ -141,9 +155,10 @@ NO_WAY_BACK = {
         "makes keys and values of latents in one matrix, which cannot be put together again",
     ),
     **dict.fromkeys(
-        ("granite-moe", "granite-moe-tied", "llama4"),
+        ("granite-moe", "granite-moe-tied", "granite-moe-shared", "llama4"),
         "gate and up of experts in one .* put together again",
     ),
+    "apertus": "what activations learned in tensors, which cannot be put together again",
     **dict.fromkeys(
         ("gpt-oss", "gpt-oss-full", "gpt-oss-mxfp4"),
         "gate and up of experts in turns .* put together again",

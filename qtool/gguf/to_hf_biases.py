@@ -27,6 +27,8 @@ _BIASES = {
     "ernie4_5": (("use_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),),
     "nemotron": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                  ("mlp_bias", ("ffn_up", "ffn_down"))),
+    "jais2": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+              ("mlp_bias", ("ffn_up", "ffn_down"))),
     "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),

@@ -49,6 +49,7 @@ _NOT_YET_JOINED = {
         ("deepseek2", "deepseek32", "glm-dsa", "mistral4"),
         "what makes keys and values of latents in one matrix",
     ),
+    "apertus": "what activations learned in tensors",
     "gpt-oss": "gate and up of experts in turns in one tensor",
     "granitehybrid": "gate and up of MLPs and experts in one tensor",
     "qwen3next": "queries, keys, values and gates of linear attention mixed in one matrix",
