@@ -84,6 +84,18 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
              "full_attention": USUAL_YARN,
              "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}},
     ),
+    "cohere2-moe": (
+        "Cohere2Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "num_hidden_layers": 6,
+         "sliding_window": 8, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,
+         "num_shared_experts": 2, "expert_selection_fn": "sigmoid", "logit_scale": 0.25},
+    ),
+    "cohere2-moe-softmax": (
+        "Cohere2Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4,
+         "sliding_window": 8, "tie_word_embeddings": False, "layer_norm_eps": 1e-6,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "granite-moe-tied": (
         "GraniteMoe",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,

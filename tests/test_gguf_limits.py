@@ -75,6 +75,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mellum", {"norm_topk_prob": False}, "norm_topk_prob is False"),
     ("apertus", {"hidden_act": "silu"}, "the activation is 'silu'"),
     ("apertus", {"num_hidden_layers": 4}, "lacks model.layers.3.self_attn"),
+    ("cohere2-moe", {"shared_expert_combination_strategy": "sum"}, "strategy is sum, and it takes"),
+    ("cohere2-moe", {"expert_selection_fn": "top"}, "expert_selection_fn is top, and it knows"),
+    ("cohere2-moe", {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, and its norms subtract"),
+    ("cohere2-moe", {"prefix_dense_sliding_window_pattern": 2}, "pattern is 2, and it rotates in"),
+    ("cohere2-moe-softmax", {"norm_topk_prob": False}, "softmax of the chosen adds up to one"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 

@@ -38,7 +38,7 @@ _BIASES = {
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
+_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt")
 _WITH_STATES = (
     "mamba",
     "mamba2",

@@ -6,6 +6,7 @@ from typing import Any
 from qtool.errors import FormatError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.cohere2_moe import SELECTIONS
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.to_hf_keys import WHOLE
@@ -15,6 +16,9 @@ WITH_STATES = ("mamba", "mamba2", "jamba", "falcon-h1")
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
     """What each block has in place of attention over all of the text, where blocks differ."""
+    if row.name == "cohere2moe" and (selection := given.get("expert_gating_func")) is not None:
+        names = {number: name for name, number in SELECTIONS.items()}
+        config["expert_selection_fn"] = names.get(selection.value)
     if (full := given.get("attention.indexer.types")) is not None:
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
     if row.name in ("nemotron_h", "nemotron_h_moe"):

@@ -35,7 +35,7 @@ _MODEL_TYPES = {
     "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
     "NemotronHForCausalLM": "nemotron_h", "FalconMambaForCausalLM": "falcon_mamba",
-    "FalconH1ForCausalLM": "falcon_h1",
+    "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
