@@ -19,6 +19,7 @@ from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource, as_floats
 from qtool.gguf.weights import gguf_weights
 from qtool.runs.summary import OUTPUTS
+from qtool.verification.run import verify_artifact
 
 __all__ = ["without_tokenizers"]
 
@@ -72,6 +73,7 @@ def test_a_swept_block_is_what_the_file_says(
                 np.testing.assert_allclose(
                     fed[key].numpy() * times, weights.float32(key), rtol=1e-6
                 )
+    assert verify_artifact(tmp_path / "out.gguf", against=folder).ok
     with GgufFile.open(tmp_path / "out.gguf") as file:
         assert file.tensors["blk.0.ssm_in.weight"].type.name == "Q8_0"
 

@@ -86,6 +86,8 @@ def class_of(source: GgufSource) -> str:
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
+    if "granitemoe.expert_shared_feed_forward_length" in source.metadata:
+        return "GraniteMoeSharedForCausalLM"
     norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
     if name == "mamba" and norms is not None and norms.value:
         return "FalconMambaForCausalLM"
