@@ -181,6 +181,7 @@ LOST = {
     "cohere2-moe": "blk.3.ffn_up_shexp.weight",
     "cohere2-moe-softmax": "blk.0.ffn_gate_inp.weight",
     "falcon-h1": "blk.1.ssm_norm.weight",
+    "falcon-mamba": "blk.2.ssm_x.weight",
     "gemma3n": "blk.21.laurel_l.weight",
     "granite-moe-shared": "blk.1.ffn_up_shexp.weight",
     "jamba": "blk.3.ffn_up_exps.weight",
@@ -196,9 +197,7 @@ DTYPES = {"F16": np.float16, "F32": np.float32}
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_tensor_is_missed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_is_missed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
     folder = gguf_models.build(name, tmp_path / "model")
     made = gguf_from_hf.write(folder, tmp_path / "made.gguf", "f16")

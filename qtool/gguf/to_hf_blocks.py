@@ -85,7 +85,8 @@ def put_state_spaces(
     if "mamba_dt_rank" not in config:
         config.pop("intermediate_size", None)
         config["expand"] = expand
-        if "ssm.dt_b_c_rms" in given and given["ssm.dt_b_c_rms"].value:
+        normed = "ssm.dt_b_c_rms" in given and given["ssm.dt_b_c_rms"].value
+        if normed and "layer_norm_epsilon" in config:  # one for all norms
             config["mixer_rms_eps"] = config["layer_norm_epsilon"]
         return
     heads = _by_block(config, given, "attention.head_count_kv")
