@@ -43,6 +43,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                 "logit_scale": 0.125}),
     "command-a-windows": ("Cohere2", {"sliding_window": 8, "rotary_pct": 1.0,
                                       "layer_types": _WINDOWS}),
+    "jais2": ("Jais2", {"head_dim": 32, "layer_norm_eps": 1e-6,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}),
+    "apertus": ("Apertus", {"rope_parameters": _LLAMA3, "num_hidden_layers": 3}),
     "olmo": ("Olmo", {"clip_qkv": 0.5, "num_key_value_heads": 4}),
     "olmo-tied": ("Olmo", {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "linear", "rope_theta": 2e4, "factor": 2.0}}),

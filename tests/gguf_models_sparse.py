@@ -69,6 +69,32 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 1.5,
          "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
     ),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 80,
+         "attention_multiplier": 0.25, "logits_scaling": 1.5},
+    ),
+    "mellum": (
+        "Mellum",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32,
+         "num_hidden_layers": 4, "sliding_window": 8,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+         "rope_parameters": {
+             "full_attention": USUAL_YARN,
+             "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}},
+    ),
+    "cohere2-moe": (
+        "Cohere2Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "num_hidden_layers": 6,
+         "sliding_window": 8, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,
+         "num_shared_experts": 2, "expert_selection_fn": "sigmoid", "logit_scale": 0.25},
+    ),
+    "cohere2-moe-softmax": (
+        "Cohere2Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4,
+         "sliding_window": 8, "tie_word_embeddings": False, "layer_norm_eps": 1e-6,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "granite-moe-tied": (
         "GraniteMoe",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
@@ -133,6 +159,7 @@ SAID_BEYOND = {
     "deepseek-v3": {"deepseek2.expert_gating_func"},
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
+NO_WAY_BACK = {"apertus": "what activations learned in tensors, .* cannot be turned back"}
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4

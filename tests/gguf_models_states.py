@@ -8,6 +8,10 @@ _JAMBA = {
     "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8,
     "mamba_d_conv": 3, "mamba_dt_rank": 6,
 }  # fmt: skip
+_H1 = {
+    "head_dim": 32, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 8,
+    "mamba_d_conv": 3, "mamba_n_groups": 2, "mamba_chunk_size": 16,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", {**_MAMBA, "time_step_rank": 6}),
     "mamba-untied": ("Mamba", {"tie_word_embeddings": False}),
@@ -28,9 +32,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "jamba-dense": ("Jamba", {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1,
                               "rms_norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "falcon-h1": (
+        "FalconH1",
+        {**_H1, "embedding_multiplier": 2.7, "lm_head_multiplier": 0.37, "key_multiplier": 0.31,
+         "mlp_multipliers": [0.77, 0.43], "attention_in_multiplier": 0.9,
+         "attention_out_multiplier": 0.6, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.23,
+         "ssm_multipliers": [0.35, 0.26, 0.54, 0.19, 0.61], "mamba_norm_before_gate": False,
+         "mamba_rms_norm": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e11}},
+    ),
+    "falcon-h1-tied": (
+        "FalconH1",
+        {**_H1, "mamba_n_groups": 1, "tie_word_embeddings": True, "embedding_multiplier": 1.5,
+         "lm_head_multiplier": 1.5, "rms_norm_eps": 1e-6},
+    ),
 }  # fmt: skip
-
-
 ALONE = ("Mamba", "FalconMamba", "Mamba2")  # without attention and MLPs
 
 

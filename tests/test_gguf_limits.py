@@ -16,6 +16,10 @@ from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load
 
+_BY_KIND = {
+    "full_attention": {"rope_type": "default", "rope_theta": 3e4},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan-moe", {"moe_topk": [3, 2]}, "moe_topk differs from block to block"),
     ("hunyuan-moe", {"moe_topk": [3]}, "moe_topk is a list of 1 numbers"),
@@ -64,6 +68,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
     ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset is 3, and it expects less than"),
     ("jamba", {"expert_layer_offset": None}, "expert_layer_offset is None"),
+    ("jais2", {"mlp_bias": False}, "mlp_bias is false, and it asks for those biases"),
+    ("mellum", {"mlp_layer_types": ["dense", *["sparse"] * 3]}, "some blocks have no experts"),
+    ("mellum", {"layer_types": None}, "no block looks through a window, and it asks for some"),
+    ("mellum", {"rope_parameters": _BY_KIND}, "rotate with rope_theta 2000.0 and scaling default"),
+    ("mellum", {"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ("apertus", {"hidden_act": "silu"}, "the activation is 'silu'"),
+    ("apertus", {"num_hidden_layers": 4}, "lacks model.layers.3.self_attn"),
+    ("cohere2-moe", {"shared_expert_combination_strategy": "sum"}, "strategy is sum, and it takes"),
+    ("cohere2-moe", {"expert_selection_fn": "top"}, "expert_selection_fn is top, and it knows"),
+    ("cohere2-moe", {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, and its norms subtract"),
+    ("cohere2-moe", {"prefix_dense_sliding_window_pattern": 2}, "pattern is 2, and it rotates in"),
+    ("cohere2-moe-softmax", {"norm_topk_prob": False}, "softmax of the chosen adds up to one"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 
@@ -100,6 +116,22 @@ def test_steps_of_a_sixteenth(tmp_path: Path) -> None:
         gguf_models.rewrite_config(folder, lambda c, rank=rank: c.update(time_step_rank=rank))
         assert hf_source(Checkpoint.open(folder)).metadata == said
     assert said["mamba.ssm.time_step_rank"].value == 4
+
+
+def test_what_activations_learned_is_in_the_metadata(tmp_path: Path) -> None:
+    folder = gguf_models.build("apertus", tmp_path / "model", dtype="float16")
+    state = load_file(folder / "model.safetensors")
+    key, name = "xielu.alpha_n", "model.layers.{}.mlp.act_fn.alpha_n"
+    (said,) = [v for k, v in hf_source(Checkpoint.open(folder)).metadata.items() if k == key]
+    assert said.value == [float(state[name.format(b)].astype(np.float32)[0]) for b in range(3)]
+    state[name.format(1)] = np.zeros(2, state[name.format(1)].dtype)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(QtoolError, match=r"layers.1.mlp.act_fn.alpha_n is F16 \[2\], expected"):
+        hf_source(Checkpoint.open(folder))
+    del state[name.format(1)]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(QtoolError, match=r"layers.1.mlp.act_fn.alpha_n is nothing, expected one"):
+        hf_source(Checkpoint.open(folder))
 
 
 def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:

@@ -37,7 +37,12 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
 # A GGUF file does not say which gelu a model has; that of the class comes back, and here it is not.
 _OTHER_GELU = ("gpt-neox-rotary",)
 # In MXFP4, which comes back as plain numbers; see below.
-_EACH_PLAIN = [name for name in gguf_models.MODELS if name not in gguf_models_sparse.PACKED]
+_NO_WAY_BACK = gguf_models_sparse.NO_WAY_BACK
+_EACH_PLAIN = [
+    name
+    for name in gguf_models.MODELS
+    if name not in gguf_models_sparse.PACKED and name not in _NO_WAY_BACK
+]
 _EACH = [
     name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in _EACH_PLAIN
 ]
@@ -138,6 +143,13 @@ def quantized(source: GgufSource, name: str, kind: str) -> GgufSource:
         return replace(tensor, type=block, read=lambda first, last: blocks[first:last])
 
     return replace(source, tensors=tuple(change(t) for t in source.tensors))
+
+
+@pytest.mark.parametrize("name", _NO_WAY_BACK)
+def test_families_without_a_way_back(name: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match=_NO_WAY_BACK[name]):
+        hf_model(source)
 
 
 @pytest.mark.parametrize("name", gguf_models_sparse.PACKED)

@@ -51,12 +51,13 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     _refuse(architecture, checkpoint, config)
     found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
     tensors = _tensors(architecture, found)
+    learned = {key: found.numbers(name) for key, name in architecture.learned.items()}
     dropped = found.dropped + [
         (found.names[name], _reason(name, architecture, found))
         for name in found.names
         if name not in found.used
     ]
-    metadata = _metadata(architecture, checkpoint, config, tensors)
+    metadata = _metadata(architecture, checkpoint, config, tensors) | learned
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
     warnings = (*said(checkpoint), *warnings)
     return GgufSource(checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings)

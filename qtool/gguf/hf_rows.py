@@ -6,6 +6,7 @@ read; nothing outside the range is touched, and memory is twice the range at mos
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -15,7 +16,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.cuts import Cut, Stretch, cut_out
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.row_maps import Factor, RowMap, Rows
 from qtool.gguf.value_maps import ValueMap
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
@@ -36,11 +37,17 @@ class HfRows:
     wide: bool = False  # `add` to float32, whatever the dtype
     values: ValueMap | None = None
     columns: Rows | None = None  # which of the checkpoint's each is
+    factors: tuple[Factor, ...] = ()  # that numbers are multiplied by, one after another
     cut: Cut | None = None  # what `parts` are of the checkpoint's, where they are not they
 
     @property
     def _info(self) -> TensorInfo:
         return self.parts[0][1]
+
+    @property
+    def growth(self) -> Factor | None:
+        """What rows are multiplied by in all."""
+        return reduce(np.multiply, self.factors) if self.factors else None
 
     @property
     def _width(self) -> int:
@@ -67,6 +74,8 @@ class HfRows:
             raw = np.ascontiguousarray(items[:, self.columns]).reshape(len(raw), -1)
         if TYPES[self._info.dtype] != self.type or self.add or self.values is not None:
             raw = self._as_float32(raw)
+        if self.factors:
+            raw = self._grown(raw.view(np.float32).reshape(last - first, -1), first)
         return raw.reshape(last - first, self.type.row_bytes(self.shape[-1]))
 
     def _as_float32(self, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -79,6 +88,14 @@ class HfRows:
             values = st.to_float32(flat, self._info.dtype, shape) + np.float32(self.add)
         if self.values is not None:
             values = self._stored(values)
+        return values.view(np.uint8)
+
+    def _grown(self, values: NDArray[np.float32], first: int) -> NDArray[np.uint8]:
+        """Rows from `first` on, multiplied."""
+        for factor in self.factors:
+            values = values * (factor if len(factor) == 1 else factor[first:][: len(values), None])
+            if self._info.dtype == "F16":
+                values = values.astype(np.float16).astype(np.float32)
         return values.view(np.uint8)
 
     def _stored(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -157,6 +174,7 @@ def hf_rows(
     squeezed: bool = False,
     cut: Cut | None = None,
     folded: tuple[int, ...] | None = None,
+    factors: tuple[Factor, ...] = (),
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
     if cut is not None:
@@ -187,9 +205,19 @@ def hf_rows(
         shape = _rearranged(first, shape, rows, groups)
     if folded is not None and prod(folded) == prod(shape):
         shape = folded
-    type_ = F32 if float32 or len(shape) == 1 else TYPES[first.dtype]
+    factors = factors if any((factor != 1).any() for factor in factors) else ()
+    type_ = F32 if float32 or factors or len(shape) == 1 else TYPES[first.dtype]
     return HfRows(
-        tuple(parts), shape, type_, rows, groups, add, values=values, columns=columns, cut=cut
+        tuple(parts),
+        shape,
+        type_,
+        rows,
+        groups,
+        add,
+        values=values,
+        columns=columns,
+        factors=factors,
+        cut=cut,
     )
 
 

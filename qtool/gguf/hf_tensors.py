@@ -6,18 +6,21 @@ Matrices keep their dtype; llama.cpp wants vectors, norms and routers in float32
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import name_alone, sees
 from qtool.errors import FormatError, SourceError
+from qtool.formats import safetensors_file as st
+from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module, spelled
 from qtool.gguf.architectures.prediction import name_in_table
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.cuts import Cut
 from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.hf_config import count
-from qtool.gguf.hf_rows import hf_rows, padded, same_bytes
+from qtool.gguf.hf_rows import TYPES, hf_rows, padded, same_bytes
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.row_maps import RowMap
 from qtool.gguf.source import ReadRows, SourceTensor
@@ -108,6 +111,7 @@ class Found:
             add=module.add if suffix == ".weight" else 0,
             values=module.values,
             columns=module.columns,
+            factors=module.factors if suffix == ".weight" else (),
             squeezed=module.squeezed,
             cut=cut,
             folded=(
@@ -126,6 +130,7 @@ class Found:
         return SourceTensor(
             gguf_name + suffix, shape, reader.type, read, origin,
             order=reader.order, columns=reader.columns, cut=reader.cut,
+            growth=reader.growth,
         )  # fmt: skip
 
     def _of_experts(self, module: Module, parts: list[str], gguf_name: str) -> SourceTensor:
@@ -149,6 +154,23 @@ class Found:
             return False
         whole = (expected[0], expected[1] * (rows.share if rows else 1), expected[2])
         return self.checkpoint.tensors[self.names[name]].shape == whole
+
+    def numbers(self, name: str) -> Value:
+        """What each block has in a tensor of one number."""
+        found = []
+        for block in range(count(self.config, "num_hidden_layers")):
+            plain = name.replace("{b}", str(block))
+            info = self.checkpoint.tensors.get(self.names.get(plain, ""))
+            if info is None or prod(info.shape) != 1 or info.dtype not in TYPES:
+                held = "nothing" if info is None else f"{info.dtype} {list(info.shape)}"
+                raise FormatError(
+                    f"{self.checkpoint.path}: {plain} is {held}, expected one number; fetch the "
+                    "checkpoint again"
+                )
+            raw = self.checkpoint.stretch(info.name, 0, info.nbytes)
+            found.append(float(st.to_float32(raw, info.dtype, (1,))[0]))
+            self.used.add(plain)
+        return array(Kind.FLOAT32, found)
 
     def left_out(self, block: int) -> bool:
         """Whether this is a block that predicts further tokens, of which there is no tensor."""

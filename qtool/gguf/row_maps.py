@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
+Factor = NDArray[np.float32]  # [1], or one for each row
 Map = Callable[[Rows, int, int], Rows]
 
 

@@ -16,6 +16,7 @@ from qtool import native_gguf
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Value
 from qtool.gguf.cuts import Cut
+from qtool.gguf.row_maps import Factor
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.native import floats
 
@@ -36,6 +37,7 @@ class SourceTensor:
     fill: the same into an array of the caller, where the source can do that.
     order: row numbers here -> those in the tensors of `origin`, laid one after another; None where
     they are the same. columns: which column of those each one is, None where it is the same.
+    growth: what rows are multiplied by, None where it is nothing.
     """
 
     name: str  # blk.0.attn_q.weight
@@ -47,6 +49,7 @@ class SourceTensor:
     order: OrderOfRows | None = None
     columns: NDArray[np.int64] | None = None
     cut: Cut | None = None
+    growth: Factor | None = None
 
     @property
     def in_features(self) -> int:

@@ -180,6 +180,9 @@ def _errors(
 def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
     """Rows of a tensor, from `first` on, to where the decoder block has them."""
     source = tensor.source
+    if source.growth is not None:
+        own_growth = source.growth if len(source.growth) == 1 else source.growth[first:]
+        values = values / own_growth[: len(values), None]
     rows = np.arange(first, first + len(values), dtype=np.int64)
     if source.order is not None:
         rows = source.order(rows)

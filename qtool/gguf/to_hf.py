@@ -30,7 +30,7 @@ from qtool.gguf.joined import Part, joined
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf_biases import check_biases
-from qtool.gguf.to_hf_config import class_of, hf_config
+from qtool.gguf.to_hf_config import check_way_back, class_of, hf_config
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.native import floats
 
@@ -121,6 +121,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     known. Reads only vectors. UnsupportedError where transformers has no such model, FormatError
     where the file lacks a tensor or has one that no module of the table is.
     """
+    check_way_back(source)
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
     vectors = {}
@@ -286,9 +287,10 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         return _PLAIN.get(tensor.type, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
     values = _taken_back(there, module)
-    if dtype != "F32" and np.array_equal(_again(values, dtype, module), there):
-        return dtype
-    return "F32"
+    # Rates of a checkpoint in float16 are rounded once more, and no others come back as they are.
+    tried = (dtype,) if module.values is None else (dtype, "F32", "F16")
+    same = (one for one in tried if np.array_equal(_again(values, one, module), there))
+    return next(same, "F32")
 
 
 def _again(values: NDArray[np.float32], dtype: str, module: Module) -> NDArray[np.float32]:

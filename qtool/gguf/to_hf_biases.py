@@ -27,19 +27,26 @@ _BIASES = {
     "ernie4_5": (("use_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),),
     "nemotron": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                  ("mlp_bias", ("ffn_up", "ffn_down"))),
+    "jais2": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+              ("mlp_bias", ("ffn_up", "ffn_down"))),
     "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
-    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba"), ()),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2", "nemotron_h", "nemotron_h_moe", "mpt")
-_WITH_STATES = ("mamba", "mamba2", "jamba")  # whose convolutions and steps always have them
+_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt")
+_WITH_STATES = (
+    "mamba",
+    "mamba2",
+    "jamba",
+    "falcon-h1",
+)  # whose convolutions and steps always have them
 _USUAL_BIASES = (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),)
 
 

@@ -6,15 +6,19 @@ from typing import Any
 from qtool.errors import FormatError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.cohere2_moe import SELECTIONS
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.to_hf_keys import WHOLE
 
-WITH_STATES = ("mamba", "mamba2", "jamba")
+WITH_STATES = ("mamba", "mamba2", "jamba", "falcon-h1")
 
 
 def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[str, Value]) -> None:
     """What each block has in place of attention over all of the text, where blocks differ."""
+    if row.name == "cohere2moe" and (selection := given.get("expert_gating_func")) is not None:
+        names = {number: name for name, number in SELECTIONS.items()}
+        config["expert_selection_fn"] = names.get(selection.value)
     if (full := given.get("attention.indexer.types")) is not None:
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
     if row.name in ("nemotron_h", "nemotron_h_moe"):
@@ -74,14 +78,21 @@ def _width_of_states(given: Mapping[str, Value]) -> int:
 def put_state_spaces(
     config: dict[str, Any], given: Mapping[str, Value], names: Collection[str]
 ) -> None:
-    """Of Mamba, Mamba 2 and Jamba: heads and kinds of blocks."""
+    """Of Mamba, Mamba 2, Jamba and Falcon-H1: heads and kinds of blocks."""
     if "num_heads" in config:
         config["head_dim"] = _width_of_states(given)
+    if "mamba_n_heads" in config:
+        width = _whole(given, "ssm.inner_size")
+        config["mamba_d_head"] = _width_of_states(given)
+        norms = "blk.0.ssm_norm.weight" in names
+        config |= {"mamba_d_ssm": width, "mamba_rms_norm": norms, "mamba_norm_before_gate": False}
+        return
     expand = _whole(given, "ssm.inner_size") // _whole(given, "embedding_length")
     if "mamba_dt_rank" not in config:
         config.pop("intermediate_size", None)
         config["expand"] = expand
-        if "ssm.dt_b_c_rms" in given and given["ssm.dt_b_c_rms"].value:
+        normed = "ssm.dt_b_c_rms" in given and given["ssm.dt_b_c_rms"].value
+        if normed and "layer_norm_epsilon" in config:  # one for all norms
             config["mixer_rms_eps"] = config["layer_norm_epsilon"]
         return
     heads = _by_block(config, given, "attention.head_count_kv")

@@ -39,15 +39,35 @@ _MODEL_TYPES = {
     "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
     "DeepseekV32ForCausalLM": "deepseek_v32", "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "glm_moe_dsa", "GptOssForCausalLM": "gpt_oss",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid", "Llama4ForCausalLM": "llama4_text",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "GraniteMoeSharedForCausalLM": "granitemoeshared", "Llama4ForCausalLM": "llama4_text",
     "Qwen3NextForCausalLM": "qwen3_next",
     "FalconMambaForCausalLM": "falcon_mamba",
+    "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
+# Why a file cannot be made a checkpoint again, by architecture.
+_NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
+
+
+def has_way_back(architecture: str) -> bool:
+    """Whether a file of llama.cpp's architecture can be made a checkpoint again, and run here."""
+    return architecture not in _NO_WAY_BACK
+
+
+def check_way_back(source: GgufSource) -> None:
+    """UnsupportedError where a file cannot be made a checkpoint again."""
+    name = source.architecture
+    if not has_way_back(name):
+        raise UnsupportedError(
+            f"{source.path}: of the architecture {name} a checkpoint keeps {_NO_WAY_BACK[name]}, "
+            "which cannot be turned back yet, so that the file is neither run nor converted here; "
+            "use the checkpoint that it was made of, and llama-perplexity to measure the file"
+        )
 
 
 def class_of(source: GgufSource) -> str:
@@ -58,10 +78,14 @@ def class_of(source: GgufSource) -> str:
         return "MixtralForCausalLM"
     if name == "deepseek2" and "deepseek2.nextn_predict_layers" in source.metadata:
         return "Glm4MoeLiteForCausalLM"
+    if name == "granitemoe" and any(t.name.endswith("_shexp.weight") for t in source.tensors):
+        return "GraniteMoeSharedForCausalLM"
     if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
+    if "granitemoe.expert_shared_feed_forward_length" in source.metadata:
+        return "GraniteMoeSharedForCausalLM"
     norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
     if name == "mamba" and norms is not None and norms.value:
         return "FalconMambaForCausalLM"
@@ -86,6 +110,7 @@ def hf_config(
     FormatError where the keys make no sense, UnsupportedError where transformers cannot be told
     what the file asks for.
     """
+    check_way_back(source)
     named = class_of(source)
     row = TABLE[named]
     rows = {tensor.name: tensor.rows for tensor in source.tensors}
@@ -197,6 +222,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),
+    "expert_shared_feed_forward_length": _to("shared_intermediate_size"),
     "expert_weights_norm": _to("norm_topk_prob"),
 }
 

@@ -94,7 +94,7 @@ def put_rope(
         original = given.get("rope.scaling.original_context_length")
         if original is not None:
             config["original_max_position_embeddings"] = original.value
-    if "rope.freq_base_swa" in given and row.name == "olmo2":
+    if "rope.freq_base_swa" in given and row.name in ("olmo2", "mellum"):
         local = float(plain(given["rope.freq_base_swa"]))
         config["rope_parameters"] = {
             "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},

@@ -68,7 +68,8 @@ POLICIES = {
     "phi3": Policy(phi3=True),
     "qwen2moe": _JSON, "qwen3moe": _JSON, "qwen3vlmoe": _JSON, "olmo2": _JSON,
     "stablelm": _JSON, "gptneox": _JSON,
-    "mamba": _JSON, "mamba2": Policy(), "jamba": Policy(json_no_space=True),
+    "mamba": _JSON, "falcon-h1": _JSON, "jais2": _JSON, "cohere2moe": _JSON, "mellum": _JSON,
+    "apertus": _LLAMA, "mamba2": Policy(), "jamba": Policy(json_no_space=True),
     "olmoe": _JSON, "dots1": _JSON, "minimax-m2": _JSON, "glm4moe": _GLM,
     "glm-dsa": _GLM, "deepseek32": _JSON, "mistral4": _JSON, "hy_v3": _JSON, "exaone-moe": _JSON,
    

@@ -94,7 +94,7 @@ class Place:
 def place_of(tensor: PlannedTensor, block: LoadedBlock) -> Place | None:
     """None of a tensor whose type has no scale to move, or whose rows do not lie as rows there."""
     source = tensor.source
-    if tensor.type.name not in FIELDS:
+    if tensor.type.name not in FIELDS or source.growth is not None:
         return None
     at = np.arange(source.rows, dtype=np.int64)
     if source.order is not None:

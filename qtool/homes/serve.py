@@ -39,6 +39,17 @@ def command(artifact: Path) -> str | None:
     return None if engine is None else COMMANDS[engine].format(_word(str(artifact)))
 
 
+def _runs_here(artifact: Path) -> bool:
+    """Whether `qtool eval` takes it, as far as its architecture decides."""
+    models = gguf_models(artifact)
+    if not models:
+        return True
+    from qtool.gguf.open import open_source
+    from qtool.gguf.to_hf_config import has_way_back
+
+    return has_way_back(open_source(models[0]).architecture)
+
+
 def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]:
     """At most two lines for the end of a run. model: what it was made of, as typed."""
     lines = []
@@ -50,6 +61,8 @@ def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]
         lines.append(f"next: {create_line(artifact)}")
     elif gguf_models(artifact) and (line := import_line(artifact)) is not None:
         lines.append(f"next: {line}")
+    elif not _runs_here(artifact):
+        lines.append(f"next: llama-perplexity -m {_word(str(artifact))} -f FILE")
     else:
         compared = f"{_word(str(artifact))} --against {_word(model)}"
         lines.append(f"next: qtool eval {compared} --text FILE")

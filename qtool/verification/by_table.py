@@ -65,6 +65,10 @@ def check_by_table(
                     lost.append(module.name.replace("{b}", str(block)) + end)
                 if len(found) == 1 and module.each is None:
                     yield from _shape(subject, names[found[0]], module, config, suffix, block)
+    for name in architecture.learned.values():
+        each = [name.replace("{b}", str(block)) for block in range(blocks_said)]
+        used.update(each)
+        lost += [one for one in each if one not in names]
     if lost:
         yield Finding(
             "error", CHECK, lost[0],

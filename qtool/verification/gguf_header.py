@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from qtool.formats.gguf_file import INTEGERS
 from qtool.formats.gguf_values import Kind, Value
+from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
 from qtool.verification.finding import Finding
 from qtool.verification.gguf_tensors import check_tensors, integer, row_of
@@ -40,6 +41,8 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
     if row is not None:
         needed = [key.name for key in row.keys if key.name in _EPSILONS]
         lost += [name for name in needed if prefix + name not in source.metadata]
+        if not has_mlp(row.modules):  # where all is experts, it may not be said
+            lost = [name for name in lost if name != "feed_forward_length"]
     without = {key.name for key in row.keys if not key.setting} if row is not None else set()
     for name in lost:
         yield Finding(

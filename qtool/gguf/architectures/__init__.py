@@ -11,7 +11,9 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dense import DENSE
+from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gemma3n import GEMMA3N
 from qtool.gguf.architectures.gemma4 import GEMMA4
@@ -38,7 +40,7 @@ __all__ = ["TABLE", "Architecture", "architecture_of"]
 TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
-    **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA,
+    **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

@@ -2,10 +2,12 @@
 
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.modules import (
+    BLOCK,
     MLP,
     OUTER,
     QK_NORMS,
     TWO_NORMS,
+    Module,
     attention,
     block,
     wide_norms,
@@ -48,6 +50,21 @@ DENSE: dict[str, Architecture] = {
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "use_sliding_window": False},
         refuse=(limits.no_output_bias,),
+    ),
+    "ApertusForCausalLM": Architecture(
+        "apertus",
+        (*OUTER, *attention(), *block(*QK_NORMS, "mlp.up_proj", "mlp.down_proj"),
+         Module(BLOCK + "attention_layernorm", shape=("width",), called="attn_norm"),
+         Module(BLOCK + "feedforward_layernorm", shape=("width",), called="ffn_norm")),
+        keys.LLAMA,
+        {**OWN_HEADS, "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "vocab_size": 131072,
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0,
+                             "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0}},
+        activations=("xielu",), rope=LLAMA_ROPE, needs_head=True,
+        learned={f"xielu.{name}": f"{BLOCK}mlp.act_fn.{name}"
+                 for name in ("alpha_n", "alpha_p", "beta", "eps")},
+        refuse=(limits.no_biases("attention_bias", "mlp_bias"),), warn=(limits.no_dynamic_rope,),
     ),
     "Phi3ForCausalLM": Architecture(
         "phi3",

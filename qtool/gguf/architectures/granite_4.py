@@ -5,7 +5,7 @@ Where no block has a state space, the model is one of the first Granite to llama
 
 from dataclasses import replace
 
-from qtool.formats.gguf_values import boolean, u32
+from qtool.formats.gguf_values import Value, boolean, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
@@ -19,7 +19,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.shapes import SIZES
-from qtool.gguf.architectures.sparse import GRANITE_EXPERTS
+from qtool.gguf.architectures.sparse import GRANITE_EXPERTS, SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import (
     ATTENTION,
@@ -100,6 +100,11 @@ _GRANITE_KEYS = with_own(
 )  # fmt: skip
 
 
+def _shared_width(config: Config) -> Value | None:
+    name = "shared_intermediate_size"
+    return u32(count(config, name)) if config.get(name) else None
+
+
 def _twice_as_wide(config: Config) -> str | None:
     inner, width = SIZES["state"](config), count(config, "hidden_size")
     return (
@@ -156,6 +161,16 @@ GRANITE_4: dict[str, Architecture] = {
                  *sized("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads")),
         _GRANITE_DEFAULTS, rope=LLAMA_ROPE,
         refuse=(limits.plain_heads, _one_width, _positions("rope")),
+    ),
+    "GraniteMoeSharedForCausalLM": replace(
+        SPARSE["GraniteMoeForCausalLM"],
+        modules=(*SPARSE["GraniteMoeForCausalLM"].modules,
+                 *in_blocks(_shares, _shared_mlp("_shexp"))),
+        keys=with_own(
+            SPARSE["GraniteMoeForCausalLM"].keys,
+            Key("expert_shared_feed_forward_length", "shared_intermediate_size", _shared_width),
+        ),
+        defaults={**SPARSE["GraniteMoeForCausalLM"].defaults, "shared_intermediate_size": 0},
     ),
 }
 # fmt: on

@@ -81,6 +81,16 @@ LAYER_NORMS: dict[str, Architecture] = {
         activations=("relu2",), rope=("default", "linear"), needs_head=True,
         refuse=(limits.plain_heads,), warn=(),
     ),
+    "Jais2ForCausalLM": Architecture(
+        "jais2", (*OUTER, *attention(), *block(*TWO_NORMS, "mlp.up_proj", "mlp.down_proj")),
+        (*keys.SIZES, *keys.SCALING, keys.BASE, *keys.HEAD, keys.EPS, keys.ROTATED_OF_HEAD),
+        {**OWN_HEADS, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 8192,
+         "layer_norm_eps": 1e-5, "rope_theta": 1e4, "attention_bias": True, "mlp_bias": True},
+        activations=("relu2",), rope=("default",),
+        refuse=(limits.needs("attention_bias"), limits.needs("mlp_bias"),
+                limits.whole_heads_rotated),
+        warn=(),
+    ),
     "Starcoder2ForCausalLM": Architecture(
         "starcoder2",
         (*OUTER, *attention(), *block(*TWO_NORMS, "mlp.c_fc", "mlp.c_proj")),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from qtool.errors import SourceError
-from qtool.gguf.hf_config import Config, count, head_width, number, plain_head_width
+from qtool.gguf.hf_config import Config, count, head_width, layer_types, number, plain_head_width
 
 Limit = Callable[[Config], str | None]
 
@@ -25,6 +25,13 @@ def chosen_add_up(to_one: bool) -> Limit:
         return None if given is to_one else f"norm_topk_prob is {given}, and it takes {to_one}"
 
     return check
+
+
+def listed(config: Config, name: str, length: int) -> None:
+    """SourceError unless a setting is a list as long as this."""
+    given = config.get(name)
+    if not isinstance(given, list) or len(given) != length:
+        raise SourceError(f"config.json: {name} is {str(given)[:80]}, expected {length} numbers")
 
 
 def tied(config: Config) -> str | None:
@@ -261,6 +268,19 @@ def dense_first(config: Config) -> str | None:
     if given is None or given == ["dense" if b < dense else "sparse" for b in blocks]:
         return None
     return f"mlp_layer_types is not {dense} blocks without experts and the others with some"
+
+
+def no_dense_blocks(config: Config) -> str | None:
+    given = config.get("mlp_layer_types") or []
+    return (
+        "some blocks have no experts, and it expects experts in each" if "dense" in given else None
+    )
+
+
+def some_windows(config: Config) -> str | None:
+    if config.get("sliding_window") is None or "sliding_attention" in layer_types(config):
+        return None
+    return "no block looks through a window, and it asks for some where sliding_window is said"
 
 
 def one_group(config: Config) -> str | None:

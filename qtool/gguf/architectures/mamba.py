@@ -24,7 +24,7 @@ from qtool.gguf.architectures.modules import (
     block,
     in_blocks,
 )
-from qtool.gguf.architectures.row import OWN_HEADS, Architecture
+from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import LONGEST, no_limit, sized, state_space
 from qtool.gguf.hf_config import Config, count, number
@@ -239,7 +239,8 @@ MAMBA: dict[str, Architecture] = {
             Key("ssm.time_step_rank", "mamba_dt_rank"),
             Key("ssm.inner_size", "", _channels),
         ),
-        {**OWN_HEADS, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
+        {"num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2,
+         "expert_layer_period": 2,
          "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4,
          "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
          "mamba_conv_bias": True, "mamba_proj_bias": False, "max_position_embeddings": 262144,

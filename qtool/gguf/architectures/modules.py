@@ -5,7 +5,15 @@ from dataclasses import dataclass, field, replace
 
 from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import FIRST_HALF, KEY_PAIRS, QUERY_PAIRS, SECOND_HALF, RowMap, Rows
+from qtool.gguf.row_maps import (
+    FIRST_HALF,
+    KEY_PAIRS,
+    QUERY_PAIRS,
+    SECOND_HALF,
+    Factor,
+    RowMap,
+    Rows,
+)
 from qtool.gguf.value_maps import ValueMap
 
 Where = Callable[[Config, int], bool]  # whether a block is one of some
@@ -22,6 +30,8 @@ class Module:
     columns: Rows | None = field(default=None, compare=False)
     add: int = 0  # to every weight: Gemma's norms multiply by 1 + weight
     values: ValueMap | None = None  # what llama.cpp stores in place of each number
+    # That rows are multiplied by, one after another; each is for all, or for each row.
+    factors: tuple[Factor, ...] = field(default=(), compare=False)
     needed: bool = True
     also: tuple[str, ...] = ()  # other names that checkpoints have for it
     within: str = ""  # the checkpoint's tensor that holds it, where that has no tensor of the name

@@ -32,6 +32,8 @@ class Architecture:
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
     predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
+    # Numbers that each block has in a tensor of its own, by the key that lists them.
+    learned: Mapping[str, str] = field(default_factory=dict)
     # What else its class makes of the settings, which are its own here.
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 

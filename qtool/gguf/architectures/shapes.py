@@ -36,7 +36,7 @@ def _inner_of_experts(config: Config) -> int:
 def _shared(config: Config) -> int:
     names = ("n_shared_experts", "num_shared_experts")
     own = next((name for name in names if config.get(name)), "moe_num_shared_experts")
-    return count(config, own) * count(config, "moe_intermediate_size")
+    return count(config, own) * _inner_of_experts(config)
 
 
 def _linear_keys(config: Config) -> int:
@@ -103,6 +103,7 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "width": _setting("hidden_size"),
     "inner": _setting("intermediate_size"),
     "inner without experts": _setting("intermediate_size_mlp"),
+    "inner of leading blocks": _setting("prefix_dense_intermediate_size"),
     "inner of LFM2": inner_of_lfm2,
     "inner of experts": _inner_of_experts,
     "gate and up of experts": lambda config: 2 * _inner_of_experts(config),

@@ -21,6 +21,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
+from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF
 
 QWEN_EXPERTS = experts("mlp.experts", "gate_proj", "up_proj", "down_proj")
@@ -118,6 +119,18 @@ SPARSE: dict[str, Architecture] = {
          "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
          "rope_theta": 1e4, "use_sliding_window": False, "decoder_sparse_step": 1},
         refuse=(limits.experts_everywhere, limits.chosen_add_up(True), limits.no_output_bias),
+    ),
+    "MellumForCausalLM": Architecture(
+        "mellum", (*QWEN, *QWEN_EXPERTS, *block(*QK_NORMS, "mlp.gate")),
+        with_own(keys.MOE, keys.WINDOW, keys.window_pattern(4, always=True)),
+        {"num_key_value_heads": 4, "head_dim": 128, "num_experts": 64, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 896, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+         "sliding_window": 1024, "norm_topk_prob": True, "rope_theta": 5e5,
+         "rope_local_base_freq": 1e4},
+        rope=("default", "yarn"), names="qwen3moe", needs_head=True,
+        refuse=(limits.chosen_add_up(True), limits.no_dense_blocks, limits.no_output_bias,
+                limits.one_rotation, limits.some_windows),
+        warn=(),
     ),
     "Glm4MoeForCausalLM": Architecture(
         "glm4moe",
