@@ -24,8 +24,8 @@ from qtool.recipe.file import Calibration
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
 LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 
-# What a thread has of logits at once, in copies: they, their logarithms, chances, and slopes.
-_LOGIT_COPIES = 6
+# What a thread has of logits at once, in copies: they, their logarithms, chances, slopes.
+_LOGIT_COPIES = 7
 # What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
 # hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
