@@ -17,7 +17,7 @@ from math import prod
 
 from qtool.fitting.allocate import STEPS
 from qtool.plan.budget import Memory, choose
-from qtool.plan.estimate import TORCH_PROCESS_BYTES, Peak, reading
+from qtool.plan.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, reading
 from qtool.plan.shapes import Block, Setting, Shapes, micro_batch
 from qtool.recipe.file import Calibration
 
@@ -99,7 +99,7 @@ def _block(fitting: Fitting, block: Block, batches: int) -> Peak:
     numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
     given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, fitting.blocks)
     # A matrix that was there before leaves its room free between others.
-    held = block.nbytes + 4 * block.largest
+    held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
     sums = (batches + 1) * fitting.slope_bytes // max(1, fitting.blocks)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)
