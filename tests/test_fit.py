@@ -118,6 +118,26 @@ def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
         assert json.loads(made.out)["loss"] == pytest.approx(divergence, rel=0.3)
 
 
+def test_no_loss_is_more_than_unrelated_predictions_differ_by(tiny: Path, tmp_path: Path) -> None:
+    """Where the sum of losses is beyond that; files of costs that lack it have sums."""
+    file = tmp_path / "costs.json"
+    asked: dict[str, Any] = {"types": "q2_k,q3_k", "costs": file}
+    first = fitted(tiny, tmp_path / "a.yaml", bits=3, **asked)
+    kept = json.loads(file.read_text())
+    assert first.unrelated == kept["unrelated"] > 1 and first.loss < first.unrelated
+    kept["unrelated"] = first.loss / 2
+    file.write_text(json.dumps(kept))
+    bounded = fitted(tiny, tmp_path / "b.yaml", bits=3, **asked)
+    assert bounded.loss == kept["unrelated"]
+    assert any("is not to be relied on" in line for line in bounded.lines(["qtool"]))
+    assert bounded.chosen == first.chosen
+    del kept["unrelated"]
+    file.write_text(json.dumps(kept))
+    old = fitted(tiny, tmp_path / "c.yaml", bits=3, **asked)
+    assert old.loss == first.loss and old.unrelated is None
+    assert not any("is not to be relied on" in line for line in old.lines(["qtool"]))
+
+
 def test_a_gguf_file_costs_what_its_checkpoint_does(tiny: Path, tmp_path: Path, call: Call) -> None:
     """Rows of q and k lie in another order there."""
     file = tmp_path / "f32.gguf"

@@ -183,6 +183,21 @@ def test_a_drawn_token_is_drawn_from_the_predictions(tmp_path: Path) -> None:
     assert np.corrcoef(found.head.rows, expected)[0, 1] > 0.8
 
 
+def test_how_far_apart_unrelated_predictions_are(tmp_path: Path) -> None:
+    """Of transformers' own: each place's against those half a text away."""
+    settings = Calibration(source=None, samples=4, length=128, seed=0)
+    tokens = calibration_tokens(settings, tiny_folder()).tokens
+    found = measured(tiny_folder(), tmp_path / "out", tokens=tokens)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder(), dtype=torch.float32).eval()
+    with torch.no_grad():
+        told = model(input_ids=torch.from_numpy(tokens)).logits.log_softmax(-1)
+    others = torch.cat([told[:, 64:], told[:, :64]], dim=1)
+    expected = torch.nn.functional.kl_div(others, told, log_target=True, reduction="none")
+    assert found.unrelated == pytest.approx(float(expected.sum(-1).mean()), rel=1e-4)
+    short = measured(tiny_folder(), tmp_path / "short", tokens=tokens[:, :1])
+    assert short.unrelated is None
+
+
 def test_threads_change_no_bit(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +212,7 @@ def test_threads_change_no_bit(
     for left, right in [*pairs, (one.head, three.head)]:
         assert left.rows.tobytes() == right.rows.tobytes()
         assert left.columns.tobytes() == right.columns.tobytes()
+    assert one.unrelated == three.unrelated and one.unrelated is not None
     name = "model.embed_tokens.weight"
     assert one.tables[name].tobytes() == three.tables[name].tobytes()
 

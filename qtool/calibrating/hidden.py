@@ -145,6 +145,7 @@ def put(folder: Path, index: int, kept: list[int], stream: Stream) -> bool:
 
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor, for flags as os.open() has them."""
     descriptor = os.open(path, flags, 0o600)
     try:
         yield descriptor

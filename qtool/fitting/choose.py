@@ -4,7 +4,7 @@ The knapsack counts tensors alone. What a file has beside them grows with what t
 them, so that a choice may come out too large by a little: then it is made again with so much less.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qtool.errors import UnsupportedError
@@ -22,14 +22,10 @@ class Chosen:
 
     text: str  # of the recipe
     made: Made
+    loss: float  # estimated, in nats a token
     chosen: Mapping[str, Candidate]  # by unit
     left: Mapping[str, int]  # bytes of the units that could not be measured
     notes: Sequence[str]
-
-    @property
-    def loss(self) -> float:
-        """Estimated, in nats a token."""
-        return _loss(self.chosen.values())
 
     @property
     def left_share(self) -> float:
@@ -54,11 +50,12 @@ def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
         if found is None:
             break
         chosen = dict(zip(units, found, strict=True))
-        text = ways.text(_about(request, _loss(found)), _names(chosen))
+        loss = costs.together(one.loss for one in found)
+        text = ways.text(_about(request, loss), _names(chosen))
         made = ways.made(text)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
         if over <= 0:
-            return Chosen(text, made, chosen, left, _beyond(request, units, chosen, made))
+            return Chosen(text, made, loss, chosen, left, _beyond(request, units, chosen, made))
         room = sum(one.nbytes for one in found) - over
     smallest = {name: min(unit, key=lambda one: one.nbytes) for name, unit in units.items()}
     made = ways.made(ways.text(_about(request, 0.0), _names(smallest)))
@@ -88,14 +85,14 @@ def check_size(request: FitRequest, ways: Ways) -> None:
 
 def loss_before(ways: Ways, costs: Costs) -> float | None:
     """Of the recipe as it was; None where it has types that were not measured."""
-    total = 0.0
+    found = []
     for name, (choice, _) in ways.chosen_before.items():
         if losses := costs.losses.get(name):
             loss = losses.get(choice)
             if loss is None:
                 return None
-            total += loss
-    return total
+            found.append(loss)
+    return costs.together(found)
 
 
 def _budget(request: FitRequest, made: Made) -> int:
@@ -167,7 +164,3 @@ def _about(request: FitRequest, loss: float) -> str:
 
 def _names(chosen: Mapping[str, Candidate]) -> dict[str, str]:
     return {name: one.name for name, one in chosen.items()}
-
-
-def _loss(chosen: Iterable[Candidate]) -> float:
-    return sum(one.loss for one in chosen)

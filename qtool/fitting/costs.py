@@ -1,13 +1,13 @@
 """What each choice loses: measured once, and kept in a file for other sizes.
 
-    {"of": what it was measured of, "tokens": n,
+    {"of": what it was measured of, "tokens": n, "unrelated": nats,
      "losses": {"blk.0.attn_q.weight": {"Q4_K": nats a token, "Q2_K": null, ...}, ...}}
 
 null: the type cannot hold the tensor. A unit that is {} could not be measured.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -28,11 +28,22 @@ class Costs:
 
     losses: Losses
     tokens: int
+    unrelated: float | None = None  # how far apart predictions at unrelated places are, in nats
+
+    def together(self, losses: Iterable[float]) -> float:
+        """What several choices lose, each by itself so much.
+
+        Predictions that have nothing to do with the original's are no further from it than those
+        of unrelated places are from each other: more is not said.
+        """
+        total = sum(losses)
+        return total if self.unrelated is None else min(total, self.unrelated)
 
 
 def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
     """The file; it must not be there."""
-    found = {"of": known, "tokens": costs.tokens, "losses": costs.losses}
+    found = {"of": known, "tokens": costs.tokens, "unrelated": costs.unrelated}
+    found["losses"] = costs.losses
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     with staged_file(path, len(text)) as (staged, _):
         staged.write_text(text, encoding="utf-8")
@@ -48,7 +59,7 @@ def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, 
             str(unit): {str(choice): _loss(loss) for choice, loss in every.items()}
             for unit, every in found["losses"].items()
         }
-        costs = Costs(losses, _tokens(found["tokens"]))
+        costs = Costs(losses, _tokens(found["tokens"]), _loss(found.get("unrelated")))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(
             f"{path}: not a file of costs as `qtool fit --costs` writes it ({error}); name another "

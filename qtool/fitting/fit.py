@@ -87,6 +87,7 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
         kept=tuple(chosen.left),
         kept_share=chosen.left_share,
         tokens=costs.tokens,
+        unrelated=costs.unrelated,
         memory=most,
         seconds=progress.total(),
         peak_rss_bytes=peak_rss_bytes(),
@@ -134,7 +135,7 @@ def _measured(
         raise SourceError(
             f"{request.source}: of none of its matrices could be measured what errors in it cost"
         )
-    return Costs(losses, tokens.size)
+    return Costs(losses, tokens.size, found.unrelated)
 
 
 def _passed(

@@ -33,6 +33,7 @@ class Block:
     """What was found of a block, or of the head."""
 
     named: Named
+    unrelated: float | None = None  # of the head: see Slopes
     # Of the gradients by what the block is given for itself, by micro-batch.
     given: list[list[list[int]]] = field(default_factory=list)
 
@@ -61,6 +62,7 @@ class Kept:
         named: Named,
         gradients: Passing,
         given: list[list[torch.Tensor]],
+        unrelated: float | None = None,
     ) -> Block:
         """Of a block, with the gradients by what enters it, which lie in their place, and by what
         it is given for itself, which stay on the disk."""
@@ -69,13 +71,15 @@ class Kept:
         by_given = np.concatenate([np.empty(0, np.float32), *each])
         if each:
             self._given(index).write_bytes(by_given.view(np.uint8).data)
-        found = Block(named, [[list(tensor.shape) for tensor in batch] for batch in given])
+        shapes = [[list(tensor.shape) for tensor in batch] for batch in given]
+        found = Block(named, unrelated, shapes)
         self.space.journal.commit(
             _backwards(index),
             **entry,
             given=found.given,
             given_sums=checksum(by_given.view(np.uint8)),
             gradients=gradients.sums,
+            unrelated=unrelated,
         )
         states_at(self.space, index).unlink(missing_ok=True)  # needed no more
         return found
@@ -99,7 +103,9 @@ class Kept:
         entry = self.space.journal.done.get(_backwards(index), {})
         named = slopes_file.read(_slopes(self.space, index), entry)
         given = None if named is None else self._take_given(index, entry)
-        return None if named is None or given is None else Block(named, given)
+        if named is None or given is None:
+            return None
+        return Block(named, _number(entry.get("unrelated")), given)
 
     def _take_given(self, index: int, entry: Mapping[str, Any]) -> list[list[list[int]]] | None:
         """Their shapes; None where they are not there, or not whole."""
@@ -141,7 +147,7 @@ def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Vector]) -> Non
     _drop_passed(space)
 
 
-def take_all(space: Workspace) -> tuple[list[Named], dict[str, Vector]] | None:
+def take_all(space: Workspace) -> tuple[list[Block], dict[str, Vector]] | None:
     """Of the head, and of the blocks from the last to the first; and of tables. None where an
     earlier run has not found all, or not all is whole."""
     last: Mapping[str, Any] = space.journal.done.get(_ALL, {})
@@ -149,13 +155,13 @@ def take_all(space: Workspace) -> tuple[list[Named], dict[str, Vector]] | None:
     if type(count) is not int:
         return None
     tables = slopes_file.read(_slopes(space, _TABLES), last)
-    found: list[Named] = []
+    found: list[Block] = []
     for index in range(count, -1, -1):
         entry = space.journal.done.get(_backwards(index), {})
         named = slopes_file.read(_slopes(space, index), entry)
         if named is None:
             return None
-        found.append(named)
+        found.append(Block(named, _number(entry.get("unrelated"))))
     if tables is None:
         return None
     _drop_passed(space)  # where it was killed before
@@ -171,6 +177,10 @@ def _drop_passed(space: Workspace) -> None:
 
 def _slopes(space: Workspace, index: int | str) -> Path:
     return space.folder / f"slopes-{index}"
+
+
+def _number(value: Any) -> float | None:
+    return value if type(value) is float else None
 
 
 _TABLES = "tables"

@@ -17,15 +17,15 @@ from math import prod
 
 from qtool.fitting.allocate import STEPS
 from qtool.plan.budget import Memory, choose
-from qtool.plan.estimate import TORCH_PROCESS_BYTES, Peak, reading
+from qtool.plan.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, reading
 from qtool.plan.shapes import Block, Setting, Shapes, micro_batch
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
 LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 
-# What a thread has of logits at once, in copies: they, their logarithms, chances, and slopes.
-_LOGIT_COPIES = 6
+# What a thread has of logits at once, in copies: they, their logarithms, chances, slopes.
+_LOGIT_COPIES = 7
 # What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
 # hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
@@ -99,7 +99,7 @@ def _block(fitting: Fitting, block: Block, batches: int) -> Peak:
     numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
     given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, fitting.blocks)
     # A matrix that was there before leaves its room free between others.
-    held = block.nbytes + 4 * block.largest
+    held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
     sums = (batches + 1) * fitting.slope_bytes // max(1, fitting.blocks)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)

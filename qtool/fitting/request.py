@@ -24,6 +24,8 @@ SAMPLES = 16  # of the text, unless more are asked for
 # Between these there is a type for every half a bit; larger ones gain nothing.
 USUAL = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
 USUAL_WIDTHS = (4, 8)  # that fast kernels know
+# Of how far apart unrelated predictions are: losses up to there come true, measured (docs/fit.md).
+_RELIED = 0.25
 _OR_BITS = "; numbers of bits go with recipes of gptq and compressed-tensors, such as w4a16-ct"
 _LAYER = re.compile(r"\.?\b\d+\b")
 
@@ -151,6 +153,7 @@ class Fitted:
     kept: Sequence[str]  # those that could not be measured: they are as the recipe has it
     kept_share: float  # of all bytes of tensors
     tokens: int
+    unrelated: float | None  # how far apart predictions at unrelated places are, in nats
     memory: Memory
     seconds: float
     peak_rss_bytes: int
@@ -178,6 +181,11 @@ class Fitted:
         was = (
             "" if loss is None else f"; the recipe as it was: {old.size_bytes:,} bytes, {loss:.4f}"
         )
+        if self.unrelated is not None and max(self.loss, loss or 0.0) > _RELIED * self.unrelated:
+            said.append(
+                f"note: predictions at unrelated places are {self.unrelated:.3g} nats apart; what "
+                f"is said of losses beyond {_RELIED * self.unrelated:.2g} is not to be relied on"
+            )
         return [
             *said,
             f"{self.out}: {self.made.size_bytes:,} bytes, {self.made.bits_per_weight:.3f} bits per "
@@ -195,6 +203,7 @@ class Fitted:
             "loss": self.loss,
             "before": {"size_bytes": self.before[0].size_bytes, "loss": self.before[1]},
             "tokens": self.tokens,
+            "unrelated": self.unrelated,
             "memory": {
                 "max_ram_bytes": self.memory.max_ram_bytes,
                 "estimated_bytes": self.memory.estimated.nbytes,

@@ -29,9 +29,10 @@ class Slopes:
     head: Slope | None = None
     # Of tables that rows are looked up in, by checkpoint tensor: columns, over the text's tokens.
     tables: dict[str, Vector] = field(default_factory=dict)
+    unrelated: float | None = None  # mean KL divergence of predictions at unrelated places
 
     def digest(self) -> str:
-        """SHA-256 of all, in hexadecimal: the same where every number is."""
+        """SHA-256 of all slopes, in hexadecimal: the same where every number is."""
         found = hashlib.sha256()
         for named, vectors in self._parts():
             found.update(json.dumps([named, [one.size for one in vectors]]).encode())

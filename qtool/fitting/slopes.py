@@ -80,9 +80,11 @@ def measure(
         if gradients is None:
             way.before(count)
             gradients = Passing(gradients_at(space, count))
-            own = through_head(skeleton, stream, tokens, seed, gradients, workers, progress)
+            own, unrelated = through_head(
+                skeleton, stream, tokens, seed, gradients, workers, progress
+            )
             named: Named = [] if own is None else [(HEAD, -1, own)]
-            found = [way.kept.keep_slopes(count, named, gradients, [])]
+            found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]
         elif len(found) > 1:
             progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
         tracer = Tracer(stacked=True)
@@ -104,7 +106,7 @@ def measure(
 
         tables = before.tables(gradients, given_to)
     keep_all(space, count, tables)
-    return _gathered([block.named for block in found], tables)
+    return _gathered(found, tables)
 
 
 def finished(space: Workspace) -> Slopes | None:
@@ -113,10 +115,10 @@ def finished(space: Workspace) -> Slopes | None:
     return None if found is None else _gathered(*found)
 
 
-def _gathered(found: Sequence[Named], tables: dict[str, Vector]) -> Slopes:
+def _gathered(found: Sequence[Block], tables: dict[str, Vector]) -> Slopes:
     """found: of the head, then of the blocks from the last to the first."""
-    slopes = Slopes(tables=tables)
-    for name, number, slope in (one for named in found for one in named):
+    slopes = Slopes(tables=tables, unrelated=found[0].unrelated)
+    for name, number, slope in (one for block in found for one in block.named):
         if name == HEAD:
             slopes.head = slope
             continue

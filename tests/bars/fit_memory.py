@@ -23,7 +23,7 @@ import commands
 import max_ram
 from max_ram import MIB, MOST_OVER
 
-CHECKPOINT = (("q4_k_m-awq-gptq", 4.5), ("w4a16-ct", 6.5))
+CHECKPOINT = (("q4_k_m-awq-gptq", 4.5), ("w4a16-ct", 16.0))
 FILE = (("q4_k_m", 4.5),)
 
 
