@@ -106,6 +106,15 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
          "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "head_dim": 32,
          "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
     ),
+    "llama4-maverick": (
+        "Llama4Text",
+        {"num_local_experts": 128, "num_experts_per_tok": 1, "intermediate_size": 32,
+         "intermediate_size_mlp": 80, "num_hidden_layers": 4, "interleave_moe_layer_step": 2,
+         "head_dim": 32, "use_qk_norm": False,
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 3e4, "factor": 16.0,
+                             "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                             "original_max_position_embeddings": 128}},
+    ),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 8,

@@ -60,7 +60,7 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"rms_norm_eps": "small"}, llama(), SourceError, "rms_norm_eps is 'small', expected a number"),
     ({"rope_parameters": [1]}, llama(), SourceError, r"rope_parameters is \[1\]"),
     ({"rope_theta": 1e300}, llama(), SourceError, r"rope_theta is '1e\+300', expected a number"),
-    ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1}}, llama(), SourceError,
+    ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 0.5}}, llama(), SourceError,
      "makes no sense"),
     ({"rope_scaling": {"rope_type": "llama3"}, "rope_theta": 0}, llama(), SourceError,
      "rope_theta 0.0 makes no sense"),

@@ -80,7 +80,7 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
         "llama-experts", says("llama.expert_count", Kind.UINT32, 10**9), "is 1000000000, expected",
     ),
     "experts that are not there": (
-        "llama", adds("llama.expert_count", Kind.UINT32, 4), "lacks blk.0.ffn_g",
+        "llama", adds("llama.expert_count", Kind.UINT32, 4), "expert_used_count is not said",
     ),
     "experts by name": (
         "gemma2", adds("gemma2.expert_count", Kind.STRING, "four"), "gemma2.expert_count is 'four'",

@@ -36,6 +36,7 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
           "qwen3-next", "glm-5")  # fmt: skip
 # A GGUF file does not say which gelu a model has; that of the class comes back, and here it is not.
 _OTHER_GELU = ("gpt-neox-rotary",)
+_OTHER_SLOPE = ("gpt-oss",)  # and not whether YaRN's slope is rounded, which gpt-oss is said not to
 # In MXFP4, which comes back as plain numbers; see below.
 _NO_WAY_BACK = gguf_models_sparse.NO_WAY_BACK
 _EACH_PLAIN = [
@@ -91,23 +92,39 @@ def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
     assert others == own
 
 
-@pytest.mark.parametrize("name", [name for name in _EACH if name not in _OTHER_GELU])
+@pytest.mark.parametrize("name", [name for name in _EACH if name not in _OTHER_GELU + _OTHER_SLOPE])
 def test_same_function(name: str, tmp_path: Path) -> None:
     """transformers computes the same logits, to the bit, from what comes back."""
+
+    folder = gguf_models.build(name, tmp_path / "model")
+    same_function(folder, tmp_path / "back", exact=name not in gguf_models_states.MODELS)
+
+
+def test_the_slope_of_gpt_oss_comes_back(tmp_path: Path) -> None:
+    """As released, in a checkpoint; what is run of the file itself is what llama.cpp computes."""
+    folder = gguf_models.build("gpt-oss", tmp_path / "model")
+    rope = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0, "truncate": False,
+            "original_max_position_embeddings": 64}  # fmt: skip
+    gguf_models.rewrite_config(folder, lambda config: config.update(rope_parameters=rope))
+    same_function(folder, tmp_path / "back")
+    with gguf_weights(source_of(folder)) as (weights, _):
+        assert weights.config["rope_scaling"]["truncate"] is True
+
+
+def same_function(folder: Path, out: Path, *, exact: bool = True) -> None:
     import torch
     from transformers import AutoConfig
 
-    folder = gguf_models.build(name, tmp_path / "model")
-    made = back(source_of(folder), tmp_path / "back")
+    made = back(source_of(folder), out)
     tokens = torch.arange(1, 25).reshape(1, -1)
     logits = []
-    for path in (folder, tmp_path / "back"):
+    for path in (folder, out):
         auto = gguf_models.auto_model(AutoConfig.from_pretrained(path))
         model = auto.from_pretrained(path, dtype=torch.float32).eval()
         with torch.no_grad():
             logits.append(model(tokens).logits.numpy())
     assert made.dtype == "float32"
-    if name in gguf_models_states.MODELS:  # thousands of logarithms of rates, rounded
+    if not exact:  # thousands of logarithms of rates, rounded
         assert np.allclose(logits[0], logits[1], rtol=1e-5, atol=1e-5 * np.ptp(logits[0]))
         return
     assert np.array_equal(logits[0], logits[1])
@@ -284,6 +301,79 @@ def test_keys_that_are_needed(tmp_path: Path) -> None:
     without = tuple(t for t in source.tensors if t.name != "token_embd.weight")
     with pytest.raises(FormatError, match=r"lacks token_embd\.weight"):
         hf_model(replace(source, tensors=without))
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "expected"),
+    [
+        ("deepseek-v3-plain", ("expert_group_count", "expert_group_used_count"),
+         {"n_group": 1, "topk_group": 1}),
+        ("deepseek-v3-plain", ("expert_weights_scale",), {"routed_scaling_factor": 1.0}),
+        ("deepseek-v3", ("leading_dense_block_count",), {"first_k_dense_replace": 0}),
+        ("glm-5", ("expert_weights_norm",), {"norm_topk_prob": False}),
+        ("granite-moe", ("attention.scale",), {"attention_multiplier": 0.25}),
+    ],
+)  # fmt: skip
+def test_what_a_file_leaves_to_llama_cpp(
+    name: str, lost: tuple[str, ...], expected: dict[str, object], tmp_path: Path
+) -> None:
+    """Not what a class of transformers takes for granted."""
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    less = {key: value for key, value in source.metadata.items() if not key.endswith(lost)}
+    assert len(less) < len(source.metadata)
+    if "leading_dense_block_count" in lost:  # then the first has experts, which this one lacks
+        with pytest.raises(FormatError, match=r"lacks blk\.0\.ffn_gate_inp\.weight"):
+            hf_model(replace(source, metadata=less))
+        return
+    config = hf_model(replace(source, metadata=less)).config
+    assert {key: config[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("glm-5", "attention.indexer.types", u32(1), "expected"),
+        ("deepseek-v3", "expert_group_count", u32(0), "divides the 6 experts"),
+        ("deepseek-v3", "expert_group_count", u32(4), "divides the 6 experts"),
+        ("deepseek-v3", "expert_group_used_count", u32(0), "expected 1 to 3"),
+        ("deepseek-v3", "expert_used_count", u32(7), "expected 1 to 6"),
+        ("llama4", "expert_used_count", u32(0), "expected 1 to 6"),
+        ("gpt-oss", "rope.scaling.factor", f32(-1), "expected a number above 0"),
+        ("qwen3-next", "ssm.group_count", u32((1 << 31) - 1), "the longest axis of a tensor"),
+        ("qwen3-next", "ssm.state_size", u32(90), "room for"),
+    ],
+)
+def test_counts_of_experts_and_states(
+    name: str, key: str, value: Value, said: str, tmp_path: Path
+) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    named = f"{source.architecture}.{key}"
+    assert named in source.metadata
+    with pytest.raises(FormatError, match=said):
+        hf_model(replace(source, metadata={**source.metadata, named: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "older"),
+    [
+        ("deepseek-v2", "blk.0.attn_k_b.weight", "blk.0.attn_kv_b.weight"),
+        ("qwen3-next", "blk.0.attn_gate.weight", "blk.0.ssm_in.weight"),
+    ],
+)
+def test_files_of_older_converters(name: str, tensor: str, older: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    tensors = tuple(replace(t, name=older) if t.name == tensor else t for t in source.tensors)
+    with pytest.raises(UnsupportedError, match=f"{older} is of an older llama.cpp converter"):
+        hf_model(replace(source, tensors=tensors))
+
+
+@pytest.mark.parametrize("end", ["ffn_down_exps", "ffn_gate_exps"])
+def test_biases_of_experts_are_needed(end: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build("gpt-oss", tmp_path / "model"))
+    lost = f"blk.1.{end}.bias"
+    tensors = tuple(t for t in source.tensors if t.name != lost)
+    with pytest.raises(FormatError, match=f"lacks {lost}"):
+        hf_model(replace(source, tensors=tensors))
 
 
 def test_config_says_what_llama_cpp_takes_for_granted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
 
 # What model classes raise when the numbers in a config do not go together.
-_REFUSALS = (
+REFUSALS = (
     ValueError,
     TypeError,
     AssertionError,
@@ -102,7 +102,7 @@ def meta_model(checkpoint: Weights) -> Any:
                 # One F.linear per expert, in which the expert's own rows can be seen.
                 experts_implementation="eager",
             )
-    except _REFUSALS as error:
+    except REFUSALS as error:
         said = " ".join(str(error).split())[:200]
         raise SourceError(
             f"{where / 'config.json'}: transformers cannot build the {kind!r} that it describes "

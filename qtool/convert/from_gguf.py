@@ -62,6 +62,12 @@ def _tensor(tensor: HfTensor, number: int) -> Tensor:
     if type_.weights == 1:
         raw = partial(tensor.bytes_of, number)
         return Tensor(spec.name, spec.shape, spec.dtype, spec.dtype, raw=raw)
+    if len(spec.shape) > 2:
+        named = ", ".join(one.name for one in tensor.in_file)
+        raise UnsupportedError(
+            f"{named}: is {spec.name} in the checkpoint, all experts in one tensor, which no "
+            "other format has in codes; dequantize the file with --to hf, and quantize that"
+        )
     read = partial(_read, tensor, number)
     return Tensor(spec.name, spec.shape, spec.dtype, type_.name, type_.weights, "float16", read)
 

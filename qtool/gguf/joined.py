@@ -9,9 +9,10 @@ type and none is turned; otherwise the whole is dequantized, a matrix at a time.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,8 @@ class _Whole:
     height: int
     width: int
     type: BlockType
+    kept: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
     def read(self, first: int, last: int) -> NDArray[np.uint8]:
         """See SourceTensor."""
@@ -110,9 +113,22 @@ class _Whole:
         while at < last:
             number, start = divmod(at, self.height)
             stop = min(self.height, start + last - at)
-            out[at - first :][: stop - start] = _matrix(self, number)[start:stop]
+            out[at - first :][: stop - start] = self._rows(number, start, stop)
             at += stop - start
         return out
+
+    def _rows(self, number: int, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows of one matrix. It is kept until its last row is read: exports ask for pieces."""
+        if (start, stop) == (0, self.height):
+            return self.matrix(number)
+        with self.lock:
+            if number not in self.kept:
+                self.kept.clear()
+                self.kept[number] = self.matrix(number)
+            found = self.kept[number][start:stop]
+            if stop == self.height:
+                self.kept.clear()
+            return found
 
     def matrix(self, number: int) -> NDArray[np.uint8]:
         """uint8 [height, bytes of a row]."""
@@ -125,12 +141,6 @@ class _Whole:
             else:
                 out[part.first + there] = raw
         return out
-
-
-@lru_cache(maxsize=2)
-def _matrix(whole: _Whole, number: int) -> NDArray[np.uint8]:
-    """Kept, since rows of a matrix are asked for in pieces, one after another."""
-    return whole.matrix(number)
 
 
 def joined(parts: Sequence[Part], name: str, where: str) -> SourceTensor:

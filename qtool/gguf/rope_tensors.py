@@ -65,7 +65,7 @@ def llama3_divisors(rope: Mapping[str, Any], rotated: int) -> NDArray[np.float32
     factor, low, high = (number(named, name) for name in given)
     original = number(named, "original_max_position_embeddings")
     base = number(named, "rope_theta")
-    if not 0 < low < high or factor <= 0 or original <= 0 or base <= 0:
+    if not 0 < low <= high or factor <= 0 or original <= 0 or base <= 0:
         raise SourceError(
             f"config.json: rope scaling of the type llama3 with low_freq_factor {low}, "
             f"high_freq_factor {high}, factor {factor} over {original} and rope_theta {base} "
@@ -80,7 +80,7 @@ def llama3_divisors(rope: Mapping[str, Any], rotated: int) -> NDArray[np.float32
     for i, length in enumerate(wavelengths):
         if length > np.float32(original / low):
             found[i] = factor
-        elif length >= np.float32(original / high):
+        elif low < high and length >= np.float32(original / high):
             # torch divides a number by a tensor as number * (1 / tensor).
             share = (one / length * np.float32(original) - np.float32(low)) / np.float32(high - low)
             found[i] = one / ((one - share) / np.float32(factor) + share)

@@ -182,8 +182,8 @@ def _tensors(
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
-                first = suffix == module.ends[0][0]
-                if first and module.required(config) and not head and not left_out:
+                needed = suffix == module.ends[0][0] or module.packed  # whose biases are, too
+                if needed and module.required(config) and not head and not left_out:
                     raise FormatError(
                         f"{source.path}: lacks {gguf_name}{suffix}, which {row.name} needs"
                     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
@@ -53,6 +54,10 @@ _TOKEN_IDS = {
 # Why a file cannot be made a checkpoint again, by architecture.
 _NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
 
+# Tensors that converters wrote once; llama.cpp loads them to this day.
+_OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}
+_NONE = "\0"
+
 
 def has_way_back(architecture: str) -> bool:
     """Whether a file of llama.cpp's architecture can be made a checkpoint again, and run here."""
@@ -69,6 +74,13 @@ def check_way_back(source: GgufSource) -> None:
             "use the checkpoint that it was made of, and llama-perplexity to measure the file"
         )
 
+    old = next((t.name for t in source.tensors if t.name.endswith(_OLDER.get(name, _NONE))), None)
+    if old is not None:
+        raise UnsupportedError(
+            f"{source.path}: {old} is of an older llama.cpp converter, and two tensors today; "
+            "convert the checkpoint once more"
+        )
+
 
 def class_of(source: GgufSource) -> str:
     """The class of transformers that computes what llama.cpp's architecture does."""
@@ -76,7 +88,8 @@ def class_of(source: GgufSource) -> str:
     experts = source.metadata.get(f"{name}.expert_count")
     if name == "llama" and experts is not None and experts.value != 0:
         return "MixtralForCausalLM"
-    if name == "deepseek2" and "deepseek2.nextn_predict_layers" in source.metadata:
+    ahead = source.metadata.get(f"{name}.nextn_predict_layers")
+    if name == "deepseek2" and ahead is not None and ahead.value != 0:
         return "Glm4MoeLiteForCausalLM"
     if name == "granitemoe" and any(t.name.endswith("_shexp.weight") for t in source.tensors):
         return "GraniteMoeSharedForCausalLM"
@@ -153,7 +166,7 @@ def hf_config(
     elif any(key.name == "rope.freq_base" for key in row.keys):
         put_rope(row, config, given, vectors, source)
     config |= bias_settings(row, rows.keys(), source)
-    _put_own(row, config, rows.keys())
+    _put_own(row, config, rows.keys(), source)
     _put_asked(row, config, rows.keys())
     config |= token_ids(source, config["vocab_size"])
     _prove(row, config, source)
@@ -186,6 +199,8 @@ def _to(setting: str, change: Callable[[Any], Any] = lambda value: value) -> Cal
 
 
 def _put_inner_size(config: dict[str, Any], value: Any) -> None:
+    if "linear_num_value_heads" not in config:
+        return
     config["linear_value_head_dim"] = value // max(1, config.get("linear_num_value_heads", 1))
 
 
@@ -236,7 +251,9 @@ def _put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]
             config[asked[name]] = f"{gguf_name}.weight" in names
 
 
-def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
+def _put_own(
+    row: Architecture, config: dict[str, Any], names: Collection[str], source: GgufSource
+) -> None:
     """Settings that llama.cpp takes for granted, or sees in the tensors."""
     if row.name == "stablelm":
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
@@ -244,10 +261,14 @@ def _put_own(row: Architecture, config: dict[str, Any], names: Collection[str]) 
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
     if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
         config["norm_topk_prob"] = True
+    if row.name.startswith(("nemotron_h", "granitehybrid")):
+        config["max_position_embeddings"] = plain(source.metadata[f"{row.name}.context_length"])
     if row.name.startswith("nemotron_h"):
         config["use_conv_bias"] = _biased_taps(names)
     if row.name in ("gpt-oss", "granitehybrid", "granitemoe", "llama4"):
-        config["num_local_experts"] = config.get("num_experts", 0)
+        config["num_local_experts"] = config.pop("num_experts", 0)
+    if row.name == "llama4":
+        config["use_qk_norm"] = config["num_local_experts"] != WITHOUT_NORMS
     if row.name == "granitehybrid":
         config["mamba_conv_bias"] = _biased_taps(names)
     if row.name == "afmoe":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.gguf_values import Kind, Value
+from qtool.formats.gguf_values import Kind, Value, boolean, f32, u32
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.shapes import has_mlp
@@ -36,6 +36,7 @@ _NO_NUMBERS = {
     "rope.scaling.finetuned": frozenset({Kind.BOOL}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
+    "attention.indexer.types": frozenset(),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }
@@ -93,13 +94,37 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
         if counts and _least(known[name], given[name]) <= 0:
             raise FormatError(f"{source.path}: {prefix}{name} is {_short(given[name])}")
     _bounded(source, prefix, known, given)
+    _bounded_experts(source, prefix, known, given)
     for name, value in given.items():
+        if name == "nextn_predict_layers" and value.value == 0:
+            continue
         if name not in known and not _says_nothing(row, name, value, given):
             raise UnsupportedError(
                 f"{source.path}: {prefix}{name} is {_short(value)}, which no setting of a Hugging "
                 f"Face {row.name} checkpoint says; convert the checkpoint that it was made of"
             )
-    return {name: value for name, value in given.items() if name in known}
+    found = {name: value for name, value in given.items() if name in known}
+    return _unsaid(row, known, found) | found
+
+
+def _unsaid(
+    row: Architecture, known: Mapping[str, Key], given: Mapping[str, Value]
+) -> dict[str, Value]:
+    """What llama.cpp takes for granted where a file has no such key, and the class something else.
+    Source: llama.cpp, src/llama-hparams.h and src/models/."""
+    width = given["embedding_length"].value / max(1, given["attention.head_count"].value)
+    defaults = {
+        "expert_group_count": u32(1), "expert_group_used_count": u32(1),
+        "expert_weights_scale": f32(1.0), "expert_weights_norm": boolean(False),
+        "leading_dense_block_count": u32(0), "attention.scale": f32(1 / math.sqrt(width or 1)),
+    }  # fmt: skip
+    found = {}
+    for name, value in defaults.items():
+        # Of groups the class that says nothing has none.
+        silent = 1 if "group" in name else None
+        if name in known and row.defaults.get(known[name].setting, silent) != value.value:
+            found[name] = value
+    return found
 
 
 def plain(value: Value) -> Any:
@@ -163,6 +188,36 @@ def _bounded(
             f"{source.path}: {prefix}expert_count is {experts.value}, expected at most "
             f"{_MOST_EXPERTS}"
         )
+
+
+def _bounded_experts(
+    source: GgufSource, prefix: str, known: Mapping[str, Key], said: Mapping[str, Value]
+) -> None:
+    """How many experts a token visits, and of how many groups; and what makes state spaces, which
+    has rows of its own."""
+    given = {name: value.value for name, value in said.items() if name in known}
+
+    def refuse(name: str, expected: str) -> None:
+        found = given.get(name, "not said")
+        raise FormatError(f"{source.path}: {prefix}{name} is {found}, expected {expected}")
+
+    experts = given.get("expert_count") or 0
+    used, groups = given.get("expert_used_count"), given.get("expert_group_count", 1)
+    of_groups = given.get("expert_group_used_count", 1)
+    if experts and "expert_used_count" in known and not (used and 0 < used <= experts):
+        refuse("expert_used_count", f"1 to {experts}, as many as there are")
+    if experts and groups is not None and (groups < 1 or experts % groups):
+        refuse("expert_group_count", f"a number that divides the {experts} experts")
+    if experts and not 0 < of_groups <= groups:
+        refuse("expert_group_used_count", f"1 to {groups}, as many groups as there are")
+    if not given.get("rope.scaling.factor", 1.0) > 0:
+        refuse("rope.scaling.factor", "a number above 0")
+    most_rows = max((max(tensor.shape, default=0) for tensor in source.tensors), default=0)
+    for name in (name for name in given if name.startswith("ssm.")):
+        if isinstance(given[name], int) and not 0 <= given[name] <= most_rows:
+            refuse(name, f"at most {most_rows}, the longest axis of a tensor")
+    if given.get("ssm.group_count", 1) * given.get("ssm.state_size", 1) > most_rows:
+        refuse("ssm.group_count", "no more groups than the tensors have room for")
 
 
 def _least(key: Key, value: Value) -> Any:

@@ -76,6 +76,8 @@ def put_rope(
                 scaling[name] = (
                     value if name == "original_max_position_embeddings" else float(value)
                 )
+        if row.name == "gpt-oss":  # as all of them have it; llama.cpp goes otherwise in any case
+            scaling["truncate"] = False
         if "mscale_all_dim" in scaling and setting == "qk_rope_head_dim":
             # A tenth of it, in float32.
             scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
@@ -141,7 +143,7 @@ def _llama3(
         )
     for length in _LLAMA3_LENGTHS:
         for low in (1.0, 2.0):
-            for high in (4.0, 2.0, 8.0):
+            for high in (4.0, 2.0, 8.0, 1.0):
                 rope = {
                     "rope_type": "llama3",
                     "factor": float(divisors.max()),
@@ -149,7 +151,7 @@ def _llama3(
                     "high_freq_factor": high,
                     "original_max_position_embeddings": length,
                 }
-                if low >= high:
+                if low > high:
                     continue
                 with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                     made = llama3_divisors({**rope, "rope_theta": theta}, rotated)

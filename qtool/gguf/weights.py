@@ -99,6 +99,7 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
         for tensor in model.tensors
         for spec in tensor.specs
     }
+    model = replace(model, config=_as_engine(model.config))
     files = side_files(source, model)
     with TemporaryDirectory(prefix="qtool-") as folder:
         for name, content in files.items():
@@ -109,6 +110,15 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
         except QtoolError as error:
             # Nobody knows the temporary folder; what is wrong with it is so of the file.
             raise type(error)(str(error).replace(folder, str(source.path))) from error
+
+
+def _as_engine(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json of what llama.cpp computes: it rounds where YaRN's slope begins and ends,
+    whatever gpt-oss asks for."""
+    rope = config.get("rope_scaling")
+    if not isinstance(rope, Mapping) or rope.get("truncate") is not False:
+        return config
+    return {**config, "rope_scaling": {**rope, "truncate": True}}
 
 
 def with_origins(source: GgufSource, model: HfModel) -> GgufSource:

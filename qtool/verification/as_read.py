@@ -13,12 +13,14 @@ def as_read(folder: Path) -> Mapping[str, Any]:
     from transformers import AutoConfig
     from transformers.utils import logging
 
+    from qtool.calibrating.meta_model import REFUSALS
+
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         found: Mapping[str, Any] = config.get_text_config(decoder=True).to_dict()
-    except Exception:  # whatever a class has against its numbers is not asked here
+    except (*REFUSALS, OSError):  # what a class has against its numbers is not asked here
         return {}
     finally:
         logging.set_verbosity(verbosity)

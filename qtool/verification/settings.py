@@ -76,7 +76,8 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     different += [key for key in lost if key not in different]
     if different and not {*_CLASSES} & {*different}:
         read = [as_read(folder) for folder in (subject.artifact.checkpoint.folder, source.folder)]
-        different = [key for key in different if not _read_alike(key, *read)]
+        # Whether the head is tied stands outside of the decoder's settings, which are read.
+        different = [key for key in different if key == _TIED or not _read_alike(key, *read)]
     yield from unlike(
         different,
         _CHOSEN,

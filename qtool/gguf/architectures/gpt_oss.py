@@ -54,7 +54,7 @@ def _rounded_slope(config: Config) -> str | None:
         return None
     return (
         "truncate of the rope settings is false, and llama.cpp rounds where YaRN's slope begins "
-        "and ends: results differ a little"
+        "and ends: some rotations are others there"
     )
 
 

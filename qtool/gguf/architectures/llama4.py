@@ -22,7 +22,7 @@ from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import Config, count
 from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
-_WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
+WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
 _AT = BLOCK + "feed_forward."
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -75,7 +75,7 @@ def _known_settings(config: Config) -> str | None:
     for name, usual in _USUAL.items():
         if config.get(name, usual) != usual:
             return f"{name} is {config[name]}, and it takes {usual}"
-    normalized = config["num_experts"] != _WITHOUT_NORMS
+    normalized = config["num_experts"] != WITHOUT_NORMS
     if bool(config.get("use_qk_norm")) != normalized:
         given = config.get("use_qk_norm")
         return (
