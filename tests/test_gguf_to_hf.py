@@ -340,7 +340,7 @@ def test_what_a_file_leaves_to_llama_cpp(
         ("llama4", "expert_used_count", u32(0), "expected 1 to 6"),
         ("gpt-oss", "rope.scaling.factor", f32(-1), "expected a number above 0"),
         ("qwen3-next", "ssm.group_count", u32((1 << 31) - 1), "the longest axis of a tensor"),
-        ("qwen3-next", "ssm.state_size", u32(100), "room for"),
+        ("qwen3-next", "ssm.state_size", u32(130), "room for"),
     ],
 )
 def test_counts_of_experts_and_states(

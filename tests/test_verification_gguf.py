@@ -212,6 +212,22 @@ def test_a_tensor_is_missed(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert found.severity == "error" and found.name == LOST[name]
 
 
+def test_keys_that_a_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp chooses experts without groups where a file does not speak of them."""
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    folder = gguf_models.build("deepseek-v3", tmp_path / "model")
+    made = gguf_from_hf.write(folder, tmp_path / "made.gguf", "f16")
+    tensors = {}
+    for info in made.tensors.values():
+        values = gguf_from_hf.raw(made, info.name).view(DTYPES[info.type.name])
+        tensors[info.name] = values.astype(np.float32).reshape(info.shape), info.type
+    for lost in ("", "expert_group_count", "expert_weights_norm"):
+        less = {k: v for k, v in made.metadata.items() if not (lost and k.endswith(lost))}
+        path = gguf_files.write(tmp_path / f"lost{lost}.gguf", less, tensors)
+        found = verify_artifact(path, against=folder).findings
+        assert [f.severity for f in found if f.check == "settings"] == ["error"] * bool(lost)
+
+
 def test_one_tensor_in_place_of_several(tmp_path: Path) -> None:
     """llama.cpp takes queries, keys and values of any model in one."""
     path = gguf_files.model(tmp_path / "apart.gguf", layers=1)

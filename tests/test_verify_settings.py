@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import pytest
 from gallery import raw
 
@@ -61,6 +62,18 @@ def test_what_is_told(
         (folder / "config.json").write_text(json.dumps(config))
     verdict = verify_artifact(folders[1], against=folders[0])
     assert [f.severity for f in verdict.findings if f.check == "settings"] == found
+
+
+def test_whether_a_head_is_tied_stands_outside_of_the_text(tmp_path: Path) -> None:
+    """Of a model that also sees: the class of its decoder alone knows nothing of it."""
+    folders = tmp_path / "source", tmp_path / "artifact"
+    for folder, tied in zip(folders, (False, True), strict=True):
+        gguf_models.build("mistral4", folder)
+        gguf_models.rewrite_config(folder, lambda config, tied=tied: config.update(
+            tie_word_embeddings=tied))  # fmt: skip
+    verdict = verify_artifact(folders[1], against=folders[0])
+    said = [f.message for f in verdict.findings if f.check == "settings"]
+    assert len(said) == 1 and "tie_word_embeddings true, there false" in said[0]
 
 
 @pytest.mark.parametrize("changed", [False, True])

@@ -19,7 +19,10 @@ _SHOWN = 60  # characters of a value
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _OF_TEXT = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix")
 # What llama.cpp takes where the file says nothing.
-_UNSAID = {"rope.freq_base": 10000.0, "rope.scaling.type": "none"}
+_UNSAID = {
+    "rope.freq_base": 10000.0, "rope.scaling.type": "none", "expert_group_count": 1,
+    "expert_group_used_count": 1, "expert_weights_scale": 1.0, "expert_weights_norm": False,
+}  # fmt: skip
 # What may have been changed on purpose.
 _CHOSEN = ("context_length", "vocab_size", "_token_id")
 
