@@ -18,9 +18,10 @@ from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf import from_hf
 from qtool.gguf.from_hf import NOTHING_READS, hf_source
+from qtool.gguf.hf_tensor import floats_of
 from qtool.gguf.rope_tensors import proportional_divisors
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf.to_hf import floats_of, hf_model
+from qtool.gguf.to_hf import hf_model
 from qtool.gguf_types import F32
 
 FULL, WINDOW = "full_attention", "sliding_attention"

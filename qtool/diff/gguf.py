@@ -22,11 +22,12 @@ from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.fused_experts import apart_as
+from qtool.gguf.hf_tensor import HfTensor, put_back
 from qtool.gguf.inspect import gguf_models, plain
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.statistics import numbers
-from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
+from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf_types import BY_NAME
 from qtool.scheme import GroupQuant
 

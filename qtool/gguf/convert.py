@@ -30,10 +30,11 @@ from qtool.formats.safetensors_file import (
     to_float32,
 )
 from qtool.formats.safetensors_header import read_json
+from qtool.gguf.hf_tensor import HfTensor, put_back
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.resume import source_files
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
+from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
 from qtool.runs import program

@@ -2,6 +2,7 @@
 
     checkpoint[s] = gguf[inverse(s)] - add        rows and norms put back as the table says
     experts stacked in one tensor                 -> one tensor each
+    several tensors that are parts of one         -> that one (`joined`)
 
 Matrices of float16 and bfloat16 keep their bytes; quantized ones are dequantized and rounded once.
 What llama.cpp keeps in float32 goes back to the model's dtype where that loses nothing, so that the
@@ -15,9 +16,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import Module
@@ -25,83 +25,18 @@ from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import NOTHING_READS, gguf_names
 from qtool.gguf.hf_config import count
+from qtool.gguf.hf_tensor import PLAIN, HfTensor, floats_of, stored_again, taken_back
 from qtool.gguf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.joined import Part, joined
 from qtool.gguf.kinds import stored_shape
-from qtool.gguf.source import GgufSource, SourceTensor, as_floats
+from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf_biases import check_biases
 from qtool.gguf.to_hf_config import check_way_back, class_of, hf_config
-from qtool.gguf_types import BF16, F16, F32, BlockType
-from qtool.native import floats
+from qtool.gguf_types import F32
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _MOST_DIVISORS = 1 << 16
-_AT_ONCE = 1 << 22  # numbers that are float32 in memory
-_PLAIN = {F16: "F16", BF16: "BF16", F32: "F32"}
-
-
-@dataclass(frozen=True)
-class HfTensor:
-    """One GGUF tensor, and the tensors of the checkpoint that it becomes; or one of these, and the
-    GGUF tensors that it is put together of."""
-
-    source: SourceTensor  # or as if the file had the whole
-    module: Module
-    groups: int  # heads or experts that its rows fall into
-    specs: tuple[TensorSpec, ...]  # one, or one per expert
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def in_file(self) -> tuple[SourceTensor, ...]:
-        """The file's own tensors."""
-        return tuple(part.tensor for part in self.parts) or (self.source,)
-
-    @property
-    def type(self) -> BlockType:
-        """How the file stores it: of several types, one in blocks."""
-        return max((tensor.type for tensor in self.in_file), key=lambda one: one.weights)
-
-    def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Each tensor's name and bytes."""
-        for number, spec in enumerate(self.specs):
-            yield spec.name, self.bytes_of(number)
-
-    def copied(self, dtype: str) -> bool:
-        """Whether the file's own bytes are what is stored as this dtype."""
-        changed = self.module.add or self.module.values is not None or self.type.weights > 1
-        return _PLAIN.get(self.source.type) == dtype and not changed
-
-    def comes_back(self, dtype: str) -> bool:
-        """Whether numbers that llama.cpp stores another way give the file's own once more."""
-        if self.module.values is None:
-            return False
-        there = floats_of(self.source, 0, self.source.rows)
-        return np.array_equal(_again(_taken_back(there, self.module), dtype, self.module), there)
-
-    def values(self, number: int, first: int, last: int) -> NDArray[np.float32]:
-        """float32 [last - first, in_features]: rows of one of the tensors."""
-        start = number * prod(self.specs[0].shape[:-1]) if len(self.specs) > 1 else 0
-        return _taken_back(floats_of(self.source, start + first, start + last), self.module)
-
-    def bytes_of(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of one of the tensors."""
-        spec = self.specs[number]
-        if self.module.rearranged:
-            return _stored(put_back(self.source, self.module, self.groups), spec.dtype, spec.name)
-        # Vectors of several experts are rows of one tensor.
-        rows = prod(spec.shape[:-1])
-        start = number * rows if len(self.specs) > 1 else 0
-        if self.copied(spec.dtype):
-            return np.ascontiguousarray(self.source.read(start, start + rows)).reshape(-1)
-        out = np.empty(spec.nbytes, np.uint8)
-        width = spec.nbytes // rows
-        step = max(1, _AT_ONCE // max(1, self.source.in_features))
-        for first in range(0, rows, step):
-            last = min(rows, first + step)
-            values = self.values(number, first, last)
-            out[first * width : last * width] = _stored(values, spec.dtype, spec.name)
-        return out
 
 
 @dataclass(frozen=True)
@@ -156,7 +91,7 @@ def _usual_dtype(source: GgufSource) -> str:
     sizes: dict[str, int] = {}
     for tensor in source.tensors:
         if len(tensor.shape) > 1:
-            dtype = _PLAIN.get(tensor.type, "F16")
+            dtype = PLAIN.get(tensor.type, "F16")
             sizes[dtype] = sizes.get(dtype, 0) + prod(tensor.shape)
     return max(sizes, key=lambda name: sizes[name], default="F32")
 
@@ -284,66 +219,10 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:
-        return _PLAIN.get(tensor.type, dtype) if keep else dtype
+        return PLAIN.get(tensor.type, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
-    values = _taken_back(there, module)
+    values = taken_back(there, module)
     # Rates of a checkpoint in float16 are rounded once more, and no others come back as they are.
     tried = (dtype,) if module.values is None else (dtype, "F32", "F16")
-    same = (one for one in tried if np.array_equal(_again(values, one, module), there))
+    same = (one for one in tried if np.array_equal(stored_again(values, one, module), there))
     return next(same, "F32")
-
-
-def _again(values: NDArray[np.float32], dtype: str, module: Module) -> NDArray[np.float32]:
-    """What the file would have of `values` stored as dtype. llama.cpp's converter adds to float16
-    in float16, which gives numbers that the sum in float32 gives, too."""
-    held = values
-    if dtype == "F16":
-        held = floats.from_float16(floats.to_float16(values))
-    elif dtype == "BF16":
-        held = floats.from_bfloat16(floats.to_bfloat16(values))
-    if module.values is None:
-        return held + np.float32(module.add)
-    made = module.values.forward(held)
-    return floats.from_float16(floats.to_float16(made)) if dtype == "F16" else made
-
-
-def _taken_back(values: NDArray[np.float32], module: Module) -> NDArray[np.float32]:
-    """The checkpoint's numbers of those that llama.cpp stores."""
-    if module.values is not None:
-        return module.values.inverse(values)
-    return values - np.float32(module.add) if module.add else values
-
-
-def floats_of(tensor: SourceTensor, first: int, last: int) -> NDArray[np.float32]:
-    """Rows first to last as float32 [last - first, in_features]."""
-    return as_floats(tensor, np.ascontiguousarray(tensor.read(first, last)))
-
-
-def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.float32]:
-    """The tensor's values, float32 of its shape, as the checkpoint has them."""
-    values = floats_of(tensor, 0, tensor.rows)
-    if module.rows is not None:
-        rows = values.reshape(-1) if len(tensor.shape) == 1 else values
-        order = np.arange(len(rows), dtype=np.int64)
-        values = rows[module.rows.inverse(order, groups, len(rows))]
-    if module.columns is not None:
-        found = np.empty_like(values)
-        found[:, module.columns] = values
-        values = found
-    found = _taken_back(values, module).reshape(tensor.shape)
-    return np.ascontiguousarray(found.T) if module.turned else found
-
-
-def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:
-    values = np.ascontiguousarray(values)
-    if dtype == "F32":
-        return values.reshape(-1).view(np.uint8)
-    if dtype == "BF16":
-        return floats.to_bfloat16(values).reshape(-1).view(np.uint8)
-    half = floats.to_float16(values)
-    if not np.isfinite(half).all():
-        raise UnsupportedError(
-            f"{name}: values up to {np.abs(values).max():.3g} do not fit into float16; "
-            "use --dtype bfloat16"
-        )
-    return half.reshape(-1).view(np.uint8)

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo, TensorSpec
 from qtool.gguf.convert import side_files
+from qtool.gguf.hf_tensor import HfTensor, put_back
 from qtool.gguf.joined import Part
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf.to_hf import HfModel, HfTensor, hf_model, put_back
+from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf_types import BlockType
 
 

@@ -1,0 +1,68 @@
+"""Settings that no key of a GGUF file tells: by its tensors, or since llama.cpp knows no other."""
+
+from collections.abc import Collection
+from typing import Any
+
+from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
+from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf_keys import plain
+
+
+def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
+    """Settings that say whether a model has some modules, where no key tells."""
+    told = {key.setting for key in row.keys}
+    asked = {m.name: m.asked for m in row.modules if m.asked and m.asked not in told}
+    for (name, block), gguf_name in gguf_names(row, config).items() if asked else ():
+        if name in asked and block == 0:
+            config[asked[name]] = f"{gguf_name}.weight" in names
+
+
+def put_own(
+    row: Architecture, config: dict[str, Any], names: Collection[str], source: GgufSource
+) -> None:
+    """Settings that llama.cpp takes for granted, or sees in the tensors."""
+    if row.name == "stablelm":
+        config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
+    if row.name == "command-r":
+        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
+    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
+        config["norm_topk_prob"] = True
+    if row.name.startswith(("nemotron_h", "granitehybrid")):
+        config["max_position_embeddings"] = plain(source.metadata[f"{row.name}.context_length"])
+    if row.name.startswith("nemotron_h"):
+        config["use_conv_bias"] = _biased_taps(names)
+    if row.name in ("gpt-oss", "granitehybrid", "granitemoe", "llama4"):
+        config["num_local_experts"] = config.pop("num_experts", 0)
+    if row.name == "llama4":
+        config["use_qk_norm"] = config["num_local_experts"] != WITHOUT_NORMS
+    if row.name == "granitehybrid":
+        config["mamba_conv_bias"] = _biased_taps(names)
+    if row.name == "afmoe":
+        config["mup_enabled"] = True
+    if row.name == "hy_v3":
+        leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+        config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "gemma3n":
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
+    if row.name == "gpt2":
+        config["n_inner"] = config["intermediate_size"]
+    if row.name == "falcon":
+        both, heads = "blk.0.attn_norm_2.weight" in names, config.pop("num_key_value_heads")
+        config |= {
+            "num_kv_heads": heads,
+            "new_decoder_architecture": both or heads != 1,
+            "num_ln_in_parallel_attn": 1 + both,
+            "ffn_hidden_size": config["intermediate_size"],
+        }
+    if row.name == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
+    if row.name in ("gemma2", "gemma3"):
+        large = {"gemma2": 46, "gemma3": 62}[row.name] == config["num_hidden_layers"]
+        by_width = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = by_width if large else config["head_dim"]
+
+
+def _biased_taps(names: Collection[str]) -> bool:
+    return any(name.endswith(".ssm_conv1d.bias") for name in names)
