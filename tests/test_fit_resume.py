@@ -164,7 +164,11 @@ def test_the_disk_is_full(after: int, tiny: Path, whole: Fitted, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("recipe", "lines"),
-    [("q4_k_m", PASSED), ("q4_k_m", PASSED + 6), ("w4g128-gptq", PASSED + 2)],
+    [
+        pytest.param("q4_k_m", PASSED, marks=pytest.mark.slow),
+        ("q4_k_m", PASSED + 6),
+        ("w4g128-gptq", PASSED + 2),
+    ],
 )
 def test_kill_9(recipe: str, lines: int, tiny: Path, tmp_path: Path, call: Call) -> None:
     """The real thing, of both families of formats."""
