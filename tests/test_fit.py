@@ -34,7 +34,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(model: Path, out: Path, **given: Any) -> FitRequest:
     recipe = load(given.pop("recipe", "q4_k_m"), given.pop("sets", ["importance=true"]))
-    assert isinstance(recipe, GgufRecipe)
     settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
     usual: dict[str, Any] = {"size_bytes": None, "bits": None, "costs": None, "threads": 2}
     usual |= {"types": "q2_k,q3_k,q4_k,q5_k,q6_k", **given}

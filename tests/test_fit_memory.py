@@ -34,7 +34,7 @@ def shapes(width: int, experts: int = 0) -> Shapes:
 
 def estimated(width: int, threads: int, samples: int = 8, length: int = 512, **more: int) -> int:
     settings = Calibration(samples=samples, length=length)
-    fitting = Fitting(passing(shapes(width, **more), settings), 0, 0, 1, 100)
+    fitting = Fitting(passing(shapes(width, **more), settings), 0, 0, 1, 100, settings.length)
     return memory(fitting, threads, None, chooses_only=False).estimated.nbytes
 
 

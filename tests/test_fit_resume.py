@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf_from_hf
+import gguf_models
 import pytest
+import quantizing
 from faulty_runs import KEPT
 from quantizing import Call
 from test_fit import SMALL, call, fitted, tiny
@@ -138,6 +141,39 @@ def test_losses_of_another_text_are_refused(tiny: Path, tmp_path: Path) -> None:
         fitted(
             tiny, tmp_path / "out.yaml", bits=4.5, sets=["importance=true", "calibration.seed=1"]
         )
+
+
+def test_another_sight_of_experts_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors recipes see fused experts one by one, those of GGUF as they are."""
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    model = gguf_models.build("granite-moe", tmp_path / "model", dtype="bfloat16")
+    quantizing.add_tokenizer(model)
+    text = quantizing.text_file(tmp_path / "text.txt", 12000)
+    sets = [f"calibration.source={text}"]
+    other = [*sets, "weights.group_size=32"]
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Died):
+        dying(PASSED + 1, patched)
+        fitted(model, tmp_path / "out.yaml", bits=7, recipe="w4a16-ct", sets=other, types="4,8")
+    with pytest.raises(ResumeError, match="tensors that are run"):
+        fitted(model, tmp_path / "out.yaml", bits=7, recipe="q4_0", sets=sets, types="q4_0,q8_0")
+
+
+def test_what_cannot_be_chosen_leaves_what_was_measured(
+    tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that another size or other types are chosen from it."""
+
+    def refuse(*_: object) -> None:
+        raise UnsupportedError("none of --types can hold it")
+
+    out = tmp_path / "out.yaml"
+    with monkeypatch.context() as patched, pytest.raises(UnsupportedError, match="is kept"):
+        patched.setattr("qtool.fitting.fit.choose", refuse)
+        fitted(tiny, out, bits=4.5)
+    monkeypatch.setattr(slopes, "measure", None)
+    check_goes_on(tiny, out, whole)
 
 
 @pytest.mark.parametrize("after", [2, PASSED - 1, PASSED + 2])

@@ -38,15 +38,29 @@ def test_what_a_file_leaves_to_llama_cpp(
         return
     config = hf_model(replace(source, metadata=less)).config
     assert {key: config[key] for key in expected} == expected
+    if "attention.scale" in lost:
+        return
+    # As where they are zero.
+    zero = {key: Value(value.kind, type(value.value)(0)) for key, value in source.metadata.items()
+            if key.endswith(lost)}  # fmt: skip
+    config = hf_model(replace(source, metadata={**source.metadata, **zero})).config
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_the_function_of_scores_has_to_be_said(tmp_path: Path) -> None:
+    """llama.cpp takes softmax where DeepSeek V3's class has a sigmoid."""
+    source = source_of(gguf_models.build("deepseek-v3", tmp_path / "model"))
+    less = {k: v for k, v in source.metadata.items() if not k.endswith("expert_gating_func")}
+    with pytest.raises(UnsupportedError, match=r"lacks deepseek2\.expert_gating_func"):
+        hf_model(replace(source, metadata=less))
 
 
 @pytest.mark.parametrize(
     ("name", "key", "value", "said"),
     [
         ("glm-5", "attention.indexer.types", u32(1), "expected"),
-        ("deepseek-v3", "expert_group_count", u32(0), "divides the 6 experts"),
         ("deepseek-v3", "expert_group_count", u32(4), "divides the 6 experts"),
-        ("deepseek-v3", "expert_group_used_count", u32(0), "expected 1 to 3"),
+        ("deepseek-v3", "expert_group_used_count", u32(4), "expected 1 to 3"),
         ("deepseek-v3", "expert_used_count", u32(7), "expected 1 to 6"),
         ("llama4", "expert_used_count", u32(0), "expected 1 to 6"),
         ("gpt-oss", "rope.scaling.factor", f32(-1), "expected a number above 0"),

@@ -1,5 +1,7 @@
 """`qtool fit`, from a request to a recipe."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,6 +17,7 @@ from qtool.fitting.costs import Costs
 from qtool.fitting.memory import memory
 from qtool.fitting.request import FitRequest, Fitted, check_files
 from qtool.fitting.ways import Ways
+from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
 from qtool.runs import program
@@ -23,7 +26,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import Workspace, check_free, workspace
+from qtool.runs.workspace import AskAgain, Workspace, check_free, workspace
 
 if TYPE_CHECKING:
     from qtool.fitting.slope import Slopes
@@ -56,6 +59,7 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
             "calibration text": record,
+            "tensors that are run": _digest(ways.weights.tensors),
         }
         known = {**of_slopes, **ways.facts}
         room = _room(ways, tokens.size)
@@ -73,7 +77,10 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
                 costs = _measured(request, ways, tokens, of_slopes, space, progress)
                 if request.costs is not None:
                     kept.write(request.costs, costs, known)
-            chosen = choose(request, ways, costs)
+            try:
+                chosen = choose(request, ways, costs)
+            except UnsupportedError as error:
+                raise AskAgain(f"{error}; what was measured is kept") from error
             for note in chosen.notes:
                 progress.say(f"note: {note}")
             space.artifact.write_text(chosen.text, encoding="utf-8")
@@ -93,6 +100,12 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
         peak_rss_bytes=peak_rss_bytes(),
         notes=(*ways.notes, *chosen.notes),
     )
+
+
+def _digest(tensors: Mapping[str, TensorInfo]) -> str:
+    """Of names and shapes: recipes of two families see fused experts differently."""
+    seen = sorted((name, *info.shape) for name, info in tensors.items())
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
 
 def _room(ways: Ways, tokens: int) -> int:

@@ -41,6 +41,7 @@ class Fitting:
     header_bytes: int  # of the artifact, which each plan has
     blocks: int
     units: int  # to choose for
+    length: int  # of a sample
 
 
 def passing(shapes: Shapes, settings: Calibration) -> Shapes:
@@ -73,7 +74,10 @@ def _peak(fitting: Fitting, setting: Setting) -> Peak:
     shapes = fitting.shapes
     batches = min(setting.threads, -(-shapes.tokens // max(1, shapes.batch)))
     rows = min(shapes.tokens, shapes.vocabulary) + _OF_TABLES * shapes.batch
-    logits = min(shapes.batch, max(1, LOGITS // max(1, shapes.vocabulary))) * shapes.vocabulary
+    # A place of each sample at least.
+    samples = max(1, shapes.batch // max(1, fitting.length))
+    places = samples * max(1, LOGITS // max(1, shapes.vocabulary * samples))
+    logits = min(shapes.batch, places) * shapes.vocabulary
     head = 4 * shapes.vocabulary * shapes.hidden + 4 * batches * _LOGIT_COPIES * logits
     stages = [
         _choosing(fitting, setting),

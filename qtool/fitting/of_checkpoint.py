@@ -56,7 +56,10 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     shapes = passing(shapes_of(recipe, plan.tensors, active, handed), request.settings)
     matrices = (tensor.shape for tensor in plan.tensors)
     header = sum(len(file.header) for file in plan.layout.files)
-    fitting = Fitting(shapes, slope_bytes(matrices), header, plan.blocks.count, len(units))
+    fitting = Fitting(
+        shapes, slope_bytes(matrices), header, plan.blocks.count, len(units),
+        request.settings.length,
+    )  # fmt: skip
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = calibration_tokens(request.settings, weights.folder)

@@ -74,6 +74,7 @@ def _ways(
         2 * len(plan.layout.header),
         facts.layers,
         len(free),
+        request.settings.length,
     )
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:

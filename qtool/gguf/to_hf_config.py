@@ -18,7 +18,15 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
 from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
-from qtool.gguf.to_hf_keys import OF_SIGHT, WHOLE, checked_keys, most, one_for_all, plain
+from qtool.gguf.to_hf_keys import (
+    NONE_AT_ZERO,
+    OF_SIGHT,
+    WHOLE,
+    checked_keys,
+    most,
+    one_for_all,
+    plain,
+)
 from qtool.gguf.to_hf_latent import attends_to_latents, put_latents
 from qtool.gguf.to_hf_own import put_asked, put_own
 from qtool.gguf.to_hf_rope import put_rope
@@ -169,7 +177,24 @@ def hf_config(
     put_asked(row, config, rows.keys())
     config |= token_ids(source, config["vocab_size"])
     _prove(row, config, source)
+    _check_scores(named, source)
     return config
+
+
+def _check_scores(named: str, source: GgufSource) -> None:
+    """UnsupportedError where a file of DeepSeek's kind leaves out what makes weights of the
+    router's scores, and llama.cpp takes another function than the class."""
+    said = "deepseek2.expert_gating_func" in source.metadata
+    if said or named not in ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"):
+        return
+    blocks = source.metadata["deepseek2.block_count"].value
+    vocabulary = next(t.rows for t in source.tensors if t.name == "token_embd.weight")
+    if blocks in (47, 48) and vocabulary == 154880:  # GLM-4.7 Flash, as llama.cpp knows it
+        return
+    raise UnsupportedError(
+        f"{source.path}: lacks deepseek2.expert_gating_func, for which llama.cpp takes softmax, "
+        f"and {named} has a sigmoid; convert the checkpoint once more"
+    )
 
 
 def token_ids(source: GgufSource, vocabulary: int) -> dict[str, int | None]:
@@ -249,7 +274,9 @@ def _prove(row: Architecture, config: Mapping[str, Any], source: GgufSource) -> 
     for key in keys:
         name = f"{row.name}.{key.name}"
         there, again = source.metadata.get(name), said.get(key.name)
-        if there is None:
+        if there is None or (key.name in NONE_AT_ZERO and there.value == 0):
+            continue
+        if again is None and there.value is False:
             continue
         there = one_for_all(there) if again is not None and again.kind != Kind.ARRAY else there
         # As decimals, since other converters write integers of other widths.

@@ -54,6 +54,11 @@ _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 # Of Granite 4, which says them also where no block has a state space, or experts.
 _OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
 _BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")  # that may be lists
+# Zero there is as if they were not said.
+NONE_AT_ZERO = (
+    "expert_group_count", "expert_group_used_count", "expert_weights_scale",
+    "rope.scaling.factor",
+)  # fmt: skip
 _HEAD_WIDTHS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 
 
@@ -71,6 +76,11 @@ def checked_keys(source: GgufSource, row: Architecture) -> dict[str, Value]:
     }
     if row.alone:
         given = {name: value for name, value in given.items() if name not in OF_SIGHT}
+    given = {
+        name: value
+        for name, value in given.items()
+        if not (name in NONE_AT_ZERO and value.kind in _REAL and value.value == 0)
+    }
     known = {key.name: key for key in row.keys}
     for name in _BY_BLOCK:
         if name in given and name in known and not known[name].listed:

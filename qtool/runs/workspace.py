@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.errors import QtoolError, ResumeError
+from qtool.errors import QtoolError, ResumeError, UnsupportedError
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
 from qtool.runs.lock import acquire, empty, remove
@@ -39,6 +39,10 @@ from qtool.runs.staging import (
 from qtool.runs.watched import Marks, Watched
 
 Stating = Callable[[Path], Path]  # a finished output -> the file beside it that speaks of it
+
+
+class AskAgain(UnsupportedError):
+    """Another command, of the same measurements, may do what this one cannot."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def workspace(
             done = journal is not None and bool(journal.done) and look.ours()
             if kept := done and (ended or why is not None or may_pass(error)):
                 assert journal is not None
-                if not isinstance(error, AnotherRun):  # its sentence says how to go on
+                if not isinstance(error, AnotherRun | AskAgain):  # which say how to go on
                     error.add_note(
                         f"what is finished is kept ({_units(journal)}): the same command goes on "
                         "from there, --fresh starts over"
@@ -236,7 +240,7 @@ def may_pass(error: BaseException) -> bool:
 
     What is wrong with the source or the recipe stays wrong, and mending it makes another run.
     """
-    if not isinstance(error, QtoolError) or isinstance(error, ResumeError):
+    if not isinstance(error, QtoolError) or isinstance(error, ResumeError | AskAgain):
         return True
     beneath: BaseException | None = error
     while beneath is not None:
