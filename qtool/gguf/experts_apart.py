@@ -9,7 +9,7 @@ import re
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import name_alone
 from qtool.fused_experts import apart
-from qtool.gguf.architectures import TABLE, variant
+from qtool.gguf.architectures import TABLE, class_named
 from qtool.gguf.architectures.modules import spelled
 
 _BLOCK = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
@@ -18,9 +18,7 @@ _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with a matrix an expert, in the layers whose experts the table knows so."""
-    named = checkpoint.config.get("architectures")
-    found = str(named[0]) if isinstance(named, list) and named else None
-    row = TABLE.get(str(variant(found, checkpoint.config)))
+    row = TABLE.get(str(class_named(checkpoint.config)))
     if row is None:
         return checkpoint
     patterns = (module.each[0] for module in row.modules if module.each is not None)

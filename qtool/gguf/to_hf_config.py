@@ -63,7 +63,6 @@ _NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.
 _OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}
-_NONE = "\0"
 
 
 def has_way_back(architecture: str) -> bool:
@@ -80,13 +79,12 @@ def check_way_back(source: GgufSource) -> None:
             "which cannot be turned back yet, so that the file is neither run nor converted here; "
             "use the checkpoint that it was made of, and llama-perplexity to measure the file"
         )
-
-    old = next((t.name for t in source.tensors if t.name.endswith(_OLDER.get(name, _NONE))), None)
-    if old is not None:
-        raise UnsupportedError(
-            f"{source.path}: {old} is of an older llama.cpp converter, and two tensors today; "
-            "convert the checkpoint once more"
-        )
+    for tensor in source.tensors:
+        if name in _OLDER and tensor.name.endswith(_OLDER[name]):
+            raise UnsupportedError(
+                f"{source.path}: {tensor.name} is of an older llama.cpp converter, and two tensors "
+                "today; convert the checkpoint once more"
+            )
 
 
 def class_of(source: GgufSource) -> str:
@@ -98,8 +96,6 @@ def class_of(source: GgufSource) -> str:
     ahead = source.metadata.get(f"{name}.nextn_predict_layers")
     if name == "deepseek2" and ahead is not None and ahead.value != 0:
         return "Glm4MoeLiteForCausalLM"
-    if name == "granitemoe" and any(t.name.endswith("_shexp.weight") for t in source.tensors):
-        return "GraniteMoeSharedForCausalLM"
     if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:

@@ -54,6 +54,11 @@ _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 # Of Granite 4, which says them also where no block has a state space, or experts.
 _OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
 _BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")  # that may be lists
+# What llama.cpp takes where a file has no such key.
+TAKEN = {
+    "expert_group_count": u32(1), "expert_group_used_count": u32(1),
+    "expert_weights_scale": f32(1.0), "expert_weights_norm": boolean(False),
+}  # fmt: skip
 # Zero there is as if they were not said.
 NONE_AT_ZERO = (
     "expert_group_count", "expert_group_used_count", "expert_weights_scale",
@@ -123,9 +128,7 @@ def _unsaid(
     """What llama.cpp takes for granted where a file has no such key, and the class something else.
     Source: llama.cpp, src/llama-hparams.h and src/models/."""
     width = given["embedding_length"].value / max(1, given["attention.head_count"].value)
-    defaults = {
-        "expert_group_count": u32(1), "expert_group_used_count": u32(1),
-        "expert_weights_scale": f32(1.0), "expert_weights_norm": boolean(False),
+    defaults = TAKEN | {
         "leading_dense_block_count": u32(0), "attention.scale": f32(1 / math.sqrt(width or 1)),
     }  # fmt: skip
     found = {}

@@ -8,8 +8,6 @@ from qtool.formats.gguf_values import Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.source import GgufSource
 
-_NAMED_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM")
-
 
 def attends_to_latents(row: Architecture) -> bool:
     return any(key.name == "attention.key_length_mla" for key in row.keys)
@@ -44,7 +42,3 @@ def put_latents(
     if named == "DeepseekV2ForCausalLM":
         grouped = config.get("n_group", 1) != 1
         config["topk_method"] = "group_limited_greedy" if grouped else "greedy"
-    if named in _NAMED_BY_BLOCK:
-        leading = config["first_k_dense_replace"]
-        blocks = range(config["num_hidden_layers"])
-        config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]

@@ -9,6 +9,9 @@ from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
 
+# Classes that are told of each block whether its MLP is dense.
+_MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM")
+
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
     """Settings that say whether a model has some modules, where no key tells."""
@@ -41,7 +44,7 @@ def put_own(
         config["mamba_conv_bias"] = _biased_taps(names)
     if row.name == "afmoe":
         config["mup_enabled"] = True
-    if row.name == "hy_v3":
+    if config["architectures"][0] in _MLPS_BY_BLOCK:
         leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "gemma3n":

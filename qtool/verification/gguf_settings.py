@@ -10,6 +10,7 @@ from typing import Any
 
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf_keys import TAKEN
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -20,8 +21,8 @@ _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _OF_TEXT = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.add_space_prefix")
 # What llama.cpp takes where the file says nothing.
 _UNSAID = {
-    "rope.freq_base": 10000.0, "rope.scaling.type": "none", "expert_group_count": 1,
-    "expert_group_used_count": 1, "expert_weights_scale": 1.0, "expert_weights_norm": False,
+    "rope.freq_base": 10000.0, "rope.scaling.type": "none",
+    **{name: value.value for name, value in TAKEN.items()},
 }  # fmt: skip
 # What may have been changed on purpose.
 _CHOSEN = ("context_length", "vocab_size", "_token_id")

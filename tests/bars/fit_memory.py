@@ -11,7 +11,6 @@ With a budget a run is in a memory control group, as in max_ram.py; exit status 
 made, unless --no-cgroup is given.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -77,20 +76,11 @@ def measure(
 
 def main() -> None:
     """Measure every shape."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shape", action="append", choices=list(max_ram.SHAPES))
+    parser = max_ram.arguments(__doc__)
     parser.add_argument("--model", action="append", type=Path, help="a folder that is there")
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, help="where models are made; default: a temporary one")
-    parser.add_argument(
-        "--no-cgroup", action="store_true", help="do without the limit that kills where none can be"
-    )
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    settings = {"--samples": given.samples, "--length": given.length, "--threads": given.threads}
-    more: list[object] = [word for pair in settings.items() for word in pair]
+    more = max_ram.words(given)
     good = True
     unlimited: list[str] = []
     shapes = given.shape or ([] if given.model else list(max_ram.SHAPES))

@@ -176,10 +176,9 @@ def measure(
     return good
 
 
-def main() -> None:
-    """Measure every shape."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recipe", action="append", help="default: w4g128-gptq and w4g128-awq")
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What this and `fit_memory.py` can be told."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="default: all")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
@@ -188,10 +187,22 @@ def main() -> None:
     parser.add_argument(
         "--no-cgroup", action="store_true", help="do without the limit that kills where none can be"
     )
+    return parser
+
+
+def words(given: argparse.Namespace) -> list[object]:
+    """The same for a command of qtool."""
+    settings = {"--samples": given.samples, "--length": given.length, "--threads": given.threads}
+    return [word for pair in settings.items() for word in pair]
+
+
+def main() -> None:
+    """Measure every shape."""
+    parser = arguments(__doc__)
+    parser.add_argument("--recipe", action="append", help="default: w4g128-gptq and w4g128-awq")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    settings = {"--samples": given.samples, "--length": given.length, "--threads": given.threads}
-    more: list[object] = [word for pair in settings.items() for word in pair]
+    more = words(given)
     good = True
     unlimited: list[str] = []
     with tempfile.TemporaryDirectory(dir=given.work) as folder:

@@ -61,11 +61,15 @@ def variant(name: str | None, config: Config) -> str | None:
     return name
 
 
+def class_named(config: Config) -> str | None:
+    """The table's name of the class that config.json names."""
+    named = config.get("architectures")
+    return variant(str(named[0]) if isinstance(named, list) and named else None, config)
+
+
 def architecture_of(config: Config, where: str) -> Architecture:
     """The row for a checkpoint; UnsupportedError names the table for one that is not in it."""
-    named = config.get("architectures")
-    found = str(named[0]) if isinstance(named, list) and named else None
-    found = variant(found, config)
+    found = class_named(config)
     if found in TABLE:
         return TABLE[found]
     if found is None:
