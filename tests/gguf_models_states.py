@@ -46,6 +46,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "lm_head_multiplier": 1.5, "rms_norm_eps": 1e-6},
     ),
 }  # fmt: skip
+# Architectures with a rate for each channel and state.
+OF_RATES = ("mamba", "jamba")
 ALONE = ("Mamba", "FalconMamba", "Mamba2")  # without attention and MLPs
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf_from_hf
 import gguf_models
 import gguf_models_sparse
+import gguf_models_states
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -73,12 +74,14 @@ def random_models(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
     """The same tensors in types and bytes, and the same keys beside our own."""
     assert set(ours.tensors) == set(theirs.tensors)
+    architecture = str(ours.metadata["general.architecture"].value)
     for name, info in theirs.tensors.items():
         # The converter states leading axes of one; llama-quantize, as we do, does not.
         assert ours.tensors[name].shape == stored_shape(info.shape), name
         assert ours.tensors[name].type == info.type, name
         mine, other = gguf_from_hf.raw(ours, name), gguf_from_hf.raw(theirs, name)
-        if name.endswith(".ssm_a"):  # powers are rounded once, and torch's a bit more often
+        if name.endswith(".ssm_a") and architecture in gguf_models_states.OF_RATES:
+            # Thousands of powers, which are rounded once here, and by torch a bit more often.
             assert np.abs(mine.view(np.int32) - other.view(np.int32)).max() <= 1, name
         else:
             assert np.array_equal(mine, other), name
