@@ -22,6 +22,7 @@ from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
 from qtool.formats.patterns import any_of, matches
+from qtool.layer_names import is_head
 from qtool.scheme import Scheme
 
 NAME = "compressed-tensors"
@@ -181,17 +182,18 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     """The config of an artifact. layouts: of each quantized module.
 
     The group of most modules is targeted by class, any other by expressions that match its modules
-    and no others, or by their names, which engines know to rewrite.
+    and no others, or by their names, which engines know to rewrite. The head, whose class is
+    another in engines, has a group of its own.
     """
-    modules: dict[tuple[Scheme, str], list[str]] = {}
+    modules: dict[tuple[Scheme, str, bool], list[str]] = {}
     for name, scheme in facts.quantized.items():
-        modules.setdefault((scheme, layouts[name]), []).append(name)
-    most = max(modules, key=lambda key: len(modules[key]), default=None)
+        modules.setdefault((scheme, layouts[name], is_head(name)), []).append(name)
+    most = max(modules, key=lambda key: (not key[2], len(modules[key])), default=None)
     everything = [*facts.quantized, *facts.dense]
     groups: dict[str, Any] = {}
     for number, key in enumerate(sorted(modules, key=lambda key: key != most)):
         targets = ["Linear"]
-        if key != most:
+        if key != most or key[2]:
             chosen = sorted(modules[key])
             targets = targets_of(chosen, everything) or chosen
         groups[f"group_{number}"] = {
@@ -201,7 +203,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
             "output_activations": None,
             "format": key[1],
         }
-    used = sorted({layout for _, layout in modules})
+    used = sorted({key[1] for key in modules})
     return {
         "quant_method": NAME,
         "format": used[0] if len(used) == 1 else "mixed-precision" if used else "dense",

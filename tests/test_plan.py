@@ -251,10 +251,10 @@ def test_overrides(tmp_path: Path) -> None:
             "w4g128-awq",
             "overrides=[{match: '*.down_proj', weights: {symmetric: true}}]",
         )
-    with pytest.raises(UnsupportedError, match=r"lm_head.weight stays dense"):
+    with pytest.raises(UnsupportedError, match=r"embed_tokens.weight stays dense"):
         plan_of(
             tmp_path, header_files.llama(), "w8-rtn",
-            "overrides=[{match: lm_head, weights: {bits: 8}}]",
+            "overrides=[{match: model.embed_tokens, weights: {bits: 8}}]",
         )  # fmt: skip
 
 

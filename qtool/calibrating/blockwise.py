@@ -21,6 +21,7 @@ from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
+from qtool.calibrating.head import measured, planned_head, quantize_head
 from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Ahead, Passage, ahead
@@ -35,10 +36,12 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.plan.plan import Plan
+from qtool.plan.planned import Planned
 from qtool.plan.shapes import gram_sum_bytes
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import resume
+from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
@@ -64,6 +67,7 @@ class _Run:
 
     recipe: Recipe
     plan: Plan
+    journal: Journal
     sink: Sink
     progress: Progress
     passage: Passage
@@ -73,6 +77,11 @@ class _Run:
     shared: SharedScales
     blocks: Ahead
     tuning: Tuning | None
+    head: Planned | None  # where it is quantized
+
+    def goes_on(self, index: int) -> bool:
+        """Whether the states behind a block are needed."""
+        return index + 1 < self.skeleton.count or self.head is not None
 
 
 def quantize_blocks(
@@ -100,24 +109,24 @@ def quantize_blocks(
         if recipe.tunes:
             tuning = Tuning(Originals.of(skeleton, passage, space.folder, recipe.tune))
         run = _Run(
-            recipe, plan, sink, progress, passage, skeleton, Tracer(), given.saved, shared, blocks,
-            tuning,
+            recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
+            blocks, tuning, planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
-        done = _taken_up(run, space)
+        done = _taken_up(run, space, outside is None)
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
-        if outside is None:
-            _write_outside(plan, sink, progress)
-            resume.commit(journal, sink, None, Outcome([]), None)
+        if outside is None and run.head is None:
+            outside = _write_outside(run)
         for index in progress.blocks(skeleton.count, first=len(done)):
             outcome = _quantize_block(run, index)
             with progress.stage("export"):
                 hidden = None
-                if index + 1 < skeleton.count:
+                if run.goes_on(index):
                     hidden = keep(space.folder, index + 1, stream, workers)
                     hidden += [] if tuning is None else tuning.originals.keep(index + 1)
                 resume.commit(journal, sink, index, outcome, hidden)
             done.append(outcome)
+        done.append(_write_outside(run) if outside is None else outside)
     position = {name: number for number, name in enumerate(plan.by_name)}
     layers = sorted(
         (layer for one in done for layer in one.layers), key=lambda layer: position[layer.name]
@@ -132,8 +141,9 @@ def quantize_blocks(
     return Outcome(layers, notes, given.record, experts, found)
 
 
-def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
-    """What an earlier run finished; the stream is then where that run stopped."""
+def _taken_up(run: _Run, space: Workspace, more: bool) -> list[Outcome]:
+    """What an earlier run finished; the stream is then where that run stopped. more: what is
+    outside of the blocks is still to be done."""
 
     stream, workers, tuning = run.passage.stream, run.passage.workers, run.tuning
 
@@ -143,7 +153,8 @@ def _taken_up(run: _Run, space: Workspace) -> list[Outcome]:
         return take_up(space.folder, index, kept, stream, workers)
 
     with run.progress.stage("calibrate"):
-        return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found)
+        last = more and run.head is not None
+        return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found, last)
 
 
 def _quantize_block(run: _Run, index: int) -> Outcome:
@@ -222,8 +233,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             for number, output in enumerate(after):
                 stream.hidden[number] = output
         elif index in plan.cache:
-            _write_cache_scales(run, block, advance=index + 1 < run.skeleton.count)
-        elif index + 1 < run.skeleton.count:
+            _write_cache_scales(run, block, advance=run.goes_on(index))
+        elif run.goes_on(index):
             with run.passage.placed(block) as (there, passing, turn):
                 run.skeleton.advance(there, passing, turn)
             del there
@@ -294,12 +305,24 @@ def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
     return skeleton
 
 
-def _write_outside(plan: Plan, sink: Sink, progress: Progress) -> None:
-    """What belongs to no block: embeddings, final norm, head."""
-    with progress.stage("export"):
-        for planned in plan.by_block.get(None, ()):
-            if not isinstance(planned.action, Dropped):
-                sink.dense(planned)
+def _write_outside(run: _Run) -> Outcome:
+    """What belongs to no block: embeddings, final norm, and the head, which is measured and
+    quantized where the plan says so; the stream is then behind the last block."""
+    found = Outcome([])
+    with run.progress.stage("export"):
+        for planned in run.plan.by_block.get(None, ()):
+            if planned.scheme is None and not isinstance(planned.action, Dropped):
+                run.sink.dense(planned)
+    if run.head is not None:
+        seen = None
+        if run.recipe.rounding == "gptq" and run.saved is None:
+            with run.progress.stage("calibrate"):
+                seen = measured(run.skeleton, run.passage, run.head)
+        with run.progress.stage("quantize"):
+            report, notes = quantize_head(run.head, seen, run.recipe, run.sink, run.passage)
+        found = Outcome([report], notes)
+    resume.commit(run.journal, run.sink, None, found, None)
+    return found
 
 
 def _write_dense(

@@ -51,6 +51,14 @@ def tuning(options: "TuneOptions", shapes: Shapes, share: float, weights: int, c
     return 2.0 * weights * (stepped + original)
 
 
+def sweeping(recipe: "Recipe", shapes: Shapes, head: "Planned") -> float:
+    """Operations that the output head takes beside being rounded."""
+    if recipe.rounding != "gptq":
+        return 0.0
+    out, width = head.shape
+    return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
+
+
 def seconds(
     recipe: "Recipe",
     tensors: "Sequence[Planned]",
@@ -76,7 +84,10 @@ def seconds(
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     for tensor in tensors:
-        if tensor.block is None or tensor.scheme is None or len(tensor.shape) != 2:
+        if tensor.scheme is None or len(tensor.shape) != 2:
+            continue
+        if tensor.block is None:
+            flops += sweeping(recipe, shapes, tensor)
             continue
         out, width = tensor.shape
         seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)

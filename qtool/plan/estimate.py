@@ -61,6 +61,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
         *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
+        _head(shapes),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     states = 0 if setting.states_on_disk else shapes.states
@@ -71,10 +72,13 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
     """The same of a run that rounds each tensor on its own: one a thread is there."""
     rounding = setting.threads * shapes.quantized * ROUNDING_BYTES_PER_WEIGHT
-    return Peak(
-        PLAIN_PROCESS_BYTES + max(rounding, 4 * shapes.largest),
-        "one tensor for each thread",
-    )
+    each = Peak(max(rounding, 4 * shapes.largest), "one tensor for each thread")
+    most = max(each, _head(shapes), key=lambda stage: stage.nbytes)
+    return Peak(PLAIN_PROCESS_BYTES + most.nbytes, most.of)
+
+
+def _head(shapes: Shapes) -> Peak:
+    return Peak(shapes.head, "reading the quantized head back")
 
 
 def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -84,6 +88,7 @@ def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
         Peak(proving(shapes), "a block in float32, as it was and rotated"),
         Peak(rounding, "one tensor for each thread"),
         Peak(sum(shapes.turned[: setting.threads]), "rotating the embedding and the head"),
+        _head(shapes),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     return Peak(PROVING_PROCESS_BYTES + most.nbytes, most.of)

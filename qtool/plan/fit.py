@@ -17,6 +17,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import TensorInfo
+from qtool.plan import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import Dense, Dropped, Scheme
 
@@ -52,10 +53,12 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
                     actions[name] = Dense(f"override {entry.match!r}")
                 continue
             action = before.pop(name, action)
+            if action == heads.HEAD and heads.named(entry.match):
+                action = heads.scheme(recipe, number, name)
             if isinstance(action, Scheme):
                 hits += 1
                 actions[name] = patched(action, entry.weights)
-            elif module == entry.match and recipe.rounding != "none":
+            elif module == entry.match and action != heads.HEAD and recipe.rounding != "none":
                 raise UnsupportedError(
                     f"overrides.{number}: {name} stays dense in this version ({action.reason}); "
                     "remove the override"

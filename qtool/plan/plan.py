@@ -18,7 +18,17 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import beside, budget, duration, engines, estimate, notes, shapes, unmatched
+from qtool.plan import (
+    beside,
+    budget,
+    duration,
+    engines,
+    estimate,
+    heads,
+    notes,
+    shapes,
+    unmatched,
+)
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -180,6 +190,7 @@ def make_plan(
     actions: dict[str, Action] = {
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
+    heads.refuse_tied(recipe, tensors, _tied(checkpoint))
     unmatched.refuse(recipe, actions)
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
@@ -253,18 +264,20 @@ def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[s
     return view, said
 
 
+def _tied(checkpoint: Checkpoint) -> bool:
+    """Whether config.json says that the head is the embedding."""
+    config, key = checkpoint.config, "tie_word_embeddings"
+    return config.get(key, structure.text_config(config).get(key)) is True
+
+
 def _untie(
     checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
 ) -> dict[str, Action]:
     """What a head that config.json ties to the embedding becomes: one copy is enough."""
-    config = checkpoint.config
-    tied = config.get(
-        "tie_word_embeddings", structure.text_config(config).get("tie_word_embeddings")
-    )
-    heads = [n for n, a in actions.items() if isinstance(a, Dense) and a.reason == "output head"]
-    if tied is not True or len(heads) != 1:
+    found = [name for name, action in actions.items() if action == heads.HEAD]
+    if not _tied(checkpoint) or len(found) != 1:
         return {}
-    head = heads[0]
+    head = found[0]
     info = checkpoint.tensors[head]
     for name, action in actions.items():
         other = checkpoint.tensors[name]

@@ -19,6 +19,9 @@ MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs t
 # 32 billion parameters all fit; of 256 experts a few dozen.
 GRAM_BYTES = 4 << 30
 
+# Weights of the output head that a thread rounds at once.
+ROWS_AT_ONCE = 1 << 23
+
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -84,6 +87,7 @@ class Shapes:
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
+    head: int = 0  # bytes that reading the output head back takes, where it is quantized
 
     @property
     def passed(self) -> int:
@@ -112,13 +116,15 @@ def shapes_of(
     from qtool import structure  # not where only the constants above are wanted
 
     inside: dict[int, list[Planned]] = defaultdict(list)
-    outside = vocabulary = quantized = largest = hidden = 0
+    outside = vocabulary = quantized = largest = hidden = head = 0
     turned: list[int] = []
     floats = False
     for tensor in tensors:
         floats |= tensor.scheme is not None and tensor.scheme.is_float
         largest = max(largest, tensor.parameters)
-        if tensor.scheme is not None:
+        if tensor.scheme is not None and tensor.block is None:
+            head = max(head, tensor.parameters * (6 + tensor.scheme.bits) // 2)
+        elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
         if tensor.block is not None:
             inside[tensor.block].append(tensor)
@@ -167,6 +173,7 @@ def shapes_of(
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,
+        head=head,
     )
 
 

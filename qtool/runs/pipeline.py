@@ -25,6 +25,7 @@ from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.runs import layer_errors, modelcard, provenance, resume
+from qtool.runs.by_rows import quantize_rows
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
@@ -229,6 +230,8 @@ def _quantize_each(
         if not isinstance(planned.action, Scheme):
             sink.dense(planned)
             return None
+        if planned.block is None:
+            return _head(request, planned, checkpoint, sink)
         options = rtn.Options(request.recipe.clips, shared.largest(planned))
         weight = checkpoint.float32(planned.name)
         check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
@@ -263,6 +266,20 @@ def _quantize_each(
             finish(index, start(index))
         finish(None, outside)
     return Outcome(layers=[layer for one in done.values() if one for layer in one.layers])
+
+
+def _head(request: Request, planned: Planned, checkpoint: Checkpoint, sink: Sink) -> LayerReport:
+    """Round the output head to nearest and write it."""
+    options, rounding = rtn.Options(request.recipe.clips), rtn.rounding_on(request.device)
+    assert isinstance(planned.action, Scheme)
+    scheme = planned.action
+
+    def rounded(weight: NDArray[np.float32]) -> GroupQuant:
+        return rtn.quantize(weight, None, scheme, options, 1, rounding).quant
+
+    found = quantize_rows(planned, checkpoint, rounded, sink.packed)
+    sink.plain(found.arrays)
+    return LayerReport(planned.name, str(scheme), found.error, WEIGHTS, found.coarseness)
 
 
 @contextmanager

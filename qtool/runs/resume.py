@@ -117,16 +117,21 @@ def finished(journal: Journal, sink: Sink, block: int | None) -> Outcome | None:
 
 
 def finished_blocks(
-    journal: Journal, sink: Sink, count: int, take_up: Callable[[int, Any], bool]
+    journal: Journal,
+    sink: Sink,
+    count: int,
+    take_up: Callable[[int, Any], bool],
+    last: bool = False,
 ) -> list[Outcome]:
     """The leading blocks that are finished, of those whose following hidden states are there.
 
-    take_up(index, kept): whether the states before block `index` were found and put in place.
+    take_up(index, kept): whether the states before block `index` were found and put in place. last:
+    those behind the last block are needed, too.
     """
     done: list[Outcome] = []
     while len(done) < count and (outcome := finished(journal, sink, len(done))) is not None:
         done.append(outcome)
-    while done and len(done) < count:
+    while done and (len(done) < count or last):
         name = unit(len(done) - 1)
         entry = journal.done.get(name)  # lines out of their order take others with them
         if entry is not None and take_up(len(done), entry.get("hidden")):

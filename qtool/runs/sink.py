@@ -65,12 +65,17 @@ class Sink:
         """Pack and write one matrix, and the scale of its input where the format stores one."""
         module = planned.name.removesuffix(".weight")
         began = time.monotonic()
-        for name, array in self._format.pack(module, quant, self._options).items():
-            self.writer.add(name, array)
+        self.plain(self.packed(planned, quant))
         if input_scale is not None:
             name = f"{module}.{self._options.input_scale}"
             self.writer.add(name, np.array([input_scale], np.float32))
         self.pack_seconds.append(time.monotonic() - began)
+
+    def packed(self, planned: Planned, quant: GroupQuant) -> dict[str, NDArray[Any]]:
+        """What the format stores of a matrix, or of some of its rows, by name."""
+        module = planned.name.removesuffix(".weight")
+        found: dict[str, NDArray[Any]] = self._format.pack(module, quant, self._options)
+        return found
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
         """Write a tensor in its own dtype: as the source has it, or with new values."""
@@ -82,7 +87,7 @@ class Sink:
         self.writer.add(planned.name, raw)
 
     def plain(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Write planned tensors as they are: those that no tensor of the source becomes."""
+        """Write planned tensors as they are: packed, or such as no tensor of the source becomes."""
         for name, array in tensors.items():
             self.writer.add(name, array)
 

@@ -39,6 +39,7 @@ ROUNDED = {
 }
 AS_FAR = 1.2  # times what bfloat16 alone does
 PROMPT, STEPS = 64, 48
+HEAD = "overrides=[{match: lm_head, weights: {bits: 4}}]"
 
 
 def windows(model: Path) -> list[list[int]]:
@@ -125,8 +126,22 @@ def target_logprobs(model, tokens: list[int]) -> np.ndarray:
         ("w8a8-smoothquant", ()),
         ("w8a8-dynamic", ()),
         ("fp8-dynamic", ()),
+        ("w4g128-awq", (HEAD,)),
+        ("w4g128-gptq", (HEAD,)),
+        ("w4a16-ct", (HEAD,)),
     ],
-    ids=["awq", "gptq", "rtn-as-gptq", "w4a16-ct", "w8a8-smoothquant", "w8a8", "fp8"],
+    ids=[
+        "awq",
+        "gptq",
+        "rtn-as-gptq",
+        "w4a16-ct",
+        "w8a8-smoothquant",
+        "w8a8",
+        "fp8",
+        "awq-head",
+        "gptq-head",
+        "ct-head",
+    ],
 )
 def test_vllm_agrees_with_the_dequantized_model(
     recipe: str,

@@ -1,0 +1,122 @@
+"""The output head, where a recipe quantizes it: its input is what the final norm makes of the
+hidden states that the quantized blocks leave.
+
+GPTQ has the Gram matrix of that input. Methods that look no further than each weight, or at scales
+of what comes before, round it to nearest.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from qtool import methods
+from qtool.calibrating.device import Device
+from qtool.calibrating.placed import Passage
+from qtool.calibrating.quantize_site import output_error
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats
+from qtool.methods import gptq, rtn
+from qtool.plan.plan import Plan
+from qtool.plan.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.runs.by_rows import quantize_rows
+from qtool.runs.sink import Sink
+from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
+from qtool.scheme import GroupQuant, Scheme
+
+
+class _SeenError(Exception):
+    """Ends a forward pass before the head is multiplied by."""
+
+
+def planned_head(plan: Plan) -> Planned | None:
+    """The head, if the plan quantizes it."""
+    outside = plan.by_block.get(None, ())
+    return next((tensor for tensor in outside if tensor.scheme is not None), None)
+
+
+def measured(skeleton: Skeleton, passage: Passage, planned: Planned) -> SiteStats | None:
+    """The Gram matrix of the head's input, float32 [in, in], of a stream behind the last block;
+    None where the model has no one module that multiplies by the head."""
+    output: object = skeleton.model.get_output_embeddings()
+    if not isinstance(output, nn.Linear) or not _is(skeleton, output, planned.name):
+        return None
+    width = planned.shape[1]
+    stream, workers = passage.stream, passage.workers
+    total = torch.zeros(width, width, dtype=torch.float64)
+    count = 0
+
+    def see(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        raise _SeenError(given[0])
+
+    with skeleton.open_head() as head:
+        hook = output.register_forward_pre_hook(see, prepend=True)  # before its weights are read
+
+        def rows_of(number: int) -> torch.Tensor:
+            try:
+                head(stream.hidden[number])
+            except _SeenError as seen:
+                rows: torch.Tensor = seen.args[0].detach().reshape(-1, width)
+                return rows
+            raise AssertionError("a forward pass without its head")
+
+        def gram_of(number: int) -> tuple[torch.Tensor, int]:
+            rows = rows_of(number)
+            return rows.T @ rows, len(rows)
+
+        try:
+            rows_of(0)  # the final norm's weights are read once, for all threads
+            for first in range(0, len(stream.hidden), workers.threads):
+                turn = range(first, min(len(stream.hidden), first + workers.threads))
+                for gram, tokens in workers.map(gram_of, turn):
+                    total += gram
+                    count += tokens
+        finally:
+            hook.remove()
+    whole: NDArray[np.float32] = ((total + total.T) / 2).float().numpy()
+    return SiteStats(count, whole)
+
+
+def _is(skeleton: Skeleton, output: nn.Module, name: str) -> bool:
+    path = next((path for path, one in skeleton.model.named_modules() if one is output), None)
+    pieces = skeleton.names.of_parameter.get(f"{path}.weight", ())
+    return [piece.checkpoint_name for piece in pieces] == [name]
+
+
+def quantize_head(
+    planned: Planned,
+    seen: SiteStats | None,
+    recipe: Recipe,
+    sink: Sink,
+    passage: Passage,
+) -> tuple[LayerReport, list[str]]:
+    """Quantize and write it. seen: from measured(); None rounds it to nearest."""
+    scheme, notes = planned.action, list[str]()
+    assert isinstance(scheme, Scheme)
+    workers = passage.workers
+    make = partial(_rounded, scheme=scheme, recipe=recipe, device=passage.device)
+    if seen is not None and seen.gram is not None:
+        options = gptq.Options.of(recipe.gptq)
+        where = f"the input of {planned.name}"
+        with methods.named(where):
+            given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
+        notes = [f"{where}: {note}" for note in given.notes]
+        make = partial(gptq.quantize_with, given=given, scheme=scheme, options=options)
+    elif recipe.rounding == "gptq":
+        notes = [f"{planned.name}: its input was not measured; rounded to nearest"]
+    found = quantize_rows(planned, sink.checkpoint, make, sink.packed, workers.map)
+    sink.plain(found.arrays)
+    error, of = found.error, WEIGHTS
+    if seen is not None and seen.gram is not None:
+        error, of = output_error(found.some, found.back, seen), OUTPUTS
+    return LayerReport(planned.name, str(scheme), error, of, found.coarseness), notes
+
+
+def _rounded(
+    weight: NDArray[np.float32], scheme: Scheme, recipe: Recipe, device: Device | None
+) -> GroupQuant:
+    options, rounding = rtn.Options(recipe.clips), rtn.rounding_on(device)
+    return rtn.quantize(weight, None, scheme, options, 1, rounding).quant

@@ -1,0 +1,56 @@
+"""The output head: dense, unless an override of the recipe names it."""
+
+from collections.abc import Iterable
+
+from qtool.errors import UnsupportedError
+from qtool.layer_names import is_head
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Scheme
+from qtool.structure import outside_reason
+
+HEAD = Dense("output head")
+
+_FORMATS = ("awq", "gptq", "compressed-tensors")
+
+
+def named(pattern: str) -> bool:
+    """Whether a pattern means the head by its name; one of wildcards, which means layers of any
+    name, does not."""
+    return is_head(pattern.removesuffix(".weight").rsplit(".", 1)[-1].lstrip("*"))
+
+
+def scheme(recipe: Recipe, number: int, name: str) -> Scheme:
+    """What an override of this number begins with; UnsupportedError where no engine has the head
+    so."""
+    found = recipe.scheme
+    kind = None
+    if recipe.format not in _FORMATS:
+        kind = f"of format {recipe.format}"
+    elif recipe.activations is not None:
+        kind = "with rounded inputs"
+    elif found.is_float or found.rows != 1:
+        kind = "of small floats, or of one scale for many rows"
+    if kind is not None:
+        raise UnsupportedError(
+            f"overrides.{number}: {name} is the output head, which recipes {kind} leave dense; "
+            "remove the override, or choose a recipe of whole numbers for the weights alone, in "
+            f"format {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
+        )
+    return found
+
+
+def refuse_tied(recipe: Recipe, names: Iterable[str], tied: bool) -> None:
+    """UnsupportedError where an override would quantize a head that is the embedding. tied: by
+    config.json."""
+    asked = (n for n, one in enumerate(recipe.overrides) if one.weights and named(one.match))
+    number = next(asked, None)
+    if number is None:
+        return
+    own = any(outside_reason(name) == HEAD.reason for name in names)
+    if tied or not own:
+        why = "config.json says tie_word_embeddings" if own else "no tensor is a head of its own"
+        raise UnsupportedError(
+            f"overrides.{number}: the model's output head is its embedding ({why}), which engines "
+            "read as it is; remove the override, or take a GGUF recipe, which quantizes the two as "
+            "one"
+        )

@@ -1,0 +1,114 @@
+"""The output head, as long as a vocabulary: read, rounded and packed some rows at a time, so that
+it is in memory as the file will have it, and no more of it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import methods
+from qtool.checkpoint import Checkpoint
+from qtool.formats.safetensors_file import to_float32
+from qtool.plan.planned import Planned
+from qtool.plan.shapes import ROWS_AT_ONCE
+from qtool.runs import layer_errors
+from qtool.runs.sink import check_values
+from qtool.scheme import GroupQuant, Scheme
+
+Floats = NDArray[np.float32]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
+
+_REPORTED = 256  # rows
+_TOGETHER = 32  # rows whose codes, of any width, fill words
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A matrix as it is stored, and what is to be told of it."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    error: float  # norm of W - Q over the norm of W
+    coarseness: float | None  # see layer_errors
+    some: Floats  # evenly spaced rows [at most 256, in], and these as they are now
+    back: Floats
+
+
+def quantize_rows(
+    planned: Planned,
+    checkpoint: Checkpoint,
+    make: Callable[[Floats], GroupQuant],
+    pack: Callable[[Planned, GroupQuant], Mapping[str, NDArray[Any]]],
+    each: Each = map,
+) -> Rounded:
+    """A matrix whose scales are each of one row. make: quantizes some rows [n, in]. pack: what a
+    format stores of them.
+
+    SourceError where a weight is not finite.
+    """
+    scheme, (rows, columns) = planned.action, planned.shape
+    assert isinstance(scheme, Scheme) and scheme.rows == 1
+    step = max(1, ROWS_AT_ONCE // columns // _TOGETHER) * _TOGETHER
+    reported = np.linspace(0, rows - 1, min(_REPORTED, rows)).astype(np.int64)
+    whole: list[_Whole] = []
+
+    def work(first: int) -> tuple[float, float, Floats, Floats]:
+        last = min(rows, first + step)
+        shape = (last - first, columns)
+        weight = to_float32(checkpoint.part(planned.name, first, last), planned.dtype, shape)
+        file = checkpoint.file_of(planned.name)
+        check_values(weight.reshape(-1), first * columns, planned, file)
+        with methods.named(planned.name):
+            quant = make(weight)
+        packed = pack(planned, quant)
+        if first == 0:
+            whole.append(_Whole(planned, packed))
+        else:
+            whole[0].put(first // step, packed)
+        back = quant.dequantize()
+        here = reported[(reported >= first) & (reported < last)] - first
+        lost = weight - back
+        return _squares(weight), _squares(lost), weight[here], back[here]
+
+    firsts = range(0, rows, step)
+    # The first rows make room for the others.
+    sizes, losses, some, back = zip(work(0), *each(work, firsts[1:]), strict=True)
+    kept, left, size = np.concatenate(some), np.concatenate(back), sum(sizes)
+    error = sqrt(sum(losses) / size) if size else 0.0
+    return Rounded(whole[0].arrays, error, layer_errors.coarseness(kept, left, scheme), kept, left)
+
+
+class _Whole:
+    """What is stored of all rows, as it is put together.
+
+    Some rows belong somewhere along the axis on which the first of them are shorter than all. What
+    has no such axis is the same for all rows, but for the shape of the matrix.
+    """
+
+    def __init__(self, planned: Planned, first: Mapping[str, NDArray[Any]]) -> None:
+        shapes = {spec.name: spec.shape for spec in planned.outputs}
+        self._first = {name: array.shape for name, array in first.items()}
+        self.arrays = {n: np.empty(shapes[n], array.dtype) for n, array in first.items()}
+        self._shape = planned.shape
+        self.put(0, first)
+
+    def put(self, number: int, part: Mapping[str, NDArray[Any]]) -> None:
+        """The rows of a number, each as many as the first; from several threads."""
+        for name, array in part.items():
+            whole, first = self.arrays[name], self._first[name]
+            axis = next((n for n, size in enumerate(first) if size < whole.shape[n]), None)
+            if name.endswith(".weight_shape"):
+                whole[:] = self._shape
+            elif axis is None:
+                whole[:] = array
+            else:
+                place = [slice(None)] * array.ndim
+                start = number * first[axis]
+                place[axis] = slice(start, start + array.shape[axis])
+                whole[tuple(place)] = array
+
+
+def _squares(values: Floats) -> float:
+    return float((values * values).sum(dtype=np.float64))

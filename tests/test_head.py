@@ -1,0 +1,219 @@
+"""The output head among the quantized matrices: asked for by name, measured, rounded some rows at a
+time, and the same bytes however many these are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import header_files
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from planning import plan_of, quantized
+from quantizing import build, caller, files, quantize, text_file
+
+from qtool.artifact import Artifact
+from qtool.checkpoint import Checkpoint
+from qtool.errors import RecipeError, UnsupportedError
+from qtool.formats import FORMATS
+from qtool.hub import tiny_folder
+from qtool.methods import gptq, rtn
+from qtool.plan.fit import format_options
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import load
+from qtool.runs import by_rows
+from qtool.runs.journal import Journal
+from qtool.scheme import Scheme
+
+HEAD = "lm_head.weight"
+
+
+def named(**weights: Any) -> str:
+    return f"overrides=[{{match: lm_head, weights: {json.dumps(weights)}}}]"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    text = text_file(tmp_path_factory.mktemp("text") / "text.txt")
+    return [
+        "weights.group_size=32", f"calibration.source={text}", "calibration.samples=6",
+        "calibration.length=48",
+    ]  # fmt: skip
+
+
+def test_a_pattern_must_name_it(tmp_path: Path) -> None:
+    def plan(match: str, recipe: str = "w4g128-gptq", bits: int = 8) -> Any:
+        sets = f"overrides=[{{match: '{match}', weights: {{bits: {bits}}}}}]"
+        return plan_of(tmp_path / match.strip("*"), header_files.llama(), recipe, sets)
+
+    for match in ("lm_head", "*lm_head", HEAD):
+        found = plan(match)
+        assert found.by_name[HEAD].action == Scheme(8, 128, True)
+        assert len(quantized(found)) == 15
+    assert plan("*").by_name[HEAD].reason == "output head"
+    both = "overrides=[{match: lm_head, weights: {bits: 8}}, {match: lm_head, dense: true}]"
+    undone = plan_of(tmp_path, header_files.llama(), "w4g128-gptq", both)
+    assert undone.by_name[HEAD].scheme is None
+    with pytest.raises(UnsupportedError, match="the output head, which recipes with rounded inp"):
+        plan("lm_head", "w8a8-dynamic")
+
+
+def test_a_tied_one_is_refused(tmp_path: Path) -> None:
+    recipe = load("w4g128-gptq", [named(bits=8)])
+    with pytest.raises(UnsupportedError, match=r"is its embedding .no tensor is a head of its own"):
+        make_plan(recipe, Checkpoint.open(tiny_folder()))
+    with pytest.raises(UnsupportedError, match=r"embedding .config.json says tie_word_embeddings"):
+        plan_of(
+            tmp_path, header_files.llama(), "w4g128-gptq", named(bits=8), tie_word_embeddings=True
+        )
+    other = load("w4g128-gptq", ["overrides=[{match: lm_head, dense: true}]"])
+    with pytest.raises(RecipeError, match="matches no tensor"):
+        make_plan(other, Checkpoint.open(tiny_folder()))
+
+
+@pytest.mark.parametrize(
+    ("format_", "bits", "symmetric"),
+    [
+        ("gptq", 3, True), ("gptq", 4, False), ("gptq", 8, True), ("awq", 4, False),
+        ("compressed-tensors", 4, False), ("compressed-tensors", 3, True),
+        ("compressed-tensors", 8, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [416, 384])  # the last of four parts is shorter, and is not
+def test_rows_at_a_time_are_packed_as_all_of_them(
+    format_: str, bits: int, symmetric: bool, rows: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    shapes = header_files.llama() | {HEAD: (rows, 256), "model.embed_tokens.weight": (rows, 256)}
+    sets = [f"format={format_}", f"weights.bits={bits}", f"weights.symmetric={symmetric}"]
+    plan = plan_of(tmp_path, shapes, "w4g128-rtn", *sets, named(bits=bits), vocab_size=rows)
+    head = plan.by_name[HEAD]
+    values = np.random.default_rng(bits).normal(size=(rows, 256)).astype(np.float32)
+    _overwrite(tmp_path, head.dtype, values)
+    checkpoint = Checkpoint.open(tmp_path)
+    weight = checkpoint.float32(HEAD)
+    assert weight.std() > 0.5
+    options = format_options(plan.recipe)
+
+    def rounded(part: NDArray[np.float32]) -> Any:
+        assert isinstance(head.action, Scheme)
+        return rtn.quantize(part, None, head.action, rtn.Options()).quant
+
+    def packed(_: Any, quant: Any) -> Any:
+        return FORMATS[format_].pack("lm_head", quant, options)
+
+    monkeypatch.setattr(by_rows, "ROWS_AT_ONCE", 128 * 256)
+    calls: list[int] = []
+    found = by_rows.quantize_rows(
+        head, checkpoint, lambda part: (calls.append(len(part)), rounded(part))[1], packed
+    )
+    assert calls == [128, 128, 128, 32][: -(-rows // 128)]
+    whole = rounded(weight)
+    expected = packed(head, whole)
+    assert found.arrays.keys() == expected.keys() == {spec.name for spec in head.outputs}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+        assert found.arrays[name].dtype == array.dtype
+    lost = (weight - whole.dequantize()).astype(np.float64)
+    error = np.sqrt((lost**2).sum() / (weight.astype(np.float64) ** 2).sum())
+    assert found.error == pytest.approx(error, rel=1e-6)
+
+
+def _overwrite(folder: Path, dtype: str, values: NDArray[np.float32]) -> None:
+    from qtool.formats.safetensors_file import from_float32
+
+    info = Checkpoint.open(folder).tensors[HEAD]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(info.start)
+        file.write(from_float32(values, dtype, HEAD).tobytes())
+
+
+def test_gptq_sees_what_the_head_reads(model: Path, small: list[str], tmp_path: Path) -> None:
+    """Its codes are those of the Gram matrix that transformers gives of the quantized blocks."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from qtool.calibrating.calibration import calibration_tokens
+
+    sets = [*small, named(bits=4)]
+    run = quantize(model, "w4g128-gptq", tmp_path / "out", *sets)
+    report = {layer.name: layer for layer in run.summary.layers}[HEAD]
+    artifact = Artifact.open(tmp_path / "out")
+    found = artifact.read(HEAD)
+    blocks = {name: torch.from_numpy(np.array(v)) for name, v in artifact.dequantized()}
+    original = Checkpoint.open(model).float32(HEAD)
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    theirs.load_state_dict(blocks | {HEAD: torch.from_numpy(original)})
+    recipe = load("w4g128-gptq", sets)
+    tokens = torch.from_numpy(calibration_tokens(recipe.calibration, model).tokens)
+    seen: list[torch.Tensor] = []
+    theirs.lm_head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        theirs(input_ids=tokens)
+    rows = seen[0].reshape(-1, original.shape[1]).double().numpy()
+    gram = rows.T @ rows
+    options = gptq.Options.of(recipe.gptq)
+    given = gptq.factor(gram.astype(np.float32), options, len(rows))
+    expected = gptq.quantize_with(original, given, found.scheme, options)
+    # Sums of another order tip a code now and then.
+    assert (found.codes != expected.codes).mean() < 0.002
+    lost = (original - found.dequantize()).astype(np.float64)
+    error = np.sqrt(np.trace(lost @ gram @ lost.T) / np.trace(original @ gram @ original.T))
+    assert report.of == "outputs" and report.relative_error == pytest.approx(error, rel=1e-3)
+    nearest = rtn.quantize(original, None, found.scheme, rtn.Options()).quant.dequantize()
+    rounded = (original - nearest).astype(np.float64)
+    assert np.trace(lost @ gram @ lost.T) < 0.8 * np.trace(rounded @ gram @ rounded.T)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq", "w4g128-rtn", "w4a16-ct"])
+def test_it_is_made_verified_and_named(
+    recipe: str, model: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    quantize(model, recipe, out, *small, "awq.grid=4", named(bits=4))
+    call = caller(monkeypatch, capfd)
+    done = call("verify", out, "--against", model, "--engine", "vllm")
+    assert done.status == 0, done.out + done.err
+    assert "lm_head" not in done.out
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    if config["quant_method"] == "compressed-tensors":
+        groups = [*config["config_groups"].values()]
+        assert [group["targets"] for group in groups] == [["Linear"], [r"re:(?:.*\.)?lm_head$"]]
+        assert groups[0]["weights"] == groups[1]["weights"] and config["ignore"] == []
+    else:
+        assert config["lm_head"] is True
+    if recipe == "w4g128-rtn":
+        scheme = Scheme(4, 32, load(recipe).scheme.symmetric)
+        alone = rtn.quantize(Checkpoint.open(model).float32(HEAD), None, scheme, rtn.Options())
+        np.testing.assert_array_equal(Artifact.open(out).read(HEAD).codes, alone.quant.codes)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq-tune"])
+def test_a_run_that_died_before_the_head(
+    recipe: str, model: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    sets = [*small, "awq.grid=4", named(bits=4)]
+    sets += ["tune.steps=2"] if "tune" in recipe else []
+    quantize(model, recipe, tmp_path / "whole", *sets)
+    commit = Journal.commit
+
+    def dying(journal: Journal, name: str, **content: object) -> None:
+        if name == "outside of blocks":
+            raise Died
+        commit(journal, name, **content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "commit", dying)
+        with pytest.raises(Died):
+            quantize(model, recipe, tmp_path / "out", *sets)
+    quantize(model, recipe, tmp_path / "out", *sets)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
