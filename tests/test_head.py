@@ -194,6 +194,30 @@ def test_it_is_made_verified_and_named(
         np.testing.assert_array_equal(Artifact.open(out).read(HEAD).codes, alone.quant.codes)
 
 
+def test_one_of_other_bits_is_converted(
+    model: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    quantize(
+        model,
+        "w4g128-rtn",
+        tmp_path / "out",
+        *small,
+        "format=gptq",
+        "weights.symmetric=true",
+        named(bits=8),
+    )
+    call = caller(monkeypatch, capfd)
+    made = tmp_path / "made"
+    done = call("convert", tmp_path / "out", "--to", "compressed-tensors", "-o", made)
+    assert done.status == 0 and "the same numbers" in done.out, done.err
+    found, before = (Artifact.open(path).read(HEAD) for path in (made, tmp_path / "out"))
+    assert found.scheme.bits == 8
+    np.testing.assert_array_equal(found.codes, before.codes)
+    done = call("verify", made, "--engine", "vllm")
+    assert done.status == 0 and "lm_head" not in done.out, done.out
+
+
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq-tune"])
 def test_a_run_that_died_before_the_head(
     recipe: str, model: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

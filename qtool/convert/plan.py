@@ -71,8 +71,10 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
 
     dtype: of quantized tensors that are no linear layers, which become plain numbers.
     """
-    layers, dense = linear_layers(model)
     merge = model.format == "gguf"
+    # llama.cpp's files often have a head of a type of its own, which needs not be quantized; and
+    # AWQ has one width for all.
+    layers, dense = linear_layers(model, any_head=not merge and target.format != "awq")
     tensors = [tensor for tensor in model.quantized if tensor.name in layers]
     if not tensors:
         raise UnsupportedError(
@@ -106,9 +108,9 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
     return Plan(target.format, tuple(steps), options, tuple(sorted(dense)), reordered)
 
 
-def linear_layers(model: Model) -> tuple[set[str], set[str]]:
-    """Names of the quantized tensors that keep their codes: linear layers, and a head like them;
-    and of all others that engines would take for linear layers."""
+def linear_layers(model: Model, *, any_head: bool) -> tuple[set[str], set[str]]:
+    """Names of the quantized tensors that keep their codes: linear layers, and a head, any or one
+    stored like them; and of all others that engines would take for linear layers."""
     infos = {tensor.name: info_of(tensor) for tensor in model.tensors}
     blocks = structure.find_blocks(infos, model.config)
     usual = Counter(tensor.stored for tensor in model.quantized).most_common(1)[0][0]
@@ -116,8 +118,7 @@ def linear_layers(model: Model) -> tuple[set[str], set[str]]:
     layers, dense = set(), set()
     for tensor in model.tensors:
         reason = structure.role(tensor.name, infos[tensor.name], blocks, parents).reason
-        # llama.cpp's files often have a head of a type of its own, which needs not be quantized.
-        other_head = is_head(tensor.module) and tensor.stored != usual
+        other_head = not any_head and is_head(tensor.module) and tensor.stored != usual
         if tensor.read is not None and reason != "embedding" and not other_head:
             layers.add(tensor.name)
         elif len(tensor.shape) == 2 and tensor.name.endswith(".weight") and reason != "embedding":

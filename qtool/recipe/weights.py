@@ -143,7 +143,9 @@ class Override(Table):
     """Another scheme, or none, for the modules whose checkpoint name matches. Later ones win."""
 
     match: str = Field(
-        min_length=1, description='shell pattern, such as "*.down_proj" or "*.layers.0.*"'
+        min_length=1,
+        description='shell pattern, such as "*.down_proj" or "*.layers.0.*"; one that ends in the '
+        "name of the output head, lm_head, quantizes that, too",
     )
     weights: WeightsPatch | None = None
     dense: bool = False
