@@ -306,21 +306,19 @@ def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
 
 
 def _write_outside(run: _Run) -> Outcome:
-    """What belongs to no block: embeddings, final norm, and the head, which is measured and
-    quantized where the plan says so; the stream is then behind the last block."""
+    """What belongs to no block: embeddings, final norm, and the head. Where that is quantized, the
+    stream is behind the last block."""
     found = Outcome([])
     with run.progress.stage("export"):
         for planned in run.plan.by_block.get(None, ()):
             if planned.scheme is None and not isinstance(planned.action, Dropped):
                 run.sink.dense(planned)
     if run.head is not None:
-        seen = None
-        if run.recipe.rounding == "gptq" and run.saved is None:
-            with run.progress.stage("calibrate"):
-                seen = measured(run.skeleton, run.passage, run.head)
+        sees = run.recipe.rounding == "gptq" and run.saved is None
+        with run.progress.stage("calibrate"):
+            seen = measured(run.skeleton, run.passage, run.head) if sees else None
         with run.progress.stage("quantize"):
-            report, notes = quantize_head(run.head, seen, run.recipe, run.sink, run.passage)
-        found = Outcome([report], notes)
+            found = quantize_head(run.head, seen, run.recipe, run.sink, run.passage)
     resume.commit(run.journal, run.sink, None, found, None)
     return found
 

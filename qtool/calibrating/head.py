@@ -23,6 +23,7 @@ from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.runs.by_rows import quantize_rows
+from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.scheme import GroupQuant, Scheme
@@ -92,7 +93,7 @@ def quantize_head(
     recipe: Recipe,
     sink: Sink,
     passage: Passage,
-) -> tuple[LayerReport, list[str]]:
+) -> Outcome:
     """Quantize and write it. seen: from measured(); None rounds it to nearest."""
     scheme, notes = planned.action, list[str]()
     assert isinstance(scheme, Scheme)
@@ -112,7 +113,8 @@ def quantize_head(
     error, of = found.error, WEIGHTS
     if seen is not None and seen.gram is not None:
         error, of = output_error(found.some, found.back, seen), OUTPUTS
-    return LayerReport(planned.name, str(scheme), error, of, found.coarseness), notes
+    report = LayerReport(planned.name, str(scheme), error, of, found.coarseness)
+    return Outcome([report], notes)
 
 
 def _rounded(
