@@ -16,6 +16,19 @@ from qtool.cli.main import app
 from qtool.recipe import listing, recipe
 
 HERE = Path(__file__).parent
+OVERRIDES = """\
+## Overrides
+
+| | in a recipe for safetensors | in a recipe for GGUF |
+|---|---|---|
+| names are those | of the checkpoint: `model.layers.0.mlp.down_proj` | of the GGUF file: \
+`blk.0.ffn_down.weight` |
+| `match` is | a shell pattern of the whole name, with or without `.weight` | a regular expression \
+found anywhere in the name; with a star in front a shell pattern of the whole |
+| one kind of matrix | `"*.down_proj"` | `ffn_down` |
+| the first four blocks | `"*.layers.[0-3].*"` | `blk\\.[0-3]\\.` |
+| where several match | the last one counts, key by key | the first one counts |
+| it says | `weights: {bits: 8}` or `dense: true` | `type: q6_k` or `dense: true` |"""
 MADE = "<!-- made by `make docs`: change what it is made of -->"
 
 
@@ -60,6 +73,7 @@ def recipes_page() -> str:
         rows = ["| recipe | what it is for |", "|---|---|"]
         rows += [f"| `{item.name}` | {_cell(item.about)} |" for item in items]
         parts.append("\n".join(rows))
+    parts.append(OVERRIDES)
     schema = recipe.schema()["$defs"]
     for title, name in (
         ("Keys of a recipe for safetensors", "Recipe"),
