@@ -83,7 +83,7 @@ def plan(
 
         check_engine(engine, tp)
     loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
-    ram = None if max_ram is None else parse_size(max_ram)
+    ram = None if max_ram is None else parse_size(max_ram, "--max-ram")
     findings: list[Finding] = []
     made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
@@ -131,7 +131,9 @@ def _plan(
     from qtool.plan.plan import make_plan
     from qtool.runs.quantize import refuse
 
-    max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
+    max_shard_bytes = parse_size(
+        max_shard_size, "--max-shard-size"
+    )  # before a download that may take hours
     source = resolve(model)
 
     def planned(folder: Path) -> "tuple[Plan, Mapping[str, Any]]":

@@ -64,6 +64,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
+    max_shard_bytes = parse_size(asked.max_shard_size or "5GB", "--max-shard-size")
     # These import torch: seconds, which nobody waits for to be told that an option is wrong.
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
@@ -72,7 +73,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     check_stats_options(asked.stats, asked.calibration)
     _check_max_ram(asked)
     device = device_of(asked.device)
-    max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=True)
     with progress.stage("download"):
