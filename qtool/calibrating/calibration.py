@@ -131,14 +131,27 @@ def load_text(source: str | None) -> tuple[str, str]:
     """The text of a file, a hub dataset or (None) of Python's help; and its public name."""
     if source is None or source == TOPICS:
         return default_text(), TOPICS
+    if (path := _file(source)) is not None:
+        return read_text(path), "file"
+    dataset, _, file = source.partition(":")
+    return read_text(_download(dataset, file)), source
+
+
+def check_source(source: str | None) -> None:
+    """SourceError for a text that can be told to be of no use without model, network and torch."""
+    if source is not None and source != TOPICS and (path := _file(source)) is not None:
+        read_text(path)
+
+
+def _file(source: str) -> Path | None:
+    """The file of that name; None where only a hub dataset can be meant. SourceError."""
     path = Path(source)
     if path.is_file():
-        return read_text(path), "file"
+        return path
     if path.exists():
         raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
-    dataset, _, file = source.partition(":")
-    if hub.is_hub_id(dataset):
-        return read_text(_download(dataset, file)), source
+    if hub.is_hub_id(source.partition(":")[0]):
+        return None
     raise SourceError(
         f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"
     )
