@@ -53,8 +53,9 @@ def cli_page() -> str:
         parts += [f"## qtool {name}", _block(help_of(name))]
     parts.append(
         "Every command but `schema` takes `--json`; `qtool schema COMMAND` prints the JSON Schema "
-        "of what\nit prints then. Exit status: 0 done, 1 failed (one sentence on stderr says why), "
-        "2 the command\nline itself is wrong, 130, 143 or 129 ended by a signal."
+        "of what\nit prints then. Exit status: 0 done, 1 failed (stdout is empty, one sentence on "
+        "stderr says why) or\nmeasured and found wanting (which is printed), 2 the command line "
+        "itself is wrong, 130, 143 or 129\nended by a signal."
     )
     return "\n\n".join(parts) + "\n"
 
