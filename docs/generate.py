@@ -16,6 +16,19 @@ from qtool.cli.main import app
 from qtool.recipe import listing, recipe
 
 HERE = Path(__file__).parent
+OVERRIDES = """\
+## Overrides
+
+| | in a recipe for safetensors | in a recipe for GGUF |
+|---|---|---|
+| names are those | of the checkpoint: `model.layers.0.mlp.down_proj` | of the GGUF file: \
+`blk.0.ffn_down.weight` |
+| `match` is | a shell pattern of the whole name, with or without `.weight` | a regular expression \
+found anywhere in the name; with a star in front a shell pattern of the whole |
+| one kind of matrix | `"*.down_proj"` | `ffn_down` |
+| the first four blocks | `"*.layers.[0-3].*"` | `blk\\.[0-3]\\.` |
+| where several match | the last one counts, key by key | the first one counts |
+| it says | `weights: {bits: 8}` or `dense: true` | `type: q6_k` or `dense: true` |"""
 MADE = "<!-- made by `make docs`: change what it is made of -->"
 
 
@@ -40,8 +53,9 @@ def cli_page() -> str:
         parts += [f"## qtool {name}", _block(help_of(name))]
     parts.append(
         "Every command but `schema` takes `--json`; `qtool schema COMMAND` prints the JSON Schema "
-        "of what\nit prints then. Exit status: 0 done, 1 failed (one sentence on stderr says why), "
-        "2 the command\nline itself is wrong, 130, 143 or 129 ended by a signal."
+        "of what\nit prints then. Exit status: 0 done, 1 failed (stdout is empty, one sentence on "
+        "stderr says why) or\nmeasured and found wanting (which is printed), 2 the command line "
+        "itself is wrong, 130, 143 or 129\nended by a signal."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -60,6 +74,7 @@ def recipes_page() -> str:
         rows = ["| recipe | what it is for |", "|---|---|"]
         rows += [f"| `{item.name}` | {_cell(item.about)} |" for item in items]
         parts.append("\n".join(rows))
+    parts.append(OVERRIDES)
     schema = recipe.schema()["$defs"]
     for title, name in (
         ("Keys of a recipe for safetensors", "Recipe"),

@@ -263,17 +263,19 @@ class StreamWriter:
         return False
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str) -> int:
     """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else.
 
-    Nothing is no size either.
+    Nothing is no size either. option: such as --max-ram, for the sentence.
     """
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if not found:
-        raise FormatError(f"{text!r} is no size; write it like 5GB or 500MiB")
+        raise FormatError(f"{option}: {text!r} is no size; write it like 5GB or 500MiB")
     number, prefix, binary = found.groups()
     power = " kmgt".index(prefix) if prefix else 0
     size = int(float(number) * (1024 if binary else 1000) ** power)
     if not size:
-        raise FormatError(f"a size of {text!r} holds nothing; write it like 5GB or 500MiB")
+        raise FormatError(
+            f"{option}: a size of {text!r} holds nothing; write it like 5GB or 500MiB"
+        )
     return size

@@ -88,7 +88,7 @@ def quantize(
         requantize,
         fresh,
         threads or default_threads(),
-        None if max_ram is None else parse_size(max_ram),
+        None if max_ram is None else parse_size(max_ram, "--max-ram"),
         given,
         modelfile,
         provenance,

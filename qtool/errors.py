@@ -4,6 +4,11 @@ A message says where, what was found, what was expected, and what to do. It is p
 place, `qtool.cli.main`; exit status 1, of a UsageError 2.
 """
 
+TOO_LARGE = (  # of OSErrors with EFBIG
+    "a file would be larger than this file system or `ulimit -f` allows; choose another -o, or "
+    "raise the limit"
+)
+
 
 class QtoolError(Exception):
     """Root of every failure that qtool explains in a sentence."""

@@ -6,7 +6,6 @@ control characters escaped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from qtool.artifact import Artifact, Entry, quantization_config, without_layers
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
+from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
 from qtool.scheme import GroupQuant, Scheme
 
@@ -28,7 +28,6 @@ else:
 
 # Of a recipe's keys, the ones that every artifact has; --json has them all.
 _RECIPE_SHOWN = ("recipe.name", "recipe.method", "recipe.format", "recipe.weights")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -100,19 +99,20 @@ class Inspection:
 
     def rows(self, every: bool) -> Iterator[tuple[str, str, str, str, str, str]]:
         """(name, shape, dtype, scheme, bits per weight, bytes), like tensors of all blocks in one
-        row, or one row for each."""
-        groups: dict[tuple[str, tuple[int, ...], str, str], list[Entry]] = {}
+        row, of some under their numbers, or one row for each."""
+        known = numbers_at(entry.name for entry in self.entries)
+        groups: dict[tuple[Parts, tuple[int, ...], str, str], list[Entry]] = {}
         for entry in self.entries:
-            pattern = entry.name if every else _NUMBER.sub("*", entry.name)
-            key = (pattern, entry.shape, entry.dtype, scheme_text(entry))
+            parts = (entry.name,) if every else parts_of(entry.name)
+            key = (parts, entry.shape, entry.dtype, scheme_text(entry))
             groups.setdefault(key, []).append(entry)
-        for (pattern, shape, dtype, scheme), members in groups.items():
+        for (parts, shape, dtype, scheme), members in groups.items():
             count = f" ({len(members)})" if len(members) > 1 else ""
             nbytes = sum(e.nbytes for e in members)
             numbers = sum(e.parameters for e in members)
             rate = f"{8 * nbytes / numbers:.3f}" if numbers else "-"
             yield (
-                printable(pattern) + count,
+                printable(ranges(parts, [e.name for e in members], known)) + count,
                 "x".join(map(str, shape)) or "1",
                 dtype,
                 scheme,

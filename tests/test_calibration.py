@@ -13,6 +13,7 @@ import hub_server
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from qtool.calibrating import calibration
 from qtool.calibrating.calibration import (
@@ -22,6 +23,7 @@ from qtool.calibrating.calibration import (
     load_text,
     tokenize,
 )
+from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
 
@@ -272,3 +274,21 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
     )
     assert named == ["test", "ann/texts:data/test.jsonl"]
     assert "cannot be" in gone
+
+
+@pytest.mark.parametrize("recipe", ["w4g64-gptq", "q4_k_m-awq-gptq"])
+def test_a_plan_says_that_the_text_is_of_no_use(recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    words = ["plan", "tiny", "--recipe", recipe, "--json", "--set", f"calibration.source={path}"]
+
+    def warnings() -> list[str]:
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 0, said.output
+        return [one for one in json.loads(said.stdout)["warnings"] if "text.jsonl" in one]
+
+    (missing,) = warnings()
+    assert missing.startswith(f"calibration.source: {path}: no such file") and "fails on" in missing
+    path.write_text('{"text": "a"}\n{"text": 1}\n')
+    assert f"{path}:2: expected an object" in warnings()[0]
+    path.write_text('{"text": "a"}\n')
+    assert not warnings()

@@ -114,7 +114,10 @@ def test_usage_errors_are_2(
             ["plan", "MODEL", "--recipe", "w8-rtn", "--set", "a=1"],
             "error: --set a=1: a: unknown key",
         ),
-        (["plan", "MODEL", "--recipe", "w8-rtn", "--max-shard-size", "x"], "error: 'x' is no size"),
+        (
+            ["plan", "MODEL", "--recipe", "w8-rtn", "--max-shard-size", "x"],
+            "error: --max-shard-size: 'x' is no size",
+        ),
         (["recipes", "w9"], "error: recipe 'w9' does not exist"),
     ],
 )
@@ -243,7 +246,7 @@ def test_plan_for_people_and_for_programs(
         (["quantize", "--max-shard-size", "many"], "'many' is no size"),
         (["quantize", "--max-shard-size", "0"], "a size of '0' holds nothing"),
         (["quantize", "--stats", "s", "--seed", "1", "--samples", "4"], "--samples, --seed would"),
-        (["plan", "--max-shard-size", "many"], "'many' is no size"),
+        (["plan", "--max-ram", "lots"], "--max-ram: 'lots' is no size"),
         (["calibrate", "-o", "FULL/mine"], "exists; remove it"),
     ],
 )

@@ -85,7 +85,10 @@ def test_other_formats_of_the_same_numbers(tmp_path: Path) -> None:
         assert row["kind"] == "storage" and row["numbers"]["differing_values"] == 0
         assert row["numbers"]["relative_difference"] == row["numbers"]["max_difference"] == 0
         assert row["differing_codes"] == (None if plain in (one, two) else 0)
-    assert "with the same numbers, stored otherwise: 1 tensor" in run(awq, gptq)
+    text = run(awq, gptq)
+    assert "with the same numbers, stored otherwise: 1 tensor" in text
+    assert Q not in text and "tensors that are only stored otherwise have no row here" in text
+    assert Q in (every := run(awq, gptq, "--all")) and "no row here" not in every
 
 
 def test_tensors_and_shapes_the_worst_first(tmp_path: Path) -> None:

@@ -321,9 +321,11 @@ def test_compare(root: Path, call: Call, tmp_path: Path) -> None:
     said = call("compare", *(root / n for n in names), *common)
     assert said.status == 0 and "same top" in said.out
     steps = [line for line in said.err.splitlines() if not line.startswith("  ")]
-    assert steps[0].startswith("running the reference: ")
+    assert steps[0].startswith("reference: taken from ")  # and so not run
     assert steps[-3:] == [f"measuring {k} of 3: {root / n}" for k, n in enumerate(names, 1)]
     assert said.err.count("  window 2/2") == 3
+    said = call("compare", root / "awq", root / "gptq", *common, "--no-cache")
+    assert said.err.startswith("running the reference: ")
 
 
 def test_ends_of_lines(root: Path, call: Call, tmp_path: Path) -> None:

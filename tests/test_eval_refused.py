@@ -195,7 +195,10 @@ def test_what_a_header_tells_is_told_before_any_block_is_run(
     small.save(spelled, {"tokenizer.json": tokenizer})
     for words, said in (
         (("eval", root / "awq", "--fail-if", "kld>0.05"), "'kld'; with --against it is known"),
-        (("eval", root / "awq", "--fail-if", "kl>0.05"), "no figure 'kl'; known: perplexity, tok"),
+        (("eval", root / "awq", "--fail-if", "kl>0.05"), "no figure 'kl'; did you mean kld? kno"),
+        (("eval", root / "awq", "--fail-if", "PPL>50"), "'PPL'; did you mean perplexity? known: p"),
+        (("eval", root / "awq", "--fail-if", "same_top<1"), "did you mean top1_agreement? known:"),
+        (("eval", root / "awq", "--fail-if", "wer>1"), "tokens; with --against also acceptance, "),
         (("eval", other, "--against", "tiny"), "a vocabulary of 96, the reference has 2048"),
         (("eval", spelled, "--against", "tiny"), "cuts the text into other tokens"),
         (("compare", root / "awq", other, "--against", "tiny"), "a vocabulary of 96"),

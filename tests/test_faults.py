@@ -7,6 +7,7 @@ tests/bars/full_disk.py has them from real file systems.
 
 import errno
 import os
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from faulty_runs import (
 )
 from quantizing import files
 
+from qtool import api
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
@@ -131,6 +133,19 @@ def test_room_is_looked_for_while_writing(
         assert any(KEPT in note for note in error.__notes__)
     free = 1 << 40
     goes_on(root, recipe, out)
+
+
+@pytest.mark.parametrize("recipe", ["q8_0", "w8-rtn"])
+def test_files_may_not_be_that_large(recipe: str, tmp_path: Path) -> None:
+    """Files get their sizes at once: nothing is begun, and nothing left."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(UnsupportedError, match="larger than this file system or `ulimit -f`"):
+            api.quantize("tiny", recipe, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not any(tmp_path.iterdir())
 
 
 def test_too_little_room_to_begin(

@@ -119,7 +119,8 @@ def test_set_reaches_every_kind_of_place() -> None:
     ("text", "sentence"),
     [
         ("out_type: q8_0", "r.yaml:3: out_type: unknown key; did you mean output_type? known: for"),
-        ("bits: 4", "r.yaml:3: bits: unknown key; known: format, type, method, pure, outp"),
+        ("groups: 4", "r.yaml:3: groups: unknown key; known: format, type, method, pure, outp"),
+        ("bits: 4", "r.yaml:3: bits: unknown key; in a recipe of qtool it is type, such as q4_k_m"),
         ("pure: yes", 'r.yaml:3: pure: input should be a valid boolean, found "yes"'),
         ("output_type: zzz", 'r.yaml:3: output_type: expected one of q4_0, q4_1,'),
         ("embedding_type: q4_k_m", 'type: no such type, found "q4_k_m"; did you mean q4_k, q'),

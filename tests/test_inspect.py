@@ -81,6 +81,14 @@ def test_plain_text_in_a_pipe(awq_folder: Path) -> None:
     assert Q.format(0) in every and Q.format(1) in every
 
 
+def test_layers_that_are_stored_otherwise_are_named(tmp_path: Path) -> None:
+    quants = {Q.format(i): random_quant(Scheme(4, 32, False), 16, 64, seed=i) for i in (0, 1, 3)}
+    write_folder(tmp_path, "awq", quants, {Q.format(2) + ".weight": np.ones((16, 64), np.float16)})
+    text = run(tmp_path)
+    assert "model.layers.{0-1,3}.self_attn.q_proj.weight (3)" in text
+    assert "model.layers.2.self_attn.q_proj.weight " in text and ".*." not in text
+
+
 def test_one_tensor_in_detail(tmp_path: Path) -> None:
     quant = random_quant(Scheme(3, 32, False), 32, 64)
     quant.codes[:] = 5

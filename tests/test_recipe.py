@@ -1,12 +1,14 @@
 """Recipes: what ships is valid, and whatever is wrong is named with its file, line and key."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from qtool.errors import RecipeError
-from qtool.recipe import recipe, yaml_source
+from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe import file, foreign, recipe, yaml_source
 from qtool.scheme import Scheme
 
 SHIPPED = {
@@ -218,6 +220,9 @@ def test_one_calibration_for_several_recipes() -> None:
     ("text", "sentence"),
     [
         ("weigths: 3", "r.yaml:4: weigths: unknown key; did you mean weights? known: method"),
+        ("ignore: [lm_head]", "r.yaml:4: ignore: unknown key; in a recipe of qtool it is overrides"
+         ': [{match: "*.NAME", dense: true}]; embeddings and'),
+        ("scheme: W4A16", "r.yaml:4: scheme: unknown key; in a recipe of qtool it is weights and"),
         ("rtn:\n  clipp: true", "r.yaml:5: rtn.clipp: unknown key; did you mean clip?"),
         ("calibration: {samples: 0}", "r.yaml:4: calibration.samples: input should be greater"),
         ("calibration: {samples: '9'}", 'calibration.samples: input should be a valid integer, '
@@ -295,6 +300,15 @@ def test_wrong_set_is_named(item: str, sentence: str) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe.parse(MINIMAL, "r.yaml", "r", [item])
     assert sentence in str(caught.value)
+
+
+def test_what_other_programs_call_a_key_leads_to_one_that_is_there() -> None:
+    for table, model in ((foreign._SAFETENSORS, recipe.Recipe), (foreign._GGUF, GgufRecipe)):
+        for theirs, ours in table.items():
+            keys = file._keys(model, ())
+            assert theirs not in keys, "then nobody is pointed elsewhere"
+            first = re.split(r"[.:, ]", ours)[0]
+            assert first in keys, ours
 
 
 def test_missing_key_and_no_mapping() -> None:

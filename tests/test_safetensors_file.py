@@ -242,10 +242,10 @@ def test_round_to_nearest_even_in_float16() -> None:
     [("5GB", 5 * 10**9), ("500 mb", 5 * 10**8), ("2GiB", 2**31), ("17", 17), ("1.5k", 1500)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert st.parse_size(text) == size
+    assert st.parse_size(text, "--size") == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "1e9", "five"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(FormatError, match="is no size"):
-        st.parse_size(text)
+    with pytest.raises(FormatError, match=r"--size: .* is no size"):
+        st.parse_size(text, "--size")

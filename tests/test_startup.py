@@ -1,5 +1,6 @@
 """What Python imports before a command answers, as `-X importtime` tells it."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import header_files
 import pytest
+from quantizing import files
 
 import qtool
+from qtool.runs.workspace import workspace
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.
 HOME = Path(qtool.__file__).parent.parent
@@ -30,6 +33,13 @@ def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) ->
     model = str(header_files.write(tmp_path / "m", header_files.llama()))
     places = {"MODEL": model, "OUT": str(tmp_path / "out")}
     words = [places.get(word, word) for word in arguments]
+    result, roots = imported(*words)
+    assert result.returncode == 0 and result.stdout, result.stderr[-500:]
+    assert "qtool" in roots and not roots & {"torch", "transformers"}
+
+
+def imported(*words: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """A command, and the packages that it imported."""
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "qtool", *words],
         capture_output=True,
@@ -37,10 +47,51 @@ def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) ->
         timeout=60,
         cwd=HOME,
     )
-    assert result.returncode == 0 and result.stdout, result.stderr[-500:]
     lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
-    roots = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
-    assert "qtool" in roots and not roots & {"torch", "transformers"}
+    return result, {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("command", "recipe", "more"),
+    [
+        ("quantize", "w4g128-awq", ()),
+        ("quantize", "q4_k_m-awq-gptq", ()),
+        ("calibrate", "w4g128-awq", ()),
+        ("fit", "q4_k_m", ("--bits", "4")),
+    ],
+)
+def test_a_text_that_is_missing_is_told_at_once(
+    command: str, recipe: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = ("--calibration", str(tmp_path / "x.txt"), "-o", str(tmp_path / "out"))
+    result, roots = imported(command, "tiny", "--recipe", recipe, *given, *more)
+    assert result.returncode == 1 and "x.txt: no such file" in result.stderr
+    assert not roots & {"torch", "transformers"} and not any(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_go_on_is_told_at_once(tmp_path: Path) -> None:
+    """Of a short text, of an output that another process makes, of one begun in another way."""
+    out, text = tmp_path / "out", tmp_path / "x.txt"
+    text.write_text("a few words")
+    words = ("quantize", "tiny", "--recipe", "w4g128-gptq", "-o", str(out))
+
+    def refused(sentence: str, *more: str) -> None:
+        result, roots = imported(*words, *more)
+        assert result.returncode == 1 and sentence in result.stderr, result.stderr[-300:]
+        assert "qtool" in roots and not roots & {"torch", "transformers"}
+
+    refused("tokens, enough for 0 samples of 512", "--calibration", str(text))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        workspace(out, is_folder=True, nbytes=0, fresh=False) as space,
+    ):
+        space.agree({"recipe": {"name": "w4g64-gptq"}})
+        space.journal.commit("block 0")
+        refused(f"another qtool is making it (process {os.getpid()})", "--fresh")
+        raise KeyboardInterrupt
+    kept = files(tmp_path)
+    refused("recipe was w4g64-gptq, is w4g128-gptq; give its command again")
+    assert files(tmp_path).keys() == kept.keys()
 
 
 HEAPS = """

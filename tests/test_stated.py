@@ -77,7 +77,11 @@ def test_files_are_compared_by_their_place_in_the_artifact(tmp_path: Path) -> No
     assert not stated(out, [subject(f"out/{name}", name) for name in names])
     assert not stated(out, [subject(f"what-it-was-called/{name}", name) for name in names])
     (gone,) = stated(out, [subject("out/other.safetensors", "")])
-    assert gone.severity == "error" and "no such file" in gone.message
+    assert gone.severity == "error"
+    assert gone.message.startswith(f"{out}/other.safetensors is missing: out.provenance.json ")
+    # What a copy was made of may be whole: the copy is named, as it was given.
+    (changed,) = stated(out, [subject("what-it-was-called/model.safetensors", "other")])
+    assert changed.message.startswith(f"{out}/model.safetensors is not the file that ")
     (card,) = stated(out, [subject("out/README.md", "before it was edited")])
     assert card.severity == "warning"
 
@@ -117,7 +121,7 @@ def test_hostile_statements(subjects: Any, severity: str, sentence: str, tmp_pat
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, read = artifact(tmp_path), []
-    monkeypatch.setattr("qtool.verification.stated.hash_file", lambda path: read.append(path))
+    monkeypatch.setattr("qtool.verification.stated.hash_file", lambda path: read.append(path) or "")
     names = [f"{first}/README.md" for first in "abc" * 9]
     assert len(stated(out, [subject(name, "") for name in names])) == 27 and len(read) == 1
 
@@ -143,7 +147,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     out = artifact(tmp_path)
     os.mkfifo(out / "pipe")
     (found,) = stated(out, [subject("out/pipe", "")])
-    assert "no such file" in found.message
+    assert "is missing" in found.message
     os.remove(tmp_path / "out.provenance.json")
     os.mkfifo(tmp_path / "out.provenance.json")
     assert "statement" not in verify_artifact(out).checks

@@ -34,6 +34,37 @@ def test_a_run_is_refused(recipe: str, entry: str, pattern: str, name: str, tmp_
     assert isinstance(planned, RecipeError) and str(planned) == said
 
 
+@pytest.mark.parametrize(
+    ("recipe", "pattern", "rule"),
+    [
+        (
+            "q8_0",
+            "*.down_proj",
+            "match is a regular expression found anywhere in the name in the G",
+        ),
+        ("q8_0", "model.layers.0.mlp.down_proj.weight", "match is a regular expression"),
+        ("q8_0", "atn_v", None),
+        (
+            "w8-rtn",
+            r"model\\.layers\\.[0-3]\\..*down_proj",
+            "match is a shell pattern of the whole",
+        ),
+        ("w8-rtn", "re:.*down_proj", "match is a shell pattern"),
+        ("w8-rtn", "blk.0.ffn_down", "match is a shell pattern"),
+        ("w8-rtn", "*.down_prj", None),
+    ],
+)
+def test_the_rule_is_said_to_who_follows_another(
+    recipe: str, pattern: str, rule: str | None
+) -> None:
+    entry = f'overrides=[{{match: "{pattern}", dense: true}}]'
+    said = str(
+        CliRunner().invoke(app, ["plan", "tiny", "--recipe", recipe, "--set", entry]).exception
+    )
+    assert "matches no tensor" in said
+    assert rule in said if rule else "; match is a" not in said
+
+
 def test_what_matches_is_made(tmp_path: Path) -> None:
     made = api.quantize(
         "tiny", "w8-rtn", tmp_path / "x",

@@ -30,6 +30,7 @@ from qtool.formats import safetensors_file as st
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", *_JSONL)
+_SHORT = 1 << 20  # characters; the default text has half of that
 TOPICS = "pydoc_data.topics"
 
 
@@ -81,8 +82,8 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
     SourceError where the text is missing or too short, with the numbers.
     """
     text, name = load_text(settings.source)
-    if name == TOPICS:
-        ids = _usual_ids(text, model, _state(model / "tokenizer.json"))
+    if len(text) <= _SHORT:
+        ids = _kept_ids(text, model, _state(model / "tokenizer.json"))
     else:  # may be as long as anybody likes, and is not kept
         ids = tokenize(text, model)
     if ids.size and (highest := int(ids.max())) >= (vocabulary := _vocabulary(model, highest + 1)):
@@ -95,9 +96,15 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
     return Calibration(tokens, name, settings.seed)
 
 
+def check_length(settings: Settings, model: Path) -> None:
+    """SourceError as above of a text that may be too short, before torch is imported."""
+    if (model / "tokenizer.json").is_file() and len(load_text(settings.source)[0]) <= _SHORT:
+        calibration_tokens(settings, model)
+
+
 @lru_cache(maxsize=1)
-def _usual_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
-    """Of the default text, all of it, since which chunks are taken depends on how many there are.
+def _kept_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
+    """Of a short text, all of it, since which chunks are taken depends on how many there are.
     A run wants them for a digest, for what it measures and for what it proves: once will do."""
     ids = tokenize(text, model)
     ids.flags.writeable = False
@@ -131,14 +138,27 @@ def load_text(source: str | None) -> tuple[str, str]:
     """The text of a file, a hub dataset or (None) of Python's help; and its public name."""
     if source is None or source == TOPICS:
         return default_text(), TOPICS
+    if (path := _file(source)) is not None:
+        return read_text(path), "file"
+    dataset, _, file = source.partition(":")
+    return read_text(_download(dataset, file)), source
+
+
+def check_source(source: str | None) -> None:
+    """SourceError for a text that can be told to be of no use without model, network and torch."""
+    if source is not None and source != TOPICS and (path := _file(source)) is not None:
+        read_text(path)
+
+
+def _file(source: str) -> Path | None:
+    """The file of that name; None where only a hub dataset can be meant. SourceError."""
     path = Path(source)
     if path.is_file():
-        return read_text(path), "file"
+        return path
     if path.exists():
         raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
-    dataset, _, file = source.partition(":")
-    if hub.is_hub_id(dataset):
-        return read_text(_download(dataset, file)), source
+    if hub.is_hub_id(source.partition(":")[0]):
+        return None
     raise SourceError(
         f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"
     )

@@ -52,6 +52,9 @@ def calibrate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
+    from qtool.calibrating.calibration import check_source
+
+    check_source(calibration)  # before imports and a download
     from qtool.calibrating import measure
     from qtool.calibrating.given import recipe_needs, unserved
     from qtool.gguf.recipe import GgufRecipe

@@ -66,7 +66,7 @@ def convert(
         lossy=lossy,
         dtype=dtype,
         assume=assume,
-        max_shard_bytes=parse_size(max_shard_size),
+        max_shard_bytes=parse_size(max_shard_size, "--max-shard-size"),
     )
     made = run(request, Progress(quiet=json_))
     if json_:

@@ -71,6 +71,9 @@ def fit(
     qtool fit tiny --size 2MB -o mine.yaml
     """
     from qtool.calibrating.allocator import share_heap
+    from qtool.calibrating.calibration import check_source
+
+    check_source(calibration)  # before imports and a download
     from qtool.fitting.fit import fit as run
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads

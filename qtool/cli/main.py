@@ -37,7 +37,7 @@ from qtool.cli.report import report
 from qtool.cli.reproduce import reproduce
 from qtool.cli.schema import schema
 from qtool.cli.verify import verify
-from qtool.errors import QtoolError, UsageError
+from qtool.errors import TOO_LARGE, QtoolError, UsageError
 from qtool.printable import printable
 
 app = typer.Typer(
@@ -119,10 +119,7 @@ def _sentence(error: QtoolError | OSError | MemoryError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}the disk is full; free some space, or give another folder with -o"
     if error.errno == errno.EFBIG:
-        return (
-            f"{where}a file would be larger than this file system or `ulimit -f` allows; choose "
-            "another -o, or raise the limit"
-        )
+        return f"{where}{TOO_LARGE}"
     return f"{where}{error.strerror or error}"
 
 

@@ -88,7 +88,7 @@ def matrix(
         folder,
         tuple(calibration_sets(calibration, samples, length, seed)),
         threads or default_threads(),
-        parse_size(max_shard_size or "5GB"),
+        parse_size(max_shard_size or "5GB", "--max-shard-size"),
         error_aware,
         eval_,
         windows,

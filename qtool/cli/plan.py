@@ -83,7 +83,7 @@ def plan(
 
         check_engine(engine, tp)
     loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
-    ram = None if max_ram is None else parse_size(max_ram)
+    ram = None if max_ram is None else parse_size(max_ram, "--max-ram")
     findings: list[Finding] = []
     made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
@@ -100,6 +100,11 @@ def plan(
             types = {tensor.name: tensor.type for tensor in made.tensors}
             architecture = str(made.metadata["general.architecture"].value)
             findings = type_findings(architecture, types, engine, tp)
+    calibrates = loaded.calibrates
+    if not isinstance(loaded, Recipe) and not (loaded.sweeps or loaded.transforms):
+        calibrates &= imatrix is None
+    if calibrates and (said := _unusable(loaded.calibration.source)) is not None:
+        made = replace(made, warnings=(*made.warnings, said))
     if json_:
         asked = {} if engine is None else {"engine": engine, "tp": tp}
         found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
@@ -131,7 +136,9 @@ def _plan(
     from qtool.plan.plan import make_plan
     from qtool.runs.quantize import refuse
 
-    max_shard_bytes = parse_size(max_shard_size)  # before a download that may take hours
+    max_shard_bytes = parse_size(
+        max_shard_size, "--max-shard-size"
+    )  # before a download that may take hours
     source = resolve(model)
 
     def planned(folder: Path) -> "tuple[Plan, Mapping[str, Any]]":
@@ -147,6 +154,18 @@ def _plan(
     with checkpoint_headers(source, requantize=requantize) as (folder, said):
         made, config = planned(folder)
     return replace(made, warnings=(*said, *made.warnings)), config
+
+
+def _unusable(source: str | None) -> str | None:
+    """What a run will fail for: no plan looks at the text."""
+    from qtool.calibrating.calibration import check_source
+    from qtool.errors import SourceError
+
+    try:
+        check_source(source)
+    except SourceError as error:
+        return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
+    return None
 
 
 def _findings(made: "Plan", config: Mapping[str, Any], engine: str, tp: int) -> "list[Finding]":

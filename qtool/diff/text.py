@@ -44,9 +44,10 @@ def summary(found: Diff) -> list[tuple[str, str]]:
 
 
 def tables(found: Diff, every: bool) -> list[Table]:
-    """Tensors, then metadata."""
+    """Tensors, then metadata; where not every row is asked for, none that says nothing new."""
     most = None if every else MOST
-    tensors = [_row(one) for one in found.tensors[:most]]
+    chosen = [one for one in found.tensors if every or not _told(one)]
+    tensors = [_row(one) for one in chosen[:most]]
     metadata = [(printable(key), _short(a), _short(b)) for key, a, b in found.metadata[:most]]
     tables = []
     if tensors:
@@ -59,9 +60,17 @@ def tables(found: Diff, every: bool) -> list[Table]:
 
 def left_out(found: Diff) -> Iterator[str]:
     """What the tables leave out."""
-    for what, count in (("tensors", len(found.tensors)), ("keys", len(found.metadata))):
+    told = sum(map(_told, found.tensors))
+    for what, count in (("tensors", len(found.tensors) - told), ("keys", len(found.metadata))):
         if count > MOST:
             yield f"{count - MOST:,} more {what}; --all lists them"
+    if told:
+        yield "tensors that are only stored otherwise have no row here; --all lists them"
+
+
+def _told(one: TensorDifference) -> bool:
+    """Whether a row would say no more than the count of its kind does."""
+    return one.kind == "storage" and not one.differing_codes
 
 
 def _row(one: TensorDifference) -> tuple[str, ...]:

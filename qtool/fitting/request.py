@@ -122,7 +122,7 @@ def fit_request(
     least, most = BITS
     if bits is not None and not (isinstance(bits, int | float) and least <= bits <= most):
         raise UsageError(f"--bits {bits}: expected a number from {least} to {most}")
-    nbytes = None if size is None else parse_size(str(size))
+    nbytes = None if size is None else parse_size(str(size), "--size")
     types = types if types is None or isinstance(types, str) else ",".join(map(str, types))
     base = load(recipe, sets)
     said = dict(text)
@@ -131,7 +131,7 @@ def fit_request(
     more = calibration_sets(said["calibration"], said["samples"], said["length"], said["seed"])
     settings = load(recipe, [*sets, *more]).calibration
     (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
-    room = None if max_ram is None else parse_size(max_ram)
+    room = None if max_ram is None else parse_size(max_ram, "--max-ram")
     with progress.stage("download"):
         source = resolve(model, progress)
     return FitRequest(

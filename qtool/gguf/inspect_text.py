@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.inspect import GgufInspection, plain
 from qtool.histogram import scale_lines
+from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 # What follows "<architecture>." in keys, and how a summary says it.
 _FACTS = (
     ("block_count", "{} layers"), ("embedding_length", "hidden {}"),
@@ -161,19 +160,21 @@ def _types_table(types: list[dict[str, Any]]) -> Table:
 
 
 def _tensors_table(tensors: list[TensorInfo], every: bool) -> Table:
-    groups: dict[tuple[str, tuple[int, ...], str], list[TensorInfo]] = {}
+    groups: dict[tuple[Parts, tuple[int, ...], str], list[TensorInfo]] = {}
+    known = numbers_at(info.name for info in tensors)
     for info in tensors:
-        pattern = info.name if every else _NUMBER.sub("*", info.name)
-        groups.setdefault((pattern, info.shape, info.type.name), []).append(info)
+        parts = (info.name,) if every else parts_of(info.name)
+        groups.setdefault((parts, info.shape, info.type.name), []).append(info)
     rows = [
         (
-            printable(pattern) + (f" ({len(members)})" if len(members) > 1 else ""),
+            printable(ranges(parts, [info.name for info in members], known))
+            + (f" ({len(members)})" if len(members) > 1 else ""),
             "x".join(map(str, shape)),
             type_,
             f"{members[0].type.bits_per_weight:.4g}",
             f"{sum(info.nbytes for info in members):,}",
         )
-        for (pattern, shape, type_), members in groups.items()
+        for (parts, shape, type_), members in groups.items()
     ]
     return Table(("tensor", "shape", "type", "bits/weight", "bytes"), rows, 3)
 
@@ -181,7 +182,7 @@ def _tensors_table(tensors: list[TensorInfo], every: bool) -> Table:
 def _entries_table(entries: Mapping[str, list[float]], every: bool) -> Table:
     groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for name, counts in entries.items():
-        pattern = name if every else _NUMBER.sub("*", name)
+        pattern = name if every else "*".join(parts_of(name))
         span = (min(counts, default=math.nan), max(counts, default=math.nan))
         groups.setdefault((pattern, len(counts)), []).append(span)
     rows = [

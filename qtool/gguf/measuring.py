@@ -4,6 +4,7 @@ of transforms and the codes of GPTQ's sweep."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qtool.calibrating.calibration import check_length
 from qtool.calibrating.weights import Weights
 from qtool.gguf.imatrix import Importance
 from qtool.gguf.open import is_gguf
@@ -54,6 +55,8 @@ def measured(
     if not weighs and not request.recipe.scaling:
         return None
     space.agree({"version of torch or kind of CPU": environment()})
+    if not is_gguf(request.source):
+        check_length(request.recipe.calibration, request.source)
     scaling, sweeping = _scaling(request, view), _sweeping(request, plan, space)
     on_disk = plan.memory.setting.states_on_disk
     found = _measure(request, source, progress, space, on_disk, view, scaling, sweeping)

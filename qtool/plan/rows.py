@@ -1,15 +1,13 @@
 """The rows of `qtool plan`'s table: tensors that differ only in their numbers share one."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from qtool.gguf.planned import PlannedTensor
+from qtool.numbered import Parts, parts_of, ranges
 from qtool.plan.planned import Planned
 from qtool.scheme import Dropped
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,13 @@ def rows(
     tensors: Iterable[AnyListed], stored: Callable[[AnyListed], str], every: bool = False
 ) -> Iterator[Row]:
     """A row for each group of like tensors in order of first appearance, or for every tensor."""
-    groups: dict[tuple[str, tuple[int, ...], str], list[AnyListed]] = {}
+    groups: dict[tuple[Parts, tuple[int, ...], str], list[AnyListed]] = {}
     for tensor in tensors:
-        pattern = tensor.name if every else _NUMBER.sub("*", tensor.name)
-        groups.setdefault((pattern, tensor.shape, stored(tensor)), []).append(tensor)
-    for (pattern, shape, said), members in groups.items():
+        parts = (tensor.name,) if every else parts_of(tensor.name)
+        groups.setdefault((parts, tensor.shape, stored(tensor)), []).append(tensor)
+    for (parts, shape, said), members in groups.items():
         yield Row(
-            pattern if every else _ranges(pattern, members),
+            ranges(parts, [tensor.name for tensor in members]),
             "x".join(map(str, shape)) or "1",
             said,
             len(members),
@@ -67,21 +65,3 @@ def type_of(tensor: PlannedTensor) -> str:
     """The type that a GGUF file stores a tensor in, and why where that is not plain."""
     reason = f": {tensor.why}" if tensor.why else ""
     return f"{tensor.type.name}{' kept' if not tensor.eligible else ''}{reason}"
-
-
-def _ranges(pattern: str, members: Sequence[Listed]) -> str:
-    """The pattern with each star replaced by the numbers found there: layers.{0-29}.mlp."""
-    columns = zip(*(_NUMBER.findall(tensor.name) for tensor in members), strict=True)
-    parts = pattern.split("*")
-    text = parts[0]
-    for column, part in zip(columns, parts[1:], strict=True):
-        numbers = sorted({int(number) for number in column})
-        runs: list[list[int]] = []
-        for number in numbers:
-            if runs and number == runs[-1][-1] + 1:
-                runs[-1][1:] = [number]
-            else:
-                runs.append([number])
-        shown = ",".join("-".join(map(str, run)) for run in runs)
-        text += (shown if shown.isdecimal() else f"{{{shown}}}") + part
-    return text

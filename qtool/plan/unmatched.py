@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
 
 _SHOWN = 3  # names in the sentence
+_SHELL = (
+    "match is a shell pattern of the whole name in the checkpoint, such as *.down_proj or "
+    "*.layers.[0-3].*"
+)
+_REGULAR = (
+    "match is a regular expression found anywhere in the name in the GGUF file, such as ffn_down "
+    r"or blk\.[0-3]\.; or, with a star in front, a shell pattern of the whole, such as "
+    "*.ffn_down.weight"
+)
+# What is no part of any name, and means something in the other kind of recipe alone.
+_SIGNS_OF_REGULAR = re.compile(r"^re:|[\\^$|(+]|^\.\*")
+_SIGNS_OF_CHECKPOINTS = re.compile(r"layers|_proj|lm_head|embed_tokens")
 
 
 def refuse(recipe: "Recipe", names: Collection[str]) -> None:
@@ -24,22 +36,29 @@ def refuse(recipe: "Recipe", names: Collection[str]) -> None:
     for number, entry in enumerate(recipe.overrides):
         hits = re.compile(translate(entry.match)).match
         if not any(hits(name) for name in (*modules, *names)):
-            raise _unmatched(recipe.name, number, entry.match, modules)
+            raise _unmatched(recipe.name, number, entry.match, modules, _SHELL, _SIGNS_OF_REGULAR)
 
 
 def refuse_gguf(recipe: "GgufRecipe", names: Collection[str]) -> None:
     """The same with the patterns of GGUF recipes."""
     for number, entry in enumerate(recipe.options.overrides):
         if not any(entry.hits(name) for name in names):
-            raise _unmatched(recipe.name, number, entry.match, names)
+            raise _unmatched(
+                recipe.name, number, entry.match, names, _REGULAR, _SIGNS_OF_CHECKPOINTS
+            )
 
 
-def _unmatched(recipe: str, number: int, pattern: str, names: Iterable[str]) -> RecipeError:
+def _unmatched(
+    recipe: str, number: int, pattern: str, names: Iterable[str], rule: str, signs: re.Pattern[str]
+) -> RecipeError:
+    """rule: what patterns are, said where one has signs of the other kind, or is like no name."""
     found = near(pattern, names)
     nearest = f"the nearest names are {', '.join(found)}" if found else "no name is like it"
+    told = "" if found and not signs.search(pattern) else f"{rule}; "
     return RecipeError(
         f"recipe {recipe}: overrides.{number}: match {pattern!r} matches no tensor of the model; "
-        f"{nearest}; correct it, or remove the override: `qtool plan --all` then shows every name"
+        f"{nearest}; {told}correct it, or remove the override: `qtool plan --all` then shows every "
+        "name"
     )
 
 

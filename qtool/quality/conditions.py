@@ -1,5 +1,6 @@
 """--fail-if of `qtool eval`: a figure, a comparison, a limit."""
 
+import difflib
 import math
 import operator
 import re
@@ -15,7 +16,8 @@ OF_A_REFERENCE = frozenset({
     "top1_agreement", "rms_dp", "acceptance",
     *(f"{name}.{drafts}" for name in ("tokens_per_pass", "speed_up") for drafts in (1, 2, 4, 8)),
 })  # fmt: skip
-_CONDITION = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
+_CALLED = {"ppl": "perplexity", "same_top": "top1_agreement"}  # by other programs, by `compare`
+_CONDITION = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -48,14 +50,26 @@ class Condition:
 
 def check_figure(condition: Condition, *, reference: bool) -> None:
     """UsageError where no evaluation, or none without a reference, has the figure."""
-    known = FIGURES | (OF_A_REFERENCE if reference else frozenset())
-    if condition.key in known:
+    if condition.key in FIGURES or (reference and condition.key in OF_A_REFERENCE):
         return
-    more = "; with --against it is known" if condition.key in OF_A_REFERENCE else ""
+    known = ", ".join(sorted(FIGURES | OF_A_REFERENCE if reference else FIGURES))
+    more = "" if reference else f"; with --against also {', '.join(sorted(OF_A_REFERENCE))}"
+    if condition.key in OF_A_REFERENCE:
+        near, more = "with --against it is known; ", ""
+    else:
+        near = _nearest(condition.key)
     raise UsageError(
-        f"--fail-if {condition.text}: no figure {condition.key!r}{more}; known: "
-        f"{', '.join(sorted(known))}"
+        f"--fail-if {condition.text}: no figure {condition.key!r}; {near}known: {known}{more}"
     )
+
+
+def _nearest(word: str) -> str:
+    """The question after a misspelled figure; nothing where none is like it."""
+    known = sorted(FIGURES | OF_A_REFERENCE)
+    word = _CALLED.get(word.lower(), word.lower())
+    held = [figure for figure in known if word in figure]
+    near = held or difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def parse_condition(text: str) -> Condition:

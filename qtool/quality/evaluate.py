@@ -129,12 +129,11 @@ def evaluate(
                 _check_same(one.skeleton, weights, vocabulary, text)
         reference = None
         if against is not None:
-            if len(artifacts) > 1:
-                progress.say(f"running the reference: {against}")
+            running = f"running the reference: {against}" if len(artifacts) > 1 else None
             with progress.stage("reference"):
                 reference = forward(
                     base.skeleton, base.rounded, tokens, threads, progress, keep=cache,
-                    device=device,
+                    device=device, running=running,
                 )  # fmt: skip
                 if reference.cached is not None:
                     progress.say(f"reference: {reference.cached}")

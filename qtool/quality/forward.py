@@ -68,8 +68,12 @@ def forward(
     *,
     keep: bool,
     device: Device | None = None,
+    running: str | None = None,
 ) -> Forward:
-    """Run all blocks over tokens [windows, length]; `keep`: through the cache."""
+    """Run all blocks over tokens [windows, length]; `keep`: through the cache.
+
+    running: what is said before blocks are run, which they are not where the cache has it all.
+    """
     weights = skeleton.checkpoint
     rounded = rounded.fitting(skeleton)
     reading = reading_onto(device, weights)
@@ -77,6 +81,8 @@ def forward(
     if place is not None and (found := _read(place, tokens)) is not None:
         skeleton.embed(tokens[:1])  # finds out how this model hands over hidden states
         return Forward(skeleton, found, rounded, reading, f"taken from {place}")
+    if running is not None:
+        progress.say(running)
     with Workers(threads) as workers, ahead(skeleton, device, reading) as blocks:
         with rounded.outside(skeleton):
             stream = skeleton.embed(tokens, _TOGETHER if device is None else MICRO_BATCH_TOKENS)

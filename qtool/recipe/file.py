@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 import qtool
 from qtool.errors import RecipeError
 from qtool.recipe import yaml_source
+from qtool.recipe.foreign import meant
 from qtool.recipe.yaml_source import Document
 
 _SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
@@ -200,6 +201,8 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         if colon and name in known:
             near = f"YAML wants a blank after the colon, as in `{name}: {rest.strip()}`;"
         message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"
+        if len(path) == 1 and (here := meant(name, gguf="type" in known)):
+            message = f"unknown key; in a recipe of qtool it is {here}"
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
     else:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qtool import methods, structure
 from qtool.calibrating.allocator import give_back
+from qtool.calibrating.calibration import check_length
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.plan.engines import ROUNDED_SCALES
@@ -34,7 +35,7 @@ from qtool.runs.sink import Sink, Turned, check_values
 from qtool.runs.summary import WEIGHTS, LayerReport, Summary, of_cache, of_text, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import marks
-from qtool.runs.workspace import Workspace, check_free, workspace
+from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def run(request: Request, progress: Progress) -> Summary:
     plan = make()
     skeleton = None
     if request.recipe.calibrates:
+        # These take seconds to import; what can be told before is.
+        if request.stats is None:
+            check_length(request.recipe.calibration, checkpoint.folder)
+        check_begun(out, resume.facts(request, checkpoint), fresh=request.fresh)
         from qtool.calibrating.blockwise import open_skeleton, quantize_blocks
         from qtool.calibrating.given import given_to
 

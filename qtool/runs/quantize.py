@@ -50,6 +50,7 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
 
 
 def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
+    from qtool.calibrating.calibration import check_source
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
@@ -64,7 +65,9 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
-    # These import torch: seconds, which nobody waits for to be told that an option is wrong.
+    max_shard_bytes = parse_size(asked.max_shard_size or "5GB", "--max-shard-size")
+    if recipe.calibrates and asked.stats is None:
+        check_source(recipe.calibration.source)
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
     from qtool.runs.workspace import check_free
@@ -72,7 +75,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     check_stats_options(asked.stats, asked.calibration)
     _check_max_ram(asked)
     device = device_of(asked.device)
-    max_shard_bytes = parse_size(asked.max_shard_size or "5GB")
     target = artifact_path(asked.model, recipe, asked.out)
     check_free(target, is_folder=True)
     with progress.stage("download"):
@@ -112,6 +114,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 
 
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
+    from qtool.calibrating.calibration import check_source
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path
     from qtool.hub import resolve
@@ -129,6 +132,8 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
     elif not recipe.calibrates:
         refuse(recipe, "measures nothing without `importance: true`", about_calibration)
+    else:
+        check_source(recipe.calibration.source)
     places = _places(asked)
     device = None
     if recipe.sweeps:  # of all others the bytes are the CPU's

@@ -39,24 +39,28 @@ def unit(block: int | None) -> str:
 
 
 def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint) -> None:
-    """ResumeError where what is in `space` was begun with another recipe, source or version.
+    """ResumeError where what is in `space` was begun with another recipe, source or version."""
+    headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
+    space.agree({**facts(request, checkpoint), LAYOUT: headers.hexdigest()})
+
+
+def facts(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What makes it the same run, but for the layout that it comes to.
 
     Of the source's files sizes, times and some bytes are compared: digests would have to read all.
     """
-    headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
-    facts = {
+    found = {
         **program.facts(),
         "recipe": {"name": request.recipe.name, **request.recipe.effective()},
         "source": source_facts(checkpoint),
         SHARDS: request.max_shard_bytes,
-        LAYOUT: headers.hexdigest(),
     }
     if request.stats is not None and request.recipe.calibrates:
-        facts["file of statistics"] = file_facts(request.stats)
+        found["file of statistics"] = file_facts(request.stats)
     if request.recipe.depends_on_cpu:
-        facts["version of torch or kind of CPU"] = provenance.environment()
-        facts[DEVICE] = "cpu" if request.device is None else request.device.name
-    space.agree(facts)
+        found["version of torch or kind of CPU"] = provenance.environment()
+        found[DEVICE] = "cpu" if request.device is None else request.device.name
+    return found
 
 
 def source_facts(checkpoint: Checkpoint) -> Any:

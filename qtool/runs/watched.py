@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qtool.errors import QtoolError, ResumeError, SourceError, UnsupportedError
+from qtool.errors import TOO_LARGE, QtoolError, ResumeError, SourceError, UnsupportedError
 from qtool.runs.identity import looked_at
 from qtool.runs.staging import free_bytes
 
@@ -120,6 +120,8 @@ class Watched:
                 return self._changed(path)
         if any(one.errno in FULL for one in system):
             return self._full(self.missing())
+        if any(one.errno == errno.EFBIG for one in system):
+            return UnsupportedError(f"{self.out}: {TOO_LARGE}")
         if isinstance(error, OSError) and self._within(error.filename):
             return UnsupportedError(f"{self.out}: cannot be written ({error.strerror})")
         return None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,12 @@ class Workspace:
 
         facts: by the name that a person knows them by: recipe, source, calibration ...
         """
+        self.check(facts)
+        for name, value in json.loads(json.dumps(dict(facts))).items():
+            self.journal.agree(name, value, name)
+
+    def check(self, facts: Mapping[str, Any]) -> None:
+        """The same, and nothing is noted."""
         before, now = self.journal.facts, json.loads(json.dumps(dict(facts)))
         others = {
             name: (before[name], value)
@@ -75,8 +81,24 @@ class Workspace:
                 f"({self.folder.name}), and this command is not the one that began it: "
                 f"{told(others)}, or this one with --fresh starts over"
             )
-        for name, value in now.items():
-            self.journal.agree(name, value, name)
+
+
+def check_begun(out: Path, facts: Mapping[str, Any], *, fresh: bool) -> None:
+    """ResumeError where a run of `out` is under way, or is kept that was made of other facts.
+
+    `workspace` asks the same; this is for what would else be told after seconds of imports.
+    """
+    folder = partial(Path(os.path.realpath(out)))
+    if not (folder / "journal").is_file():
+        return
+    with explained(out):
+        lock = acquire(folder, out)
+    try:
+        with closing(Journal(folder / "journal")) as journal:
+            if journal.done and not fresh:
+                Workspace(out, folder, journal).check(facts)
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from qtool.checkpoint import hash_file
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import read_json
 from qtool.runs.statement import path_beside
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, Severity
 
 CHECK = "statement"
 _CARD = "README.md"  # which people write in; no engine reads it
 _SHA256 = re.compile("[0-9a-f]{64}")
+_MISSING = "no such file"
 _SHOWN = 100  # characters of what a stranger wrote
 
 
@@ -71,19 +72,31 @@ def _compared(
         return
     if path not in known:
         known[path] = _found(path)
-    if (found := known[path]) != said:
-        yield Finding(
-            "warning" if path.name == _CARD else "error", CHECK, name,
-            f"{name[:_SHOWN]} is not the file that {statement} was written for: its SHA-256 is "
-            f"{found}, stated is {said}; fetch or make it again, or remove the statement if "
-            "the file was changed on purpose",
-        )  # fmt: skip
+    if (found := known[path]) == said:
+        return
+    # Both stand where the artifact was given: the statement calls it what it was called then.
+    shown = artifact / str(path.relative_to(artifact))[:_SHOWN]
+    if _SHA256.fullmatch(found):
+        wrong = (
+            f"is not the file that {statement} was written for: its SHA-256 is {found}, stated is "
+            f"{said}; fetch or make it again, or remove the statement if the file was changed on "
+            "purpose"
+        )
+    elif found == _MISSING:
+        wrong = (
+            f"is missing: {statement} states its SHA-256; fetch or make it again, or remove the "
+            "statement if the file was removed on purpose"
+        )
+    else:
+        wrong = f"cannot be compared with {statement}: {found}"
+    severity: Severity = "warning" if path.name == _CARD else "error"
+    yield Finding(severity, CHECK, str(shown), f"{shown} {wrong}")
 
 
 def _found(path: Path) -> str:
     """Its SHA-256, or why it has none."""
     try:
-        return hash_file(path) if path.is_file() else "no such file"
+        return hash_file(path) if path.is_file() else _MISSING
     except (QtoolError, OSError) as problem:
         return str(problem)
 
