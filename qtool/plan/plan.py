@@ -18,7 +18,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
-from qtool.plan import beside, budget, duration, engines, estimate, notes, shapes, unmatched
+from qtool.plan import beside, budget, duration, engines, estimate, notes, shapes, unmatched, unseen
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
@@ -214,6 +214,7 @@ def make_plan(
         )
         for name, info in tensors.items()
     )
+    unseen.refuse(recipe, checkpoint, planned)
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)
