@@ -23,6 +23,7 @@ from qtool.verification import (
     biases,
     config,
     dense,
+    digests,
     error,
     folds,
     fused,
@@ -105,11 +106,18 @@ def verify_artifact(
         check_engine(engine, tp)
     with np.errstate(all="ignore"):  # numbers that are not finite are told of in sentences
         verdict = _verdict(path, against, engine, tp, progress, threads or default_threads())
-    statement = statement_of(path)
-    if statement is None:
-        return verdict
-    said = (*check_stated(path, statement), *verdict.findings)
-    return replace(verdict, findings=said, checks=(*verdict.checks, STATED))
+    known: dict[Path, str] = {}
+    said: list[Finding] = []
+    checks = [*verdict.checks]
+    if (recorded := digests.recorded_digests(path)) is not None:
+        said += digests.check_digests(path, recorded, known)
+        checks.append(digests.CHECK)
+    if (statement := statement_of(path)) is not None:
+        said += check_stated(path, statement, known)
+        checks.append(STATED)
+    elif recorded is None:
+        said.append(digests.none_recorded(path))
+    return replace(verdict, findings=(*said, *verdict.findings), checks=tuple(checks))
 
 
 def _verdict(
