@@ -50,6 +50,7 @@ from qtool.verification.subject import Subject, subject_of
 Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
+_DATA = {"codes", "values"}  # checks that run where numbers can be read at all
 _MOST_WEIGHTS = 1 << 28  # in memory at once, several times over, while they are compared
 
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
@@ -115,7 +116,7 @@ def verify_artifact(
     if (statement := statement_of(path)) is not None:
         said += check_stated(path, statement, known)
         checks.append(STATED)
-    elif recorded is None:
+    elif recorded is None and not _DATA.isdisjoint(checks) and verdict.unquantized_share < 1:
         said.append(digests.none_recorded(path))
     return replace(verdict, findings=(*said, *verdict.findings), checks=tuple(checks))
 
