@@ -146,7 +146,9 @@ class Override(Table):
         min_length=1, description='shell pattern, such as "*.down_proj" or "*.layers.0.*"'
     )
     weights: WeightsPatch | None = None
-    dense: bool = False
+    dense: bool = Field(
+        default=False, description="not quantized; allows much that a plan would refuse to leave so"
+    )
 
     @model_validator(mode="after")
     def one_of_both(self) -> "Override":
