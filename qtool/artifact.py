@@ -21,7 +21,7 @@ from qtool.formats import safetensors_file as st
 from qtool.formats.known import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.formats.stored_codes import SCALE_DTYPES
-from qtool.record import FILE_NAME, LAYERS, OUTLIERS
+from qtool.record import FILE_NAME, FILES, LAYERS, OUTLIERS
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:
     """A qtool.json as it is shown to people: without a line for each layer, and for each file."""
-    shown = {key: value for key, value in record.items() if key not in (LAYERS, OUTLIERS)}
+    shown = {key: value for key, value in record.items() if key not in (LAYERS, OUTLIERS, FILES)}
     if isinstance(source := shown.get("source"), Mapping) and "files" in source:
         shown["source"] = {key: value for key, value in source.items() if key != "files"}
     return shown

@@ -19,21 +19,23 @@ from qtool.layer_names import FUSED, experts_of, is_head, number_of
 
 _INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")
 # Towers that see or hear; they can be larger than a small decoder beside them.
-_OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
+OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
 _COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _GROUPED = {"wo_a", "o_a_proj"}  # DeepSeek V4's first half of an output projection
 _CHOOSING = {"indexer", "compressor"}  # of sparse attention
 _MOST_EXPERTS = 1024
-_LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
+LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 # As compressed-tensors stores them, below the layer: `q_proj.u_output.weight`.
 _TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
 # Of GPTQ and AWQ, compressed-tensors, HQQ, Quanto.
 _CODES = ("qweight", "weight_packed", "W_q", "_data")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
-FUSED_EXPERTS = "experts fused in one 3-D tensor, which this version does not take apart"
+FUSED_EXPERTS = "experts fused in one tensor, which this version does not take apart"
+NO_LINEAR = "a parameter that is no linear layer's weight"
+OUTSIDE = "outside the decoder blocks"
 
 _FUSED_AS = {part: "+".join(parts) for _, parts in FUSED for part in parts}
 
@@ -108,7 +110,7 @@ def find_blocks(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         if found := _INDEXED.match(name):
             sizes[found[1]] += prod(info.shape)
             last[found[1]] = max(last[found[1]], int(found[2]))
-    text = {prefix: size for prefix, size in sizes.items() if not _OTHER_TOWERS.search(prefix)}
+    text = {prefix: size for prefix, size in sizes.items() if not OTHER_TOWERS.search(prefix)}
     candidates = text or sizes
     if not candidates:
         raise SourceError(
@@ -210,7 +212,7 @@ def outside_reason(name: str) -> str:
         return "embedding"
     if name.endswith(_BUFFERS):
         return "buffer"
-    return "outside the decoder blocks"
+    return OUTSIDE
 
 
 def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str | None:
@@ -221,7 +223,7 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         return "buffer" if info.dtype in ("BOOL", "U8") else f"{info.dtype} values, not float"
     if name.endswith(_BUFFERS):
         return "buffer"
-    wide = kind == "weight" and min(info.shape[1:], default=0) >= _LEAST_EXPERT_WIDTH
+    wide = kind == "weight" and min(info.shape[1:], default=0) >= LEAST_EXPERT_WIDTH
     if len(info.shape) == 3 and ("experts" in name or wide):
         return FUSED_EXPERTS
     if len(info.shape) != 2:
@@ -233,7 +235,9 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
     if is_turn(name):
         return "a rotation of a layer's inputs or outputs"
     if kind != "weight":
-        return "a parameter that is no linear layer's weight"
+        # DBRX has all experts of a block in one matrix [experts * inner, hidden].
+        wide = min(info.shape) >= LEAST_EXPERT_WIDTH and not kind.endswith("bias")
+        return FUSED_EXPERTS if wide and "experts" in parts else NO_LINEAR
     if "norm" in last:
         return "norm"
     if "embed" in last or any(part.endswith("embedding") for part in parts):

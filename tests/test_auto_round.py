@@ -13,7 +13,7 @@ from converting import converted, first_block
 from cuda_device import device, emulator
 from numpy.typing import NDArray
 from packed_files import write
-from verifying import serious
+from verifying import but_digests, serious
 
 from qtool.artifact import Artifact
 from qtool.calibrating.device import Device
@@ -280,7 +280,7 @@ def test_healthy_ones_pass(packing: str, bits: int, symmetric: bool, tmp_path: P
     path, expected = folder(tmp_path / "out", packing, bits, symmetric)
     source = other.folder(tmp_path / "source", other.model(other.dense), {})
     verdict = verify_artifact(path, against=source, threads=1)
-    assert not verdict.findings and len(verdict.layers) == 14
+    assert not but_digests(verdict.findings) and len(verdict.layers) == 14
     found = dict(Artifact.open(path).dequantized())
     for name, weight in expected.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
@@ -311,7 +311,9 @@ def test_a_few_weights_clipped_hard_are_no_folds(damaged: bool, tmp_path: Path) 
     path = other.folder(tmp_path / "out", other.model(store), config(bits=8))
     of = other.folder(tmp_path / "source", other.model(source), {})
     verdict = verify_artifact(path, against=of, threads=1)
-    assert {f.name for f in verdict.findings} == ({f"{last}.weight"} if damaged else set())
+    assert {f.name for f in but_digests(verdict.findings)} == (
+        {f"{last}.weight"} if damaged else set()
+    )
     assert max(layer.relative_error for layer in verdict.layers) > 0.05
 
 

@@ -12,6 +12,7 @@ import quantizing
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
+from verifying import but_digests
 
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
@@ -122,7 +123,7 @@ def test_run_as_the_plain_one(packed: Path) -> None:
 
 def said(folder: Path, **more: Any) -> list[tuple[str, str]]:
     verdict = verify_artifact(folder, **more)
-    return [(one.severity, one.check) for one in verdict.findings]
+    return [(one.severity, one.check) for one in but_digests(verdict.findings)]
 
 
 def test_nothing_is_wrong_with_it(packed: Path) -> None:

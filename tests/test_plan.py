@@ -94,7 +94,8 @@ def test_shared_experts_and_routers(tmp_path: Path) -> None:
         "model.layers.0.ffn.gate.weight": (768, 256),  # a gate of an MLP, not of experts
         "model.layers.0.mlp.experts.gate_up_proj": (4, 256, 256),
     }
-    plan = plan_of(tmp_path, shapes, "w4g128-gptq")
+    asked = 'overrides=[{match: "*.gate_up_proj", dense: true}]'
+    plan = plan_of(tmp_path, shapes, "w4g128-gptq", asked)
     dense = {t.name for t in plan.tensors if (t.reason or "").startswith("router")}
     assert dense == {
         "model.layers.0.mlp.gate.weight",

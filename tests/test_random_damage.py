@@ -20,6 +20,7 @@ from gallery.raw import edited, settings
 from numpy.typing import NDArray
 from quantizing import Called
 from random_damage import Damage
+from verifying import forget_digests
 
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
@@ -125,6 +126,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         else:
             _, recipe_name, sets = ARTIFACTS[name]
             quantizing.quantize(source, recipe_name, out, *sets)
+            forget_digests(out)
         return made.setdefault(name, Made(out, source))
 
     return get

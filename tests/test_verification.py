@@ -21,6 +21,7 @@ from qtool.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
 from qtool.runs import verify as reading_back
+from qtool.runs.digests import add_digests
 from qtool.verification.config import says_dense
 from qtool.verification.run import verify_artifact
 from qtool.verification.sentences import count, some
@@ -61,6 +62,7 @@ def test_the_command(
     bad = copied(awq, tmp_path / "bad")
     edit(bad / "generation_config.json", eos_token_id=[0, 5000])
     (bad / "tokenizer_config.json").unlink()
+    add_digests(bad)
     said = call("verify", bad)
     assert said.status == 1
     assert "error (tokenizer): generation_config.json says eos_token_id 5000" in said.out
@@ -212,7 +214,8 @@ def fused_model(folder: Path) -> Path:
 def test_fused_experts_that_stay_dense_are_told_of(sets: tuple[str, ...], tmp_path: Path) -> None:
     """They stay dense: qtool's own configs say so, and one that does not is wrong."""
     out = tmp_path / "out"
-    quantize(fused_model(tmp_path / "source"), "w4g64-rtn", out, *sets)
+    asked = 'overrides=[{match: "*.experts.*", dense: true}]'
+    quantize(fused_model(tmp_path / "source"), "w4g64-rtn", out, asked, *sets)
     verdict = verify_artifact(out)
     assert verdict.ok and "unquantized" in {f.check for f in verdict.findings}
     config = json.loads((out / "config.json").read_text())

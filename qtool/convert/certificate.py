@@ -13,6 +13,7 @@ from qtool.artifact import without_layers
 from qtool.convert.lost import ACTIVATIONS
 from qtool.convert.model import DTYPE_NAMES, Model
 from qtool.convert.targets import Target
+from qtool.record import FILES
 
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about
@@ -141,7 +142,8 @@ def provenance(model: Model, certificate: Certificate) -> dict[str, Any]:
     """The output's qtool.json: what the source's says, and one conversion more."""
     carried = dict(model.provenance or {})
     before = carried.pop("conversions", None)
-    kept = {k: v for k, v in carried.items() if k not in ("schema", "qtool_version", "qtool")}
+    anew = ("schema", "qtool_version", "qtool", FILES)
+    kept = {key: value for key, value in carried.items() if key not in anew}
     if certificate.format in ("hf", "gguf") or not certificate.exact:
         kept = without_layers(kept)  # errors are those of other numbers, or under other names
     if certificate.format == "hf":  # what is quantized anew is known not to be the original

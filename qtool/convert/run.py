@@ -16,6 +16,7 @@ from qtool.gguf.convert import convert_to_hf
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
 from qtool.record import FILE_NAME
+from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
 from qtool.runs.staging import check_out, check_out_file, staged
 from qtool.verification.engine_view import view_of
@@ -105,6 +106,7 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
         to_checkpoint.write_json(folder / FILE_NAME, record)
         text = card.render(target, certificate, record, view_of(Artifact.open(folder)))
         (folder / "README.md").write_text(text, encoding="utf-8")
+        add_digests(folder)
     plain = Counter(s.tensor.stored for s in plan.steps if s.tensor.read and s.scheme is None)
     return Converted(
         artifact=str(request.out),

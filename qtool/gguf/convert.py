@@ -38,6 +38,7 @@ from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf_types import BY_NAME
 from qtool.runs import program
+from qtool.runs.digests import add_digests
 from qtool.runs.identity import file_facts
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
@@ -101,6 +102,7 @@ def convert_to_hf(
         )
         record = {"made_from": made_from(source), "conversions": [certificate.json()]}
         (folder / "qtool.json").write_bytes(_json({"qtool": __version__, **record}))
+        add_digests(folder)
     return Converted(
         artifact=str(out),
         architecture=str(model.config["architectures"][0]),

@@ -26,7 +26,13 @@ from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.refusals import refuse_conv1d, refuse_packed, refuse_sweep, requantized
+from qtool.gguf.refusals import (
+    refuse_conv1d,
+    refuse_floats,
+    refuse_packed,
+    refuse_sweep,
+    requantized,
+)
 from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
@@ -114,6 +120,7 @@ def make_gguf_plan(
         )
         for name, choice in choices.items()
     )
+    refuse_floats(source, planned, recipe)
     lossy = requantized(source, planned, requantize)
     if recipe.sweeps and not any(tensor.swept for tensor in planned):
         refuse_sweep(source, planned, recipe)

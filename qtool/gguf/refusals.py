@@ -12,6 +12,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import FLOATS
+from qtool.plan.unseen import MUCH
 
 
 def refuse_packed(source: GgufSource, recipe: str) -> None:
@@ -50,6 +51,24 @@ def refuse_sweep(
     raise UnsupportedError(
         f"{source.path}: method gptq has nothing to do with type {recipe.type}: it chooses "
         "codes of Q4_0 to Q8_0, Q2_K to Q6_K, IQ1 to IQ4, MXFP4 and NVFP4; leave it out"
+    )
+
+
+def refuse_floats(source: GgufSource, planned: Sequence[PlannedTensor], recipe: GgufRecipe) -> None:
+    """UnsupportedError where more than a quarter of the blocks' numbers fall back to F16, for which
+    nobody asked: their rows are no whole blocks of any quantized type."""
+    inside = [tensor for tensor in planned if layer_of(tensor.name) >= 0]
+    left = [tensor for tensor in inside if tensor.fallback and tensor.type in FLOATS]
+    share = sum(t.parameters for t in left) / max(1, sum(t.parameters for t in inside))
+    if share <= MUCH:
+        return
+    kinds = dict.fromkeys(tensor.name.split(".", 2)[2] for tensor in left)
+    widths = "/".join(str(width) for width in sorted({t.source.in_features for t in left}))
+    overrides = ", ".join(f'{{match: "{kind}", type: f16}}' for kind in kinds)
+    raise UnsupportedError(
+        f"{source.path}: recipe {recipe.name} would leave {share:.0%} of the blocks' weights in "
+        f"F16 without saying so ({', '.join(kinds)}), as rows of {widths} are no whole blocks of "
+        f"any type to fall back to; where that is meant, say it: --set 'overrides=[{overrides}]'"
     )
 
 

@@ -28,6 +28,7 @@ from qtool.plan import (
     notes,
     shapes,
     unmatched,
+    unseen,
 )
 from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
@@ -225,6 +226,7 @@ def make_plan(
         )
         for name, info in tensors.items()
     )
+    unseen.refuse(recipe, checkpoint, planned)
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)

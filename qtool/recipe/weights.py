@@ -148,7 +148,9 @@ class Override(Table):
         "name of the output head, lm_head, quantizes that, too",
     )
     weights: WeightsPatch | None = None
-    dense: bool = False
+    dense: bool = Field(
+        default=False, description="not quantized; allows much that a plan would refuse to leave so"
+    )
 
     @model_validator(mode="after")
     def one_of_both(self) -> "Override":

@@ -27,6 +27,7 @@ from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.runs import layer_errors, modelcard, provenance, resume
 from qtool.runs.by_rows import quantize_rows
+from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
@@ -148,6 +149,7 @@ def run(request: Request, progress: Progress) -> Summary:
         give_back()
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)
+            add_digests(space.artifact, request.threads)
     seconds = {**progress.seconds, "total": progress.total()}
     return Summary(
         artifact=str(out),

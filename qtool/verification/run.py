@@ -23,6 +23,7 @@ from qtool.verification import (
     biases,
     config,
     dense,
+    digests,
     error,
     folds,
     fused,
@@ -49,6 +50,7 @@ from qtool.verification.subject import Subject, subject_of
 Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
+_DATA = {"codes", "values"}  # checks that run where numbers can be read at all
 _MOST_WEIGHTS = 1 << 28  # in memory at once, several times over, while they are compared
 
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
@@ -105,11 +107,18 @@ def verify_artifact(
         check_engine(engine, tp)
     with np.errstate(all="ignore"):  # numbers that are not finite are told of in sentences
         verdict = _verdict(path, against, engine, tp, progress, threads or default_threads())
-    statement = statement_of(path)
-    if statement is None:
-        return verdict
-    said = (*check_stated(path, statement), *verdict.findings)
-    return replace(verdict, findings=said, checks=(*verdict.checks, STATED))
+    known: dict[Path, str] = {}
+    said: list[Finding] = []
+    checks = [*verdict.checks]
+    if (recorded := digests.recorded_digests(path)) is not None:
+        said += digests.check_digests(path, recorded, known)
+        checks.append(digests.CHECK)
+    if (statement := statement_of(path)) is not None:
+        said += check_stated(path, statement, known)
+        checks.append(STATED)
+    elif recorded is None and not _DATA.isdisjoint(checks) and verdict.unquantized_share < 1:
+        said.append(digests.none_recorded(path))
+    return replace(verdict, findings=(*said, *verdict.findings), checks=tuple(checks))
 
 
 def _verdict(

@@ -14,13 +14,13 @@ from typing import Any
 from qtool.checkpoint import hash_file
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import read_json
+from qtool.record import CARD
 from qtool.runs.statement import path_beside
 from qtool.verification.finding import Finding, Severity
 
 CHECK = "statement"
-_CARD = "README.md"  # which people write in; no engine reads it
-_SHA256 = re.compile("[0-9a-f]{64}")
-_MISSING = "no such file"
+SHA256 = re.compile("[0-9a-f]{64}")
+MISSING = "no such file"
 _SHOWN = 100  # characters of what a stranger wrote
 
 
@@ -30,8 +30,11 @@ def statement_of(artifact: Path) -> Path | None:
     return beside if beside.is_file() else None
 
 
-def check_stated(artifact: Path, statement: Path) -> Iterator[Finding]:
-    """Compare the digest of each file that is stated with that of the file that is there."""
+def check_stated(artifact: Path, statement: Path, known: dict[Path, str]) -> Iterator[Finding]:
+    """Compare the digest of each file that is stated with that of the file that is there.
+
+    known: digests by path, which it adds to: a file that is named a million times is read once.
+    """
     try:
         listed = read_json(statement).get("subject")
     except QtoolError as problem:
@@ -44,7 +47,6 @@ def check_stated(artifact: Path, statement: Path) -> Iterator[Finding]:
             "does: nothing was compared with it",
         )  # fmt: skip
         return
-    known: dict[Path, str] = {}  # a file that is named a million times is read once
     for subject in listed:
         yield from _compared(artifact, statement.name, subject, known)
 
@@ -56,13 +58,13 @@ def _compared(
     name = subject.get("name") if isinstance(subject, dict) else None
     digest = subject.get("digest") if isinstance(subject, dict) else None
     said = digest.get("sha256") if isinstance(digest, dict) else None
-    if not isinstance(name, str) or not isinstance(said, str) or not _SHA256.fullmatch(said):
+    if not isinstance(name, str) or not isinstance(said, str) or not SHA256.fullmatch(said):
         yield Finding(
             "error", CHECK, statement,
             f"{statement} has a subject without a name and a SHA-256: {str(subject)[:_SHOWN]!r}",
         )  # fmt: skip
         return
-    path = _place(artifact, name)
+    path = place(artifact, name)
     if path is None:
         yield Finding(
             "error", CHECK, statement,
@@ -71,37 +73,37 @@ def _compared(
         )  # fmt: skip
         return
     if path not in known:
-        known[path] = _found(path)
+        known[path] = found_digest(path)
     if (found := known[path]) == said:
         return
     # Both stand where the artifact was given: the statement calls it what it was called then.
     shown = artifact / str(path.relative_to(artifact))[:_SHOWN]
-    if _SHA256.fullmatch(found):
+    if SHA256.fullmatch(found):
         wrong = (
             f"is not the file that {statement} was written for: its SHA-256 is {found}, stated is "
             f"{said}; fetch or make it again, or remove the statement if the file was changed on "
             "purpose"
         )
-    elif found == _MISSING:
+    elif found == MISSING:
         wrong = (
             f"is missing: {statement} states its SHA-256; fetch or make it again, or remove the "
             "statement if the file was removed on purpose"
         )
     else:
         wrong = f"cannot be compared with {statement}: {found}"
-    severity: Severity = "warning" if path.name == _CARD else "error"
+    severity: Severity = "warning" if path.name == CARD else "error"
     yield Finding(severity, CHECK, str(shown), f"{shown} {wrong}")
 
 
-def _found(path: Path) -> str:
+def found_digest(path: Path) -> str:
     """Its SHA-256, or why it has none."""
     try:
-        return hash_file(path) if path.is_file() else _MISSING
+        return hash_file(path) if path.is_file() else MISSING
     except (QtoolError, OSError) as problem:
         return str(problem)
 
 
-def _place(artifact: Path, name: str) -> Path | None:
+def place(artifact: Path, name: str) -> Path | None:
     """Where a subject lies; None where that is not in the artifact.
 
     The first part is what the artifact was called then: it may have been renamed since.
