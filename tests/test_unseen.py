@@ -47,6 +47,9 @@ def test_what_no_scheme_was_thought_of_for(
     assert f"would leave {share} of the decoder blocks' weights dense" in said and words in said
     way = f'overrides=[{{match: "model.layers.*.{pattern}", dense: true}}]'
     assert said.endswith(f"--set '{way}'")
+    other = 'overrides=[{match: "*.o_proj", weights: {bits: 8}}]'
+    with pytest.raises(UnsupportedError, match=r"add \{match: .* to its overrides$"):
+        plan_of(tmp_path, shapes, "w4g128-gptq", other)
     plan = plan_of(tmp_path, shapes, "w4g128-gptq", way)
     assert len(quantized(plan)) == 4
     none = plan_of(tmp_path, shapes, "w4g128-gptq", "method=none", "format=dense")

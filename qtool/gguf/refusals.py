@@ -12,7 +12,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import FLOATS
-from qtool.plan.unseen import MUCH
+from qtool.plan.unseen import MUCH, overriding
 
 
 def refuse_packed(source: GgufSource, recipe: str) -> None:
@@ -64,11 +64,12 @@ def refuse_floats(source: GgufSource, planned: Sequence[PlannedTensor], recipe: 
         return
     kinds = dict.fromkeys(tensor.name.split(".", 2)[2] for tensor in left)
     widths = "/".join(str(width) for width in sorted({t.source.in_features for t in left}))
-    overrides = ", ".join(f'{{match: "{kind}", type: f16}}' for kind in kinds)
+    entries = [f'{{match: "{kind}", type: f16}}' for kind in kinds]
     raise UnsupportedError(
         f"{source.path}: recipe {recipe.name} would leave {share:.0%} of the blocks' weights in "
         f"F16 without saying so ({', '.join(kinds)}), as rows of {widths} are no whole blocks of "
-        f"any type to fall back to; where that is meant, say it: --set 'overrides=[{overrides}]'"
+        "any type to fall back to; where that is meant, say it: "
+        f"{overriding(entries, bool(recipe.overrides))}"
     )
 
 

@@ -40,10 +40,22 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     total = sum(tensor.parameters for tensor in (*inside, *second))
     share = sum(tensor.parameters for tensor in left) / total if total else 0.0
     if share > MUCH:
-        where = f"{checkpoint.path}: recipe {recipe.name}"
         kinds = _largest(left, _LITTLE * total)
+        what = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in kinds.items())
         quantized = [tensor.module for tensor in tensors if tensor.scheme is not None]
-        raise UnsupportedError(_sentence(where, share, kinds, quantized) + _or_gguf(checkpoint))
+        patterns = _patterns([name for names in kinds.values() for name in names], quantized)
+        entries = [f'{{match: "{pattern}", dense: true}}' for pattern in patterns]
+        raise UnsupportedError(
+            f"{checkpoint.path}: recipe {recipe.name} would leave {share:.0%} of the decoder "
+            f"blocks' weights dense without saying so ({what}); where that is meant, say it: "
+            f"{overriding(entries, bool(recipe.overrides))}{_or_gguf(checkpoint)}"
+        )
+
+
+def overriding(entries: Iterable[str], others: bool) -> str:
+    """How to give a recipe overrides, which may have others already."""
+    listed = ", ".join(entries)
+    return f"add {listed} to its overrides" if others else f"--set 'overrides=[{listed}]'"
 
 
 def _largest(left: Mapping[Planned, str], rest: float) -> dict[str, list[str]]:
@@ -58,18 +70,6 @@ def _largest(left: Mapping[Planned, str], rest: float) -> dict[str, list[str]]:
             found[reason].append(kind)
         remaining -= size
     return found
-
-
-def _sentence(
-    where: str, share: float, kinds: Mapping[str, Sequence[str]], quantized: Collection[str]
-) -> str:
-    what = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in kinds.items())
-    patterns = _patterns([name for names in kinds.values() for name in names], quantized)
-    overrides = ", ".join(f'{{match: "{pattern}", dense: true}}' for pattern in patterns)
-    return (
-        f"{where} would leave {share:.0%} of the decoder blocks' weights dense without saying so "
-        f"({what}); where that is meant, say it: --set 'overrides=[{overrides}]'"
-    )
 
 
 def _unseen(tensor: Planned) -> bool:
