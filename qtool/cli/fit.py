@@ -37,7 +37,7 @@ def fit(
         typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")
