@@ -58,6 +58,9 @@ def quantize(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
+    ] = False,
     modelfile: Annotated[
         bool, typer.Option("--modelfile", help="write FILE.Modelfile, for Ollama, beside the GGUF")
     ] = False,
@@ -95,6 +98,7 @@ def quantize(
         modelfile=modelfile,
         provenance=provenance,
         device=device,
+        replace=replace,
         progress=progress,
     )
     if json_:
