@@ -166,6 +166,8 @@ def test_an_unfinished_run_goes_on_beside_the_old_one(tmp_path: Path) -> None:
         space.artifact.rmdir()  # as of a run that only measured so far
         space.journal.commit("measured")
         raise KeyboardInterrupt
+    with pytest.raises(UnsupportedError, match="give --replace"):
+        check_free(out, is_folder=True)
     assert mark_of(out) == "old"
     with workspace(out, is_folder=True, nbytes=1, fresh=False, replace=FREELY) as space:
         assert "measured" in space.journal.done

@@ -241,21 +241,20 @@ def _sweep_sources(target: Path, out: Path) -> None:
 def check_free(out: Path, *, is_folder: bool, replace: Replace | None = None) -> None:
     """UnsupportedError where `out` is there already, and may not be replaced."""
     if out.exists():
-        _sweep(out, replaces=replace is not None)
+        _sweep(out)
     (check_out if is_folder else check_out_file)(out, replace)
 
 
-def _sweep(out: Path, *, replaces: bool) -> None:
+def _sweep(out: Path) -> None:
     """Remove what is left where a run was killed just after its output got its name.
 
-    replaces: what is there may be older than an unfinished run, which is kept.
+    An unfinished run is kept: what is there is then an older one, which it is to replace.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
     _sweep_sources(target, out)
-    if not (folder / "lock").is_file() or (folder / "artifact").exists():
-        return
-    if replaces and not (folder / _ENDED).exists():
+    named = (folder / _ENDED).is_file() and not (folder / "artifact").exists()
+    if not named or not (folder / "lock").is_file():
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
         lock = acquire(folder, out)
