@@ -27,7 +27,7 @@ from typing import Any
 from qtool.errors import QtoolError, ResumeError, UnsupportedError
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
-from qtool.runs.lock import acquire, empty, remove
+from qtool.runs.lock import ENDED, acquire, empty, remove
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
     check_out,
@@ -42,7 +42,6 @@ from qtool.runs.staging import (
 )
 from qtool.runs.watched import Marks, Watched
 
-_ENDED = "ended"  # in a hidden folder: nothing is left to do but to give the output its name
 Stating = Callable[[Path], Path]  # a finished output -> the file beside it that speaks of it
 
 
@@ -170,7 +169,7 @@ def _give_name(space: Workspace, target: Path) -> None:
     """See give_name. Under a name of its own a folder that is replaced is not taken for work to go
     on with, where a run is killed before it is removed."""
     with explained(space.out):
-        (space.folder / _ENDED).touch()
+        (space.folder / ENDED).touch()
     if not is_filled(target):
         give_name(space.artifact, target, space.out)
         return
@@ -253,8 +252,11 @@ def _sweep(out: Path) -> None:
     target = Path(os.path.realpath(out))
     folder = partial(target)
     _sweep_sources(target, out)
-    named = (folder / _ENDED).is_file() and not (folder / "artifact").exists()
-    if not named or not (folder / "lock").is_file():
+    try:
+        there = {path.name for path in folder.iterdir()}
+    except OSError:  # none, or not ours
+        return
+    if "lock" not in there or "artifact" in there or not (ENDED in there or there == {"lock"}):
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
         lock = acquire(folder, out)
