@@ -51,6 +51,7 @@ def quantize(
     modelfile: bool = False,
     provenance: bool = False,
     device: str = "auto",
+    replace: bool = False,
     log_file: str | Path | None = None,
     quiet: bool = True,
     progress: Progress | None = None,
@@ -93,6 +94,7 @@ def quantize(
         modelfile,
         provenance,
         device,
+        replace,
     )
     sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
     loaded = load(str(recipe), sets)

@@ -19,6 +19,7 @@ from typing import Any
 
 from qtool import __version__
 from qtool.errors import UnsupportedError
+from qtool.memory import memory
 
 _PACKAGES = (
     "torch", "transformers", "huggingface-hub", "hf-xet", "safetensors", "tokenizers", "gguf",
@@ -131,7 +132,7 @@ def examined() -> Examined:
         paths = (shutil.which(program) for program in programs)
         engines[name] = next((path for path in paths if path is not None), None)
     free = shutil.disk_usage(Path.cwd()).free
-    total, available = _memory()
+    total, available = memory()
     found = Examined(
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
@@ -214,27 +215,6 @@ def _hub() -> Hub:
         token=get_token() is not None,
         free_bytes=shutil.disk_usage(there).free,
     )
-
-
-def _memory() -> tuple[int | None, int | None]:
-    """Bytes of memory, and those that are not in use; a container's limit counts."""
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        available = page * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None, None
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = 1024 * int(line.split()[1])
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        if limit.isdigit():
-            total, available = min(total, int(limit)), min(available, int(limit) - used)
-    except (OSError, ValueError, IndexError):
-        pass
-    return total, max(available, 0)
 
 
 def _advice(found: Examined) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hub_server
 import numpy as np
@@ -19,10 +20,9 @@ from qtool.calibrating import calibration
 from qtool.calibrating.calibration import (
     calibration_tokens,
     chunks,
-    default_text,
-    load_text,
     tokenize,
 )
+from qtool.calibrating.texts import default_text, load_text
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
@@ -30,7 +30,7 @@ from qtool.hub import tiny_folder
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """
 import json, sys
-from qtool.calibrating.calibration import load_text
+from qtool.calibrating.texts import load_text
 from qtool.errors import QtoolError
 found = []
 for source in sys.argv[1:]:
@@ -67,7 +67,7 @@ def test_all_chunks_can_be_asked_for_but_not_one_more() -> None:
 
 
 def test_the_default_text_is_on_every_machine() -> None:
-    text, name = load_text(None)
+    (text,), name = load_text(None)
     assert name == "pydoc_data.topics" and text == default_text()
     assert len(text) > 400_000 and "assert" in text
     found = calibration_tokens(Settings(samples=128, length=512), tiny_folder())
@@ -149,7 +149,7 @@ def test_a_tokenizer_that_truncates_or_pads_does_neither(tmp_path: Path) -> None
 def test_jsonl_texts_are_joined_by_newlines(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "one\\u2028two", "id": 1}\n\n{"text": "three"}\n')
-    assert load_text(str(path)) == ("one\u2028two\nthree", "file")
+    assert load_text(str(path)) == (("one\u2028two\nthree",), "file")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_malformed_tokenizer_is_an_error(model: dict[str, object], tmp_path: P
         tokenize("text", tmp_path)
 
 
-def loaded(endpoint: str, cache: Path, *sources: str, **more: str) -> list[list[str] | str]:
+def loaded(endpoint: str, cache: Path, *sources: str, **more: str) -> list[Any]:
     """load_text of each source against a hub at `endpoint`; an error is its sentence."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {
@@ -263,8 +263,8 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
             "ann/nothing",
             "ann/texts:data/absent.txt",
         )
-    assert first == ["one\ntwo", "ann/texts"]
-    assert named == ["test", "ann/texts:data/test.jsonl"]
+    assert first == [["one\ntwo"], "ann/texts"]
+    assert named == [["test"], "ann/texts:data/test.jsonl"]
     assert "no text or JSONL file" in errors[0] and "Parquet" in errors[0]
     assert "does not exist" in errors[1]
     assert "has no file 'data/absent.txt'" in errors[2]
@@ -272,7 +272,7 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
     named, gone = loaded(
         server.endpoint, cache, "ann/texts:data/test.jsonl", "ann/tables", HF_HUB_OFFLINE="1"
     )
-    assert named == ["test", "ann/texts:data/test.jsonl"]
+    assert named == [["test"], "ann/texts:data/test.jsonl"]
     assert "cannot be" in gone
 
 

@@ -53,7 +53,7 @@ def test_a_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage)
-    monkeypatch.setattr(doctor, "_memory", lambda: (8 << 30, 1 << 30))
+    monkeypatch.setattr(doctor, "memory", lambda: (8 << 30, 1 << 30))
     monkeypatch.setattr(library, "selected", lambda: "scalar")
     said = " ".join(run()["advice"])
     for part in ("HF_HUB_OFFLINE is set", "the hub cache has 0.0 GiB free", "`--max-ram` bounds"):

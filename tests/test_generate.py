@@ -2,6 +2,7 @@
 that stay as they are stored; and with a device in the emulated grid."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
 from qtool.cli.main import app
 from qtool.errors import SourceError, UsageError
-from qtool.generating.generate import Generated, generate
+from qtool.generating import products
+from qtool.generating.generate import Generated, _room, generate
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
@@ -131,6 +133,37 @@ def test_experts(name: str, tmp_path: Path, device: Device) -> None:
         found = generate(out, "w1 w", 2, where, QUIET)
         assert found.matrices == len(linear)
         check(out, found, slack)
+
+
+@pytest.mark.parametrize("recipe", ["q4_k_m", "w8a8-dynamic", None])
+def test_matrices_stay_in_memory_where_there_is_room(
+    recipe: str | None, made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is then read once, and what is said does not depend on how many fit."""
+    out = TINY if recipe is None else made(recipe)
+    real = products.InFloat32._read
+    read: list[str] = []
+    monkeypatch.setattr(
+        products.InFloat32, "_read", lambda self, name: (read.append(name), real(self, name))[1]
+    )
+    whole = generate(out, PROMPT, 5, None, QUIET)
+    assert whole.not_kept == 0 and len(read) == len(set(read)) == whole.matrices
+    with open_weights(out) as weights:
+        sizes = [4 * math.prod(weights.tensors[name].shape) for name in read]
+    for kept in (0, len(read) // 2):
+        read.clear()
+        monkeypatch.setattr("qtool.generating.generate._room", lambda kept=kept: sum(sizes[:kept]))
+        found = generate(out, PROMPT, 5, None, QUIET)
+        assert found.tokens == whole.tokens
+        assert found.not_kept <= whole.matrices - kept
+        again = {name for name in read if read.count(name) == len(found.tokens)}
+        assert len(again) == found.not_kept > 0
+
+
+def test_half_of_the_memory_that_is_available_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, room in ((1000, 500), (None, 0)):
+        monkeypatch.setattr("qtool.generating.generate.memory", lambda a=available: (4000, a))
+        assert _room() == room
 
 
 def test_a_dense_model_too(device: Device) -> None:

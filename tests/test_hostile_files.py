@@ -33,7 +33,7 @@ from hostile.servers import Lie
 from quantizing import Call, Called, caller
 from range_server import RangeServer
 
-from qtool.calibrating import calibration
+from qtool.calibrating import texts
 from qtool.errors import FormatError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
@@ -97,7 +97,7 @@ def test_a_hostile_file(
     if command[0] in ("quantize", "calibrate"):
         _import()
         # What a model is tried out on, if nothing else is named, is as long as a book.
-        monkeypatch.setattr(calibration, "default_text", lambda: "the and in " * 400)
+        monkeypatch.setattr(texts, "default_text", lambda: "the and in " * 400)
     before = there(tmp_path)
     start = time.process_time()
     said = call(*command)

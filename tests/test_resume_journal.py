@@ -151,6 +151,10 @@ def test_what_is_left_beside_a_finished_output_is_swept(tmp_path: Path) -> None:
     (folder / "journal").write_text("")
     with pytest.raises(UnsupportedError, match="exists and is not empty"):
         check_free(out, is_folder=True)
+    assert folder.exists()  # of a run that was to replace it, and goes on
+    (folder / "ended").touch()
+    with pytest.raises(UnsupportedError, match="exists and is not empty"):
+        check_free(out, is_folder=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -1,10 +1,9 @@
 """The tokens that the model reads while its activations are measured.
 
-    text    a plain text file; or JSONL, whose `text` fields are joined by newlines; or such a file
-            of a dataset on the hub; or, where nothing is named, Python's own help texts
-    chunks  the text tokenized as one, without special tokens, and cut consecutively into n chunks
-            of equal length; of these, by number,
-            sorted(numpy.random.default_rng(seed).permutation(n)[:samples])
+    text    see qtool.calibrating.texts
+    chunks  each text tokenized as one, without special tokens, and each chat as its template writes
+            it; their ids one after the other, cut consecutively into n chunks of equal length; of
+            these, by number, sorted(numpy.random.default_rng(seed).permutation(n)[:samples])
 
 The digest is over the chosen token ids: equal digests mean equal calibration, wherever the text
 came from.
@@ -13,25 +12,23 @@ came from.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import hub
+from qtool.calibrating.chats import Chat, render
+from qtool.calibrating.texts import TOPICS, Piece, load_text
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 
-_JSONL = (".jsonl", ".ndjson", ".json")
-_TEXT = (".txt", ".text", ".md", *_JSONL)
 _SHORT = 1 << 20  # characters; the default text has half of that
-TOPICS = "pydoc_data.topics"
 
 
 class Settings(Protocol):
@@ -81,11 +78,11 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
 
     SourceError where the text is missing or too short, with the numbers.
     """
-    text, name = load_text(settings.source)
-    if len(text) <= _SHORT:
+    pieces, name = load_text(settings.source)
+    if (text := _short(pieces)) is not None:
         ids = _kept_ids(text, model, _state(model / "tokenizer.json"))
     else:  # may be as long as anybody likes, and is not kept
-        ids = tokenize(text, model)
+        ids = _ids(pieces, model)
     if ids.size and (highest := int(ids.max())) >= (vocabulary := _vocabulary(model, highest + 1)):
         raise SourceError(
             f"{model}: its tokenizer gives the id {highest}, but config.json has a vocabulary of "
@@ -98,8 +95,14 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
 
 def check_length(settings: Settings, model: Path) -> None:
     """SourceError as above of a text that may be too short, before torch is imported."""
-    if (model / "tokenizer.json").is_file() and len(load_text(settings.source)[0]) <= _SHORT:
+    if (model / "tokenizer.json").is_file() and _short(load_text(settings.source)[0]) is not None:
         calibration_tokens(settings, model)
+
+
+def _short(pieces: Sequence[Piece]) -> str | None:
+    """The text, where it is one, and no longer than is kept."""
+    text = pieces[0] if len(pieces) == 1 else None
+    return text if isinstance(text, str) and len(text) <= _SHORT else None
 
 
 @lru_cache(maxsize=1)
@@ -109,6 +112,28 @@ def _kept_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
     ids = tokenize(text, model)
     ids.flags.writeable = False
     return ids
+
+
+def _ids(pieces: Sequence[Piece], model: Path) -> NDArray[np.int64]:
+    """Of texts and chats, one after the other."""
+    theirs = None
+    if any(isinstance(piece, Chat) for piece in pieces):
+        theirs = transformers_tokenizer(model)
+    return np.concatenate(
+        [
+            tokenize(piece, model) if isinstance(piece, str) else _chat_ids(piece, theirs, model)
+            for piece in pieces
+        ]
+        or [np.empty(0, dtype=np.int64)]
+    )
+
+
+def _chat_ids(chat: Chat, tokenizer: Any, model: Path) -> NDArray[np.int64]:
+    """As apply_chat_template(tokenize=True) of transformers gives them."""
+    text = render(chat, tokenizer, str(model))
+    with _TokenizerErrors(model / "tokenizer.json"):
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.array(ids, dtype=np.int64)
 
 
 def _state(file: Path) -> tuple[int, int, int] | None:
@@ -132,84 +157,6 @@ def chunks(
         )
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:samples])
     return ids[: n * length].reshape(n, length)[chosen]
-
-
-def load_text(source: str | None) -> tuple[str, str]:
-    """The text of a file, a hub dataset or (None) of Python's help; and its public name."""
-    if source is None or source == TOPICS:
-        return default_text(), TOPICS
-    if (path := _file(source)) is not None:
-        return read_text(path), "file"
-    dataset, _, file = source.partition(":")
-    return read_text(_download(dataset, file)), source
-
-
-def check_source(source: str | None) -> None:
-    """SourceError for a text that can be told to be of no use without model, network and torch."""
-    if source is not None and source != TOPICS and (path := _file(source)) is not None:
-        read_text(path)
-
-
-def _file(source: str) -> Path | None:
-    """The file of that name; None where only a hub dataset can be meant. SourceError."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    if path.exists():
-        raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
-    if hub.is_hub_id(source.partition(":")[0]):
-        return None
-    raise SourceError(
-        f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"
-    )
-
-
-def default_text() -> str:
-    """What `help()` knows of the language: about 460,000 characters on every machine."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-def read_text(path: Path, *, raw: bool = False) -> str:
-    """A text file, or the `text` fields of a JSONL file.
-
-    Ends of lines become newlines, as Python reads text, unless `raw`, as llama.cpp reads it.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="" if raw else None) as file:
-            text = file.read()
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path}: byte {error.start} is not UTF-8; calibration text must be UTF-8"
-        ) from None
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
-    if path.suffix.lower() not in _JSONL:
-        return text
-    return "\n".join(_records(path, text))
-
-
-def _records(path: Path, text: str) -> Iterator[str]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise SourceError(
-                f"{path}:{number}: not JSON; expected JSONL, one object a line with a `text` field"
-            ) from None
-        found = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(found, str):
-            raise SourceError(f"{path}:{number}: expected an object whose `text` is a string")
-        try:
-            found.encode()
-        except UnicodeEncodeError:
-            raise SourceError(
-                f"{path}:{number}: its text has half of a surrogate pair, which is no character"
-            ) from None
-        yield found
 
 
 def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]:
@@ -258,7 +205,8 @@ def transformers_tokenizer(model: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        with _TokenizerErrors(model / "tokenizer.json"):
+            return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     # What tokenizer classes raise of files that are not theirs, or not as they should be.
     except (OSError, ValueError, ImportError, TypeError, AttributeError, LookupError,
             RuntimeError) as error:  # fmt: skip
@@ -309,50 +257,3 @@ def _vocabulary(model: Path, default: int) -> int:
     nested = config.get("text_config")
     size = config.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
     return size if isinstance(size, int) else default
-
-
-def _download(dataset: str, file: str) -> Path:
-    """One text file of a hub dataset, through the hub's cache."""
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub import errors as hub_errors
-
-    repository, _, revision = dataset.partition("@")
-    where = f"{dataset}: dataset on the hub (there is no such file here)"
-    transport = cast("tuple[type[Exception], ...]", hub_errors.HfHubHTTPError.__bases__)
-    try:
-        if not file:
-            names = HfApi().list_repo_files(
-                repository, repo_type="dataset", revision=revision or None
-            )
-            file = _choose(where, names)
-        return Path(
-            hf_hub_download(repository, file, repo_type="dataset", revision=revision or None)
-        )
-    except (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError):
-        raise SourceError(f"{where} does not exist, or is private; check the spelling") from None
-    except hub_errors.EntryNotFoundError as error:
-        reason = (
-            "cannot be reached, and the cache has no copy; check the network and HF_HUB_OFFLINE"
-            if isinstance(error, hub_errors.LocalEntryNotFoundError)
-            else f"has no file {file!r}"
-        )
-        raise SourceError(f"{where} {reason}") from None
-    except transport as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"{where} cannot be downloaded: {said}") from None
-
-
-def _choose(where: str, names: list[str]) -> str:
-    """The text file of a dataset: of several, the first in order that says `train`, if any."""
-    usable = sorted(
-        name
-        for name in names
-        if name.lower().endswith(_TEXT) and not name.lower().startswith(("readme", "license"))
-    )
-    usable = [name for name in usable if Path(name).suffix.lower() != ".json"] or usable
-    if not usable:
-        raise UnsupportedError(
-            f"{where} has no text or JSONL file (it has {', '.join(sorted(names)[:4])}); this "
-            "version reads no Parquet: save its text as a file and name that"
-        )
-    return next((name for name in usable if "train" in name.lower()), usable[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.calibration import TOPICS, Calibration, calibration_tokens
+from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.device import Device
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
@@ -21,6 +21,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.texts import TOPICS
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint

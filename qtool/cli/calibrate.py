@@ -32,7 +32,7 @@ def calibrate(
         ),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
@@ -52,7 +52,7 @@ def calibrate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.calibrating.calibration import check_source
+    from qtool.calibrating.texts import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.calibrating import measure

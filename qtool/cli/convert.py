@@ -40,6 +40,9 @@ def convert(
         typer.Option(help="v1 or v2: how GPTQ's zeros are stored, whatever the config says"),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Write ARTIFACT as another format: exactly, and certified, or not at all.
@@ -67,6 +70,7 @@ def convert(
         dtype=dtype,
         assume=assume,
         max_shard_bytes=parse_size(max_shard_size, "--max-shard-size"),
+        replaces=replace,
     )
     made = run(request, Progress(quiet=json_))
     if json_:

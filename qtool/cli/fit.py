@@ -37,7 +37,7 @@ def fit(
         typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")
@@ -71,7 +71,7 @@ def fit(
     qtool fit tiny --size 2MB -o mine.yaml
     """
     from qtool.calibrating.allocator import share_heap
-    from qtool.calibrating.calibration import check_source
+    from qtool.calibrating.texts import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.fitting.fit import fit as run

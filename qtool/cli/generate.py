@@ -21,8 +21,10 @@ def generate(
 ) -> None:
     """Let ARTIFACT go on with a text, always with the likeliest token: a smoke test.
 
-    A matrix is dequantized for each product; with --device cuda the model stays there as it is
-    stored, and single tokens are multiplied by packed 4-bit words. Engines are what serves a model.
+    On the CPU matrices are dequantized once, and kept in up to half of the memory that is
+    available; what does not fit is dequantized for each product. With --device cuda the model stays
+    there as it is stored, and single tokens are multiplied by packed 4-bit words. Engines are what
+    serves a model.
     """
     from qtool import api
     from qtool.runs.progress import Progress
@@ -55,4 +57,9 @@ def lines(found: "Generated") -> list[str]:
     ]
     if found.device != "cpu":
         said.append(f"{found.fused} of {found.matrices} matrices multiplied as packed words")
+    elif found.not_kept:
+        said.append(
+            f"{found.not_kept} of {found.matrices} matrices were dequantized for each product: "
+            "half of the memory that is available keeps no more"
+        )
     return said

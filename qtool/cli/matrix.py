@@ -31,7 +31,7 @@ def matrix(
         int | None, typer.Option(min=1, help="windows of that text; by default up to 20")
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,

@@ -30,7 +30,7 @@ def quantize(
         typer.Option("-o", "--out", help="to make; by default MODEL-RECIPE or MODEL-RECIPE.gguf"),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file, or a hub dataset id")
+        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
@@ -57,6 +57,9 @@ def quantize(
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
     ] = False,
     modelfile: Annotated[
         bool, typer.Option("--modelfile", help="write FILE.Modelfile, for Ollama, beside the GGUF")
@@ -95,6 +98,7 @@ def quantize(
         modelfile=modelfile,
         provenance=provenance,
         device=device,
+        replace=replace,
         progress=progress,
     )
     if json_:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool.convert.targets import Target
 from qtool.runs.progress import Progress
+from qtool.runs.replacing import Replace, replace_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Request:
     dtype: str | None = None  # of what is dequantized
     assume: str | None = None  # v1 or v2: how GPTQ's zeros are stored, whatever the config says
     max_shard_bytes: int = 5_000_000_000
+    replaces: bool = False  # an earlier artifact
+
+    @property
+    def replace(self) -> Replace | None:
+        """What `out` may take the place of."""
+        return replace_of(self.source) if self.replaces else None
 
 
 def say_all(warnings: Iterable[str], progress: Progress) -> None:

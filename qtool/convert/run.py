@@ -25,7 +25,7 @@ from qtool.verification.engine_view import view_of
 def convert(request: Request, progress: Progress) -> Converted:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     check = check_out_file if request.target.format == "gguf" else check_out
-    check(request.out)
+    check(request.out, request.replace)
     files = gguf_models(request.source)
     if not files:
         return _convert(request, artifact_model(request.source, request.assume), progress)
@@ -70,7 +70,7 @@ def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Convert
     say_all(source.warnings, progress)
     made = convert_to_hf(
         source, request.out, request.dtype, request.max_shard_bytes, progress,
-        f"sha256:{digest(file)}",
+        f"sha256:{digest(file)}", request.replace,
     )  # fmt: skip
     return Converted(
         artifact=made.artifact,
@@ -88,7 +88,7 @@ def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Convert
 def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> Converted:
     """Write, compare, certify, and give the name."""
     target = request.target
-    with staged(request.out) as folder:
+    with staged(request.out, request.replace) as folder:
         with progress.stage("export"):
             written = to_checkpoint.write(model, plan, folder, request.max_shard_bytes, progress)
         with progress.stage("verify"):

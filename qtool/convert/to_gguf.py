@@ -71,7 +71,7 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
     metadata = _metadata(source, layout_name, provenance(model, certificate))
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
-    with staged_file(request.out, layout.size) as (path, descriptor):
+    with staged_file(request.out, layout.size, request.replace) as (path, descriptor):
         writer = GgufWriter(descriptor, layout)
         with progress.stage("export"):
             for number in progress.blocks(len(steps), "tensor"):

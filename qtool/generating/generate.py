@@ -1,4 +1,5 @@
-"""Greedy decoding of a few tokens, with keys and values kept, from matrices as they are stored.
+"""Greedy decoding of a few tokens, with keys and values kept, from matrices as they are stored, or
+in float32 where the memory of the machine has room for them.
 
 The model's code is transformers' own. Hidden states are float32; on a device what packed matrices
 are multiplied with is float16. Embeddings are float32.
@@ -22,7 +23,8 @@ from qtool.calibrating.reading import OnHost
 from qtool.calibrating.skeleton import Skeleton, move, read_parameter
 from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import SourceError, UnsupportedError, UsageError
-from qtool.generating.products import Key, Matrix, Products, key, matrix
+from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
+from qtool.memory import memory
 from qtool.names import Binding
 from qtool.quality.engine_inputs import activations
 from qtool.quality.weights import open_weights, say_damaged_record
@@ -44,6 +46,7 @@ class Generated:
     seconds: float  # of the tokens after the first
     matrices: int
     fused: int  # of them, those that single vectors are multiplied with as packed words
+    not_kept: int  # on the CPU, those that were dequantized for each product, for lack of memory
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -78,7 +81,9 @@ def generate(
             )
         with progress.stage("load"):
             reading = reading_onto(device, weights)
-            matrices = _load(skeleton, reading)
+            on_cpu = InFloat32(weights, 0)
+            matrices = _load(skeleton, reading, on_cpu)
+            on_cpu.room = _room()
         rounded = activations(weights, "plain").fitting(skeleton)
         products = Products(matrices, skeleton.online, rounded)
         for number, block in enumerate(skeleton.blocks):
@@ -112,6 +117,7 @@ def generate(
             times[-1] - times[1],
             sum(map(len, matrices.values())),
             sum(one.fused for parts in matrices.values() for one in parts),
+            len(on_cpu.left_out),
         )
 
 
@@ -139,9 +145,18 @@ def _at(products: Products, number: int) -> Any:
     return note
 
 
-def _load(skeleton: Skeleton, reading: OnHost | OnDevice) -> dict[Key, list[Matrix]]:
+def _room() -> int:
+    """Bytes of float32 matrices to keep: half of the memory that is available now."""
+    _, available = memory()
+    return 0 if available is None else available // 2
+
+
+def _load(
+    skeleton: Skeleton, reading: OnHost | OnDevice, on_cpu: InFloat32
+) -> dict[Key, list[Matrix]]:
     """Fill the model but for the matrices of linear layers and experts, which are given back by
     their places."""
+    multiplied = on_cpu if isinstance(reading, OnHost) else reading
     matrices: dict[Key, list[Matrix]] = {}
     for owner, attribute, name in tensors_of(skeleton.model, ""):
         pieces = skeleton.pieces(name)
@@ -156,7 +171,7 @@ def _load(skeleton: Skeleton, reading: OnHost | OnDevice) -> dict[Key, list[Matr
             read_parameter(owner, attribute, pieces, reading)
             continue
         for place, names in found.items():
-            matrices[place] = [matrix(reading, one) for one in names]
+            matrices[place] = [matrix(multiplied, one) for one in names]
     move(skeleton.model, reading.place)
     return matrices
 

@@ -2,14 +2,15 @@
 
     on a device    up to 8 vectors: the kernel that multiplies packed words, where a format has one;
                    more: the matrix dequantized to float16 for this product
-    on the CPU     the matrix dequantized to float32 for this product
+    on the CPU     the matrix in float32: dequantized once and kept where there is room in memory,
+                   else for this product
 
 A matrix is known by where it lies in its parameter, which stays on torch's meta device: whole, or
 the slice of one expert, which may be made of two matrices of the checkpoint (gate and up).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 
 from qtool.calibrating.device import Device
 from qtool.calibrating.online import Online, turned
-from qtool.calibrating.reading import STORED, OnHost, parts
+from qtool.calibrating.reading import STORED, parts
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.weights import Weights
 from qtool.cuda.more_tasks import MOST
@@ -25,6 +26,7 @@ from qtool.cuda.packed import Packed
 from qtool.cuda.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
 
+_HALF = ("F16", "BF16")
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
 Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix begins
 
@@ -32,6 +34,37 @@ Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix be
 def key(weight: torch.Tensor) -> Key:
     """Of a parameter, or of an expert's slice of one."""
     return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
+
+
+@dataclass
+class InFloat32:
+    """Matrices on the CPU, of which the first that are multiplied are kept, while there is room."""
+
+    weights: Weights
+    room: int  # bytes that are left
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)  # those that there was no room for
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """[out, in], the numbers that `weights` has."""
+        found = self.kept.get(name)
+        if found is None:
+            found = self._read(name)
+            if found.nbytes <= self.room:
+                self.room -= found.nbytes
+                self.kept[name] = found
+            else:
+                self.left_out.add(name)
+        return found
+
+    def _read(self, name: str) -> torch.Tensor:
+        info = self.weights.tensors[name]
+        if info.dtype not in _HALF:
+            return torch.from_numpy(self.weights.float32(name))
+        whole = torch.empty(info.shape)  # several times as fast as numpy makes float32 of them
+        for start, part in parts(self.weights, name, torch.float32):
+            whole[start : start + len(part)].copy_(part)
+        return whole
 
 
 @dataclass(frozen=True)
@@ -43,14 +76,13 @@ class Matrix:
     fused: bool  # whether vectors are multiplied by packed words
 
 
-def matrix(reading: OnHost | OnDevice, name: str) -> Matrix:
+def matrix(reading: InFloat32 | OnDevice, name: str) -> Matrix:
     """A matrix [out, in] of the model, ready to multiply."""
-    weights = reading.weights
-    if isinstance(reading, OnHost):
-        return Matrix(name, lambda x: F.linear(x, torch.from_numpy(weights.float32(name))), False)
+    if isinstance(reading, InFloat32):
+        return Matrix(name, lambda x: F.linear(x, reading.matrix(name)), False)
     found = reading.packed(name)
     if found is None:
-        return Matrix(name, _dense(weights, name, reading.device), False)
+        return Matrix(name, _dense(reading.weights, name, reading.device), False)
     return Matrix(name, _packed(found, reading.device), found.times is not None)
 
 

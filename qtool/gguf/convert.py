@@ -42,6 +42,7 @@ from qtool.runs.digests import add_digests
 from qtool.runs.identity import file_facts
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
+from qtool.runs.replacing import Replace
 from qtool.runs.staging import check_space, staged, with_notes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import made_beside
@@ -77,6 +78,7 @@ def convert_to_hf(
     max_shard_bytes: int,
     progress: Progress,
     digest: str | None = None,
+    replace: Replace | None = None,
 ) -> Converted:
     """Write the checkpoint to `out`; nothing is left under that name unless all succeeds.
 
@@ -89,7 +91,7 @@ def convert_to_hf(
     for tensor in model.tensors:
         for kind in {one.type.name for one in tensor.in_file if one.type.weights > 1}:
             dequantized[kind] = dequantized.get(kind, 0) + 1
-    with staged(out) as folder, progress.stage("export"):
+    with staged(out, replace) as folder, progress.stage("export"):
         size = _write(model, files, folder, max_shard_bytes, progress)
         certificate = Certificate(
             source=origin(source) | {"digest": digest, "dtype": named},

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
-    check_free(request.artifact, is_folder=False)
+    check_free(request.artifact, is_folder=False, replace=request.replace)
     view = open_view(request.source, request.recipe, request.imatrix)
     if view is None:
         with closing(open_source(request.source)) as source:
@@ -107,6 +107,7 @@ def _run(
         fresh=request.fresh,
         sources=sources,
         stating=request.stating,
+        replace=request.replace,
     ) as space:
         gpu = None if request.device is None else request.device.name
         space.agree(resume.facts(request.recipe, source, request.imatrix, gpu))

@@ -11,6 +11,7 @@ from qtool.runs.workspace import Stating
 if TYPE_CHECKING:
     from qtool.calibrating.device import Device
     from qtool.cuda.staging import Places
+    from qtool.runs.replacing import Replace
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class GgufRequest:
     stating: Stating | None = None  # of the workspace
     places: "Places | None" = None  # of a GPU that encodes what it can
     device: "Device | None" = None  # that measures and sweeps; of recipes that sweep alone
+    replace: "Replace | None" = None  # an earlier file
 
     @property
     def artifact(self) -> Path:

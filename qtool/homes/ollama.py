@@ -11,10 +11,11 @@ Source: Ollama's docs (modelfile.md, import.md).
 import os
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import QtoolError, SourceError
 from qtool.formats.safetensors_header import read_json
 
 _MODEL = "application/vnd.ollama.image.model"
@@ -118,6 +119,14 @@ def modelfile_text(artifact: Path) -> str:
                 lines.append(f'TEMPLATE """{_CHATML_TEMPLATE}"""')
             lines += [f'PARAMETER stop "{end}"' for end in _ENDS if end in text]
     return "\n".join(lines) + "\n"
+
+
+def is_modelfile_of(artifact: Path) -> bool:
+    """Whether what lies beside a GGUF file is its Modelfile, unchanged."""
+    path = modelfile_path(artifact)
+    with suppress(QtoolError, OSError):
+        return not path.is_symlink() and path.read_bytes() == modelfile_text(artifact).encode()
+    return False
 
 
 def write_modelfile(artifact: Path) -> Path:

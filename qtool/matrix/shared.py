@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.calibrating.calibration import calibration_tokens, load_text
+from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.stats_file import StatsFile
+from qtool.calibrating.texts import load_text
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.fused_experts import apart

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.calibration import read_text, tokenize
+from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.texts import read_text
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UsageError

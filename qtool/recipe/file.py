@@ -62,7 +62,8 @@ class Calibration(Table):
     """What the model reads while its activations are measured."""
 
     source: str | None = Field(
-        default=None, description="text or JSONL file, or a hub dataset; default: pydoc_data.topics"
+        default=None,
+        description="text or JSONL (texts or chats), or a hub dataset; default: pydoc_data.topics",
     )
     samples: int = Field(default=128, ge=1, le=1_000_000)
     length: int = Field(default=512, ge=8, le=1_048_576, description="tokens per sample")

@@ -1,6 +1,7 @@
 """The lock of a hidden folder in which work goes on: one process at a time, and only in our own.
 
     FOLDER/lock     "qtool " and the number of the process that holds it, or held it last
+    FOLDER/ended    the work is done: nothing in it is to be gone on with
 
 The system lets go of it when the process ends, however that is. It begins with a mark, so that a
 folder that somebody else made under the same name is told, and left alone.
@@ -20,6 +21,7 @@ except ImportError:  # Windows: two runs on one output are then not kept apart
     fcntl = None  # type: ignore[assignment]
 
 _MARK = b"qtool "  # begins every lock: a folder without it was made by somebody else
+ENDED = "ended"
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -92,8 +94,8 @@ def _not_ours(folder: Path, out: Path) -> ResumeError:
 
 
 def empty(folder: Path) -> None:
-    """Remove all but the lock."""
-    for path in folder.iterdir():
+    """Remove all but the lock, and that the work is done last."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == ENDED):
         if path.name == "lock":
             continue
         if path.is_dir() and not path.is_symlink():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
-    check_free(out, is_folder=True)
+    check_free(out, is_folder=True, replace=request.replace)
     checkpoint = as_quantized(request.recipe, Checkpoint.open(request.source))
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
@@ -109,6 +109,7 @@ def run(request: Request, progress: Progress) -> Summary:
         fresh=request.fresh,
         sources=sources,
         stating=request.stating,
+        replace=request.replace,
     ) as space:
         resume.agree(space, request, plan, checkpoint)
         given = None

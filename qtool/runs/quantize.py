@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
     from qtool.runs.progress import Progress
+    from qtool.runs.replacing import Replace
     from qtool.runs.summary import Summary
     from qtool.runs.workspace import Stating
 
@@ -38,6 +39,7 @@ class Asked:
     modelfile: bool = False  # for Ollama, beside a GGUF file
     provenance: bool = False  # a statement, beside the artifact
     device: str = "auto"  # or cpu, which is the same, or cuda: see request.check_device
+    replace: bool = False  # an earlier artifact of that name
 
 
 def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> Summary:
@@ -50,7 +52,7 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
 
 
 def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
-    from qtool.calibrating.calibration import check_source
+    from qtool.calibrating.texts import check_source
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
@@ -76,9 +78,11 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     _check_max_ram(asked)
     device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
-    check_free(target, is_folder=True)
+    check_free(target, is_folder=True, replace=_replace(asked))
     with progress.stage("download"):
         source = resolve(asked.model, progress)
+    replacing = _replace(asked, source)
+    check_free(target, is_folder=True, replace=replacing)  # before a checkpoint is made beside it
     gpu = None if device is None else device.name
     stating = _stating(asked, source, target, progress, gpu)
 
@@ -88,7 +92,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     def made_of(folder: Path) -> Summary:
         request = Request(
             named, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
-            asked.fresh, asked.max_ram, stating, device,
+            asked.fresh, asked.max_ram, stating, device, replacing,
         )  # fmt: skip
         return run(request, progress)
 
@@ -114,7 +118,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 
 
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
-    from qtool.calibrating.calibration import check_source
+    from qtool.calibrating.texts import check_source
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path
     from qtool.hub import resolve
@@ -141,18 +145,19 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
 
         device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
-    check_free(target, is_folder=False)
+    check_free(target, is_folder=False, replace=_replace(asked))
     if asked.modelfile:
-        from qtool.homes.ollama import modelfile_path
+        from qtool.homes.ollama import is_modelfile_of, modelfile_path
 
-        check_free(modelfile_path(target), is_folder=False)
+        if not (asked.replace and is_modelfile_of(target)):
+            check_free(modelfile_path(target), is_folder=False)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
     gpu = None if device is None else device.name
     stating = _stating(asked, source, target, progress, gpu)
     request = GgufRequest(
         asked.model, source, recipe, asked.out, asked.threads, asked.imatrix, asked.requantize,
-        asked.fresh, asked.max_ram, stating, places, device,
+        asked.fresh, asked.max_ram, stating, places, device, _replace(asked, source),
     )  # fmt: skip
     made = run_gguf(request, progress)
     if asked.modelfile:
@@ -163,6 +168,16 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         return made
     note = f"{target} is one GGUF file; most programs know them by a name that ends in {_GGUF}"
     return replace(made, notes=[*made.notes, note])
+
+
+def _replace(asked: Asked, source: Path | None = None) -> Replace | None:
+    """None where nothing is replaced; `source`: where it is known."""
+    from qtool.runs.replacing import Replace, replace_of
+
+    if not asked.replace:
+        return None
+    others = [path for path in (asked.imatrix, asked.stats) if path is not None]
+    return Replace(tuple(others)) if source is None else replace_of(source, *others)
 
 
 def _check_max_ram(asked: Asked) -> None:

@@ -11,6 +11,7 @@ from qtool.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from qtool.calibrating.device import Device
+    from qtool.runs.replacing import Replace
     from qtool.runs.workspace import Stating
 
 
@@ -29,6 +30,7 @@ class Request:
     max_ram: int | None = None  # bytes of resident memory
     stating: "Stating | None" = None  # of the workspace
     device: "Device | None" = None  # that does the work; None: the CPU
+    replace: "Replace | None" = None  # an earlier artifact
 
     @property
     def artifact(self) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from qtool.errors import QtoolError, UnsupportedError
+from qtool.runs.replacing import Replace, check_replaceable, put_back, swap
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -23,13 +24,18 @@ def partial(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 
 
-def check_out(out: Path) -> None:
-    """UnsupportedError where `out` is taken: nothing of the user's is ever overwritten."""
+def check_out(out: Path, replace: Replace | None = None) -> None:
+    """UnsupportedError where `out` is taken: nothing of the user's is overwritten, but for an
+    artifact that may be replaced."""
+    put_back(out)
     if out.is_dir():
-        if any(out.iterdir()):
-            raise UnsupportedError(
-                f"{out}: the output folder exists and is not empty; remove it or choose another -o"
-            )
+        if is_filled(out):
+            if replace is None:
+                raise UnsupportedError(
+                    f"{out}: the output folder exists and is not empty; remove it, choose another "
+                    "-o, or give --replace"
+                )
+            check_replaceable(out, replace)
         if os.path.ismount(os.path.realpath(out)):
             raise UnsupportedError(
                 f"{out}: is a mount point, which a finished folder cannot replace; name a folder "
@@ -40,9 +46,9 @@ def check_out(out: Path) -> None:
 
 
 @contextmanager
-def staged(out: Path) -> Iterator[Path]:
+def staged(out: Path, replace: Replace | None = None) -> Iterator[Path]:
     """A folder to fill; it becomes `out` when the body ends without an exception."""
-    check_out(out)
+    check_out(out, replace)
     # Through links: a folder cannot be renamed over a link to one.
     target = Path(os.path.realpath(out))
     with made_parents(target, out):
@@ -51,8 +57,9 @@ def staged(out: Path) -> Iterator[Path]:
         try:
             folder.chmod(0o777 & ~umask())
             yield folder
-            check_out(out)
+            check_out(out, replace)
             give_name(folder, target, out)
+            shutil.rmtree(folder, ignore_errors=True)  # what had the name before
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, QtoolError) and str(folder) in str(error):
@@ -61,12 +68,15 @@ def staged(out: Path) -> Iterator[Path]:
             raise
 
 
-def check_out_file(out: Path) -> None:
-    """UnsupportedError where a file `out` cannot be made, or is there already."""
+def check_out_file(out: Path, replace: Replace | None = None) -> None:
+    """UnsupportedError where a file `out` cannot be made, or is there already and stays."""
     if out.is_dir():
         raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
     if out.exists() or out.is_symlink():
-        raise UnsupportedError(f"{out}: exists; remove it or choose another -o")
+        if replace is None:
+            way = ", or give --replace" if out.suffix.lower() == ".gguf" else ""
+            raise UnsupportedError(f"{out}: exists; remove it or choose another -o{way}")
+        check_replaceable(out, replace)
 
 
 def free_bytes(out: Path) -> int:
@@ -91,9 +101,11 @@ sync = getattr(os, "fdatasync", os.fsync)
 
 
 @contextmanager
-def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
+def staged_file(
+    out: Path, nbytes: int, replace: Replace | None = None
+) -> Iterator[tuple[Path, int]]:
     """A file of `nbytes` to fill, by name and by descriptor; becomes `out` when the body ends."""
-    check_out_file(out)
+    check_out_file(out, replace)
     target = Path(os.path.realpath(out))
     check_space(out, nbytes)
     with made_parents(target, out):
@@ -106,7 +118,7 @@ def staged_file(out: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
                 yield path, descriptor
             finally:
                 os.close(descriptor)
-            check_out_file(out)
+            check_out_file(out, replace)
             give_name(path, target, out)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -157,19 +169,32 @@ def explained(out: Path) -> Iterator[None]:
         ) from None
 
 
+def is_filled(path: Path) -> bool:
+    """Whether it is a folder with something in it, which no rename takes the place of."""
+    return path.is_dir() and any(path.iterdir())
+
+
 def give_name(staged: Path, target: Path, out: Path) -> None:
-    """Rename, over an empty folder of that name, too, when all that it holds is on the disk."""
+    """Rename when all that it holds is on the disk, over an empty folder of that name, too.
+
+    Over what else is there only after check_out; a folder is then what `staged` names, or gone.
+    """
     with explained(out):
         _make_durable(staged)
     kind = "folder" if staged.is_dir() else "file"
     try:
-        os.rename(staged, target)
+        if is_filled(target):
+            swap(staged, target)
+        else:
+            os.rename(staged, target)
     except OSError as error:
         raise UnsupportedError(
             f"{out}: the finished {kind} cannot be given this name: {error.strerror}; "
             "choose another -o"
         ) from None
     _sync_folder(target.parent)
+    if staged.parent != target.parent:
+        _sync_folder(staged.parent)
 
 
 def _make_durable(staged: Path) -> None:

@@ -4,6 +4,8 @@
         lock        held by the process at work; the system lets go of it when the process ends
         journal     what the run is, and what of it is finished (qtool.runs.journal)
         artifact    the output, a folder or a file, which gets its name when it is whole
+        whole       while a folder gets it; and then the earlier one that it replaced
+        ended       there from then on
         ...         what a stage keeps to go on with
     .OUT.from-gguf/ where the source had to be made first: a lock, and the source
 
@@ -25,13 +27,15 @@ from typing import Any
 from qtool.errors import QtoolError, ResumeError, UnsupportedError
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
-from qtool.runs.lock import acquire, empty, remove
+from qtool.runs.lock import ENDED, acquire, empty, remove
+from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
     check_out,
     check_out_file,
     check_space,
     explained,
     give_name,
+    is_filled,
     made_parents,
     partial,
     with_notes,
@@ -110,16 +114,17 @@ def workspace(
     fresh: bool,
     sources: Marks | None = None,
     stating: Stating | None = None,
+    replace: Replace | None = None,
 ) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
     nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
     files that it is made of, as they were when they were opened. stating: writes what is to lie
-    beside it, given where it is until it has its name.
+    beside it, given where it is until it has its name. replace: it may take the place of another.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
-    check_free(out, is_folder=is_folder)
+    check_free(out, is_folder=is_folder, replace=replace)
     with made_parents(target, out):
         kept = ended = False
         journal = None
@@ -134,7 +139,8 @@ def workspace(
             _give_up(folder, out)
             raise
         try:
-            check_free(out, is_folder=is_folder)  # a run that had the lock before may have made it
+            # A run that had the lock before may have made it.
+            check_free(out, is_folder=is_folder, replace=replace)
             journal = Journal(folder / "journal", look)
             if fresh or not journal.done:
                 journal.close()
@@ -151,10 +157,10 @@ def workspace(
             yield space
             ended = True
             look.same()
-            check_free(out, is_folder=is_folder)
+            check_free(out, is_folder=is_folder, replace=replace)
             # What is killed in here goes on with the same command, and states it again.
             with _stated(space.artifact, stating):
-                give_name(space.artifact, target, out)
+                _give_name(space, target)
         except BaseException as error:
             why = look.explained(error)
             done = journal is not None and bool(journal.done) and look.ours()
@@ -179,6 +185,24 @@ def workspace(
                 remove(folder)
             os.close(lock)
             _sweep_sources(target, out)
+
+
+def _give_name(space: Workspace, target: Path) -> None:
+    """See give_name. Under a name of its own a folder that is replaced is not taken for work to go
+    on with, where a run is killed before it is removed."""
+    with explained(space.out):
+        (space.folder / ENDED).touch()
+    if not is_filled(target):
+        give_name(space.artifact, target, space.out)
+        return
+    whole = space.folder / "whole"
+    with explained(space.out):
+        os.rename(space.artifact, whole)
+    try:
+        give_name(whole, target, space.out)
+    except QtoolError:  # which still has the old name
+        os.rename(whole, space.artifact)
+        raise
 
 
 def _give_up(folder: Path, out: Path) -> None:
@@ -235,19 +259,26 @@ def _sweep_sources(target: Path, out: Path) -> None:
         os.close(lock)
 
 
-def check_free(out: Path, *, is_folder: bool) -> None:
-    """UnsupportedError where `out` is there already."""
+def check_free(out: Path, *, is_folder: bool, replace: Replace | None = None) -> None:
+    """UnsupportedError where `out` is there already, and may not be replaced."""
     if out.exists():
         _sweep(out)
-    (check_out if is_folder else check_out_file)(out)
+    (check_out if is_folder else check_out_file)(out, replace)
 
 
 def _sweep(out: Path) -> None:
-    """Remove what is left where a run was killed just after its output got its name."""
+    """Remove what is left where a run was killed just after its output got its name.
+
+    An unfinished run is kept: what is there is then an older one, which it is to replace.
+    """
     target = Path(os.path.realpath(out))
     folder = partial(target)
     _sweep_sources(target, out)
-    if not (folder / "lock").is_file() or (folder / "artifact").exists():
+    try:
+        there = {path.name for path in folder.iterdir()}
+    except OSError:  # none, or not ours
+        return
+    if "lock" not in there or "artifact" in there or not (ENDED in there or there == {"lock"}):
         return
     with suppress(QtoolError, OSError):  # it is in use, or not ours
         lock = acquire(folder, out)

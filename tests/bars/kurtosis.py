@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qtool.calibrating.calibration import chunks, read_text, tokenize
+from qtool.calibrating.calibration import chunks, tokenize
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.texts import read_text
 from qtool.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotate

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.calibration import read_text, tokenize
+from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.texts import read_text
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations

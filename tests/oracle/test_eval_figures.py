@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qtool.calibrating.calibration import default_text
+from qtool.calibrating.texts import default_text
 from qtool.native.library import default_threads
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.runs.progress import Progress

@@ -15,7 +15,7 @@ from oracle.conftest import run
 from oracle.test_llama_perplexity import ours, theirs
 
 from qtool.artifact import Artifact
-from qtool.calibrating.calibration import default_text
+from qtool.calibrating.texts import default_text
 from qtool.formats.gguf_file import GgufFile
 from qtool.scheme import Scheme
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from oracle import llama_quantize
 
-from qtool.calibrating.calibration import default_text
+from qtool.calibrating.texts import default_text
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.importance import bos_of
 from qtool.gguf.tokenizer_files import tokenizer_files

@@ -1,0 +1,169 @@
+"""The text that a model is calibrated on, before any tokenizer has seen it.
+
+a text file        one text
+JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). Texts that follow
+                   each other are joined by newlines; a chat is a piece of its own
+a hub dataset      such a file of it
+nothing            Python's own help texts
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+from qtool import hub
+from qtool.calibrating.chats import Chat, chat_of
+from qtool.errors import SourceError, UnsupportedError
+
+_JSONL = (".jsonl", ".ndjson", ".json")
+_TEXT = (".txt", ".text", ".md", *_JSONL)
+TOPICS = "pydoc_data.topics"
+Piece = str | Chat
+
+
+def load_text(source: str | None) -> tuple[tuple[Piece, ...], str]:
+    """Texts and chats of a file, a hub dataset or (None) of Python's help; and its public name."""
+    if source is None or source == TOPICS:
+        return (default_text(),), TOPICS
+    if (path := _file(source)) is not None:
+        return _pieces(path), "file"
+    dataset, _, file = source.partition(":")
+    return _pieces(_download(dataset, file)), source
+
+
+def check_source(source: str | None) -> None:
+    """SourceError for a text that can be told to be of no use without model, network and torch."""
+    if source is not None and source != TOPICS and (path := _file(source)) is not None:
+        _pieces(path)
+
+
+def _file(source: str) -> Path | None:
+    """The file of that name; None where only a hub dataset can be meant. SourceError."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.exists():
+        raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
+    if hub.is_hub_id(source.partition(":")[0]):
+        return None
+    raise SourceError(
+        f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"
+    )
+
+
+def default_text() -> str:
+    """What `help()` knows of the language: about 460,000 characters on every machine."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def read_text(path: Path, *, raw: bool = False) -> str:
+    """A text file, or the `text` fields of a JSONL file, joined by newlines; SourceError for chats.
+
+    Ends of lines become newlines, as Python reads text, unless `raw`, as llama.cpp reads it.
+    """
+    pieces = _pieces(path, raw=raw)
+    chat = next((piece for piece in pieces if isinstance(piece, Chat)), None)
+    if chat is not None:
+        raise SourceError(
+            f"{chat.where}: is a chat, which --calibration takes; here expected is an object whose "
+            "`text` is a string"
+        )
+    return "\n".join(map(str, pieces))
+
+
+def _pieces(path: Path, *, raw: bool = False) -> tuple[Piece, ...]:
+    try:
+        with path.open(encoding="utf-8", newline="" if raw else None) as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path}: byte {error.start} is not UTF-8; calibration text must be UTF-8"
+        ) from None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    if path.suffix.lower() not in _JSONL:
+        return (text,)
+    found: list[Piece] = []
+    for is_chat, some in groupby(_records(path, text), lambda piece: isinstance(piece, Chat)):
+        alike = list(some)
+        found += alike if is_chat else ["\n".join(map(str, alike))]
+    return tuple(found)
+
+
+def _records(path: Path, text: str) -> Iterator[Piece]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise SourceError(
+                f"{where}: not JSON; expected JSONL, one object a line with `text` or `messages`"
+            ) from None
+        found: Any = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(found, str):
+            found = chat_of(record, where)
+        if found is None:
+            raise SourceError(
+                f"{where}: expected an object whose `text` is a string, or a chat whose `messages` "
+                "(or `conversations`) are a list"
+            )
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise SourceError(
+                f"{where}: its text has half of a surrogate pair, which is no character"
+            ) from None
+        yield found
+
+
+def _download(dataset: str, file: str) -> Path:
+    """One text file of a hub dataset, through the hub's cache."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import errors as hub_errors
+
+    repository, _, revision = dataset.partition("@")
+    where = f"{dataset}: dataset on the hub (there is no such file here)"
+    transport = cast("tuple[type[Exception], ...]", hub_errors.HfHubHTTPError.__bases__)
+    try:
+        if not file:
+            names = HfApi().list_repo_files(
+                repository, repo_type="dataset", revision=revision or None
+            )
+            file = _choose(where, names)
+        return Path(
+            hf_hub_download(repository, file, repo_type="dataset", revision=revision or None)
+        )
+    except (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError):
+        raise SourceError(f"{where} does not exist, or is private; check the spelling") from None
+    except hub_errors.EntryNotFoundError as error:
+        reason = (
+            "cannot be reached, and the cache has no copy; check the network and HF_HUB_OFFLINE"
+            if isinstance(error, hub_errors.LocalEntryNotFoundError)
+            else f"has no file {file!r}"
+        )
+        raise SourceError(f"{where} {reason}") from None
+    except transport as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{where} cannot be downloaded: {said}") from None
+
+
+def _choose(where: str, names: list[str]) -> str:
+    """The text file of a dataset: of several, the first in order that says `train`, if any."""
+    usable = sorted(
+        name
+        for name in names
+        if name.lower().endswith(_TEXT) and not name.lower().startswith(("readme", "license"))
+    )
+    usable = [name for name in usable if Path(name).suffix.lower() != ".json"] or usable
+    if not usable:
+        raise UnsupportedError(
+            f"{where} has no text or JSONL file (it has {', '.join(sorted(names)[:4])}); this "
+            "version reads no Parquet: save its text as a file and name that"
+        )
+    return next((name for name in usable if "train" in name.lower()), usable[0])
