@@ -219,11 +219,11 @@ def test_what_is_no_artifact(tmp_path: Path) -> None:
     out.mkdir()
     check_out(out)  # an empty folder is free as ever
     (out / "README.md").write_text("mine")
-    assert "is no artifact" in refusal(out)
     (out / "config.json").write_text('{"auto_map": {}}')
-    assert "is no artifact" in refusal(out)
     for name in ("model-00001-of-00002.safetensors", "modeling.py"):
         (out / name).touch()
+    assert "has no qtool.json" in refusal(out)  # somebody's model
+    (out / "qtool.json").write_text("{}")
     check_out(out, FREELY)
     (out / "vocab.txt").symlink_to("README.md")
     assert "holds vocab.txt" in refusal(out)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.errors import UnsupportedError
+from qtool.record import FILE_NAME
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _WRITTEN = (
@@ -66,10 +67,10 @@ def check_replaceable(out: Path, replace: Replace) -> None:
             f"{out}: holds {', '.join(foreign[:3])}{more}, which no artifact does, so that "
             "--replace leaves it alone; move that elsewhere or choose another -o"
         )
-    if not _is_artifact(out):
+    if not (out / FILE_NAME).is_file():
         raise UnsupportedError(
-            f"{out}: is no artifact (neither qtool.json nor config.json with model.safetensors), "
-            "so that --replace leaves it alone; remove it or choose another -o"
+            f"{out}: has no {FILE_NAME}, so that qtool did not make it and --replace leaves it "
+            "alone; remove it or choose another -o"
         )
 
 
@@ -88,11 +89,6 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
                 f"{out}: is what this command reads ({given}), or holds it, and cannot be "
                 "replaced; choose another -o"
             )
-
-
-def _is_artifact(folder: Path) -> bool:
-    weights = any(_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
-    return (folder / "qtool.json").is_file() or (weights and (folder / "config.json").is_file())
 
 
 def _foreign(folder: Path) -> list[str]:
@@ -136,7 +132,9 @@ def put_back(out: Path) -> None:
 
 
 def _ours(old: Path) -> bool:
-    return old.is_dir() and not old.is_symlink() and _is_artifact(old) and not _foreign(old)
+    return (
+        old.is_dir() and not old.is_symlink() and (old / FILE_NAME).is_file() and not _foreign(old)
+    )
 
 
 def swap(staged: Path, target: Path) -> None:
