@@ -2,6 +2,7 @@
 time, and the same bytes however many these are."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from planning import plan_of, quantized
 from quantizing import build, caller, files, quantize, text_file
+from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats import FORMATS
+from qtool.formats.safetensors_file import TensorInfo
 from qtool.hub import tiny_folder
 from qtool.methods import gptq, rtn
 from qtool.plan.fit import format_options
@@ -24,6 +27,8 @@ from qtool.recipe.recipe import load
 from qtool.runs import by_rows
 from qtool.runs.journal import Journal
 from qtool.scheme import Scheme
+from qtool.verification.engine_head import length_refused
+from qtool.verification.matrix import _hole
 
 HEAD = "lm_head.weight"
 
@@ -35,6 +40,20 @@ def named(**weights: Any) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def longer(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a vocabulary of 128, which engines need not pad."""
+    folder = tmp_path_factory.mktemp("longer") / "model"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128}))
+    tensors = load_file(folder / "model.safetensors")
+    for name in (HEAD, "model.embed_tokens.weight"):
+        tensors[name] = np.concatenate([tensors[name], tensors[name][:32] * 0.9])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +191,19 @@ def test_gptq_sees_what_the_head_reads(model: Path, small: list[str], tmp_path: 
 
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq", "w4g128-rtn", "w4a16-ct"])
 def test_it_is_made_verified_and_named(
-    recipe: str, model: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    recipe: str, longer: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out = tmp_path / "out"
+    model, out = longer, tmp_path / "out"
     quantize(model, recipe, out, *small, "awq.grid=4", named(bits=4))
     call = caller(monkeypatch, capfd)
     done = call("verify", out, "--against", model, "--engine", "vllm")
     assert done.status == 0, done.out + done.err
     assert "lm_head" not in done.out
+    theirs = call("verify", out, "--engine", "transformers")
+    assert ("will not load lm_head" in theirs.out) == (recipe != "w4a16-ct")
+    card = (out / "README.md").read_text()
+    assert ("from_pretrained" in card) == (recipe == "w4a16-ct")
     config = json.loads((out / "config.json").read_text())["quantization_config"]
     if config["quant_method"] == "compressed-tensors":
         groups = [*config["config_groups"].values()]
@@ -216,6 +239,48 @@ def test_one_of_other_bits_is_converted(
     np.testing.assert_array_equal(found.codes, before.codes)
     done = call("verify", made, "--engine", "vllm")
     assert done.status == 0 and "lm_head" not in done.out, done.out
+
+
+@pytest.mark.parametrize(
+    ("format_", "symmetric", "says"),
+    [
+        ("gptq", True, "its 96 rows are no multiple of 64"),
+        ("awq", False, "its 96 rows are no multiple of 64"),
+        ("compressed-tensors", True, None),
+        ("compressed-tensors", False, None),  # 96 zero points of 4 bits are twelve words
+    ],
+)
+def test_engines_refuse_lengths(
+    format_: str, symmetric: bool, says: str | None, model: Path, small: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    sets = [*small, f"format={format_}", f"weights.symmetric={symmetric}", named(bits=4)]
+    run = quantize(model, "w4g128-rtn", tmp_path / "out", *sets)
+    done = caller(monkeypatch, capfd)("verify", tmp_path / "out", "--engine", "vllm")
+    assert ("error (engine-head)" in done.out) == (says is not None)
+    assert any(says in warning for warning in run.summary.warnings) if says else done.status == 0
+    assert says is None or says in done.out
+
+
+def test_zero_points_fill_words() -> None:
+    assert length_refused("compressed-tensors", 300, 4, False) is not None
+    assert length_refused("compressed-tensors", 300, 4, True) is None
+    assert length_refused("compressed-tensors", 300, 8, False) is None
+
+
+def test_a_column_of_the_least_codes_is_no_hole(tmp_path: Path) -> None:
+    """One input far below its neighbours, in more rows than a hole takes; and a hole."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(16384, 128)).astype(np.float32)
+    weight[:, 5] = -9 - rng.random(16384)
+    quant = rtn.quantize(weight, None, Scheme(4, 64, False), rtn.Options()).quant
+    assert not quant.codes[:, 5].any() and quant.zero.all()
+    words = FORMATS["awq"].pack("m", quant, format_options(load("w4g128-awq")))["m.qweight"]
+    stored = TensorInfo("m.qweight", "I32", words.shape, 0, words.nbytes)
+    raw = words.reshape(-1).view(np.uint8).copy()
+    assert _hole(stored, raw, quant) == 0
+    raw[3 * 8192 - 1000 : 3 * 8192 + 5000] = 0
+    assert _hole(stored, raw, quant) >= 5000
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq-tune"])

@@ -81,7 +81,12 @@ class _Run:
 
     def goes_on(self, index: int) -> bool:
         """Whether the states behind a block are needed."""
-        return index + 1 < self.skeleton.count or self.head is not None
+        return index + 1 < self.skeleton.count or self.sees_head
+
+    @property
+    def sees_head(self) -> bool:
+        """Whether what the head reads is measured."""
+        return self.head is not None and self.recipe.rounding == "gptq" and self.saved is None
 
 
 def quantize_blocks(
@@ -153,7 +158,7 @@ def _taken_up(run: _Run, space: Workspace, more: bool) -> list[Outcome]:
         return take_up(space.folder, index, kept, stream, workers)
 
     with run.progress.stage("calibrate"):
-        last = more and run.head is not None
+        last = more and run.sees_head
         return resume.finished_blocks(space.journal, run.sink, run.skeleton.count, found, last)
 
 
@@ -306,17 +311,16 @@ def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
 
 
 def _write_outside(run: _Run) -> Outcome:
-    """What belongs to no block: embeddings, final norm, and the head. Where that is quantized, the
-    stream is behind the last block."""
+    """What belongs to no block: embeddings, final norm, and the head. Where what that reads is
+    measured, the stream is behind the last block."""
     found = Outcome([])
     with run.progress.stage("export"):
         for planned in run.plan.by_block.get(None, ()):
             if planned.scheme is None and not isinstance(planned.action, Dropped):
                 run.sink.dense(planned)
     if run.head is not None:
-        sees = run.recipe.rounding == "gptq" and run.saved is None
         with run.progress.stage("calibrate"):
-            seen = measured(run.skeleton, run.passage, run.head) if sees else None
+            seen = measured(run.skeleton, run.passage, run.head) if run.sees_head else None
         with run.progress.stage("quantize"):
             found = quantize_head(run.head, seen, run.recipe, run.sink, run.passage)
     resume.commit(run.journal, run.sink, None, found, None)

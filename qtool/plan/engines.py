@@ -13,6 +13,7 @@ from qtool.plan.fit import format_options
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.structure import FUSED_EXPERTS, expert_of
+from qtool.verification.engine_head import length_refused
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
 from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engine_split import GROUP_SIZES
@@ -39,6 +40,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
         *_format(recipe, quantized),
         *_groups(quantized),
         *_fused(recipe, tensors),
+        *_head(recipe, quantized),
     ]
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
@@ -202,6 +204,26 @@ def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
         f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
         f"refuse to load ({example}); give them one scheme"
     ]
+
+
+def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    """A quantized output head, which not every engine loads."""
+    for tensor in quantized:
+        if tensor.block is not None or tensor.scheme is None:
+            continue
+        scheme = tensor.scheme
+        why = length_refused(recipe.format, tensor.shape[0], scheme.bits, scheme.symmetric)
+        if why is not None:
+            return [f"vLLM and SGLang refuse the head {tensor.module}: {why}"]
+        if recipe.format == "compressed-tensors":
+            return [
+                "note: SGLang before August 2026 and vLLM before March 2026 read no quantized head "
+                "of compressed-tensors"
+            ]
+        return [
+            f"note: transformers loads no quantized head of {recipe.format}; vLLM and SGLang do"
+        ]
+    return []
 
 
 def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:

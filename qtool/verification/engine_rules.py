@@ -5,8 +5,8 @@ a doubtful one a warning; the sentence says what to do. The rules of each engine
 they were read in, are in the modules imported here.
 
     vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, engine_dense,
-                     engine_turns (rotations that are left to the engine), and here what
-                     both ask: parts of fused layers stored alike, the head, scales of the KV cache
+                     engine_turns (rotations that are left to the engine), engine_head, and here
+                     what both ask: parts of fused layers stored alike, scales of the KV cache
     transformers     engine_local: which package loads what, and what that package takes
     exllama          engine_local: EXL2 and 4-bit GPTQ
     llama.cpp        engine_local: GGUF, of an architecture and types that it knows
@@ -22,11 +22,11 @@ from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
 from qtool.verification.engine_dense import dense_findings
+from qtool.verification.engine_head import head_findings
 from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
-from qtool.verification.engine_targets import named_in_targets
 from qtool.verification.engine_turns import CHECK as ROTATION
 from qtool.verification.engine_turns import turn_findings
 from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
@@ -79,6 +79,7 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
         found = [
             *transformers_findings(view),
             *skip_findings(view, engine, who),
+            *head_findings(view, engine, who),
             *turn_findings(view, engine, who, tp),
         ]
     elif engine == "exllama":
@@ -123,7 +124,7 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from _fused(view, who)
     yield from skip_findings(view, engine, who)
     yield from dense_findings(view, engine, who)
-    yield from _head(view, who)
+    yield from head_findings(view, engine, who)
     yield from _kv_cache(view, who)
     yield from turn_findings(view, engine, who, tp)
     yield from _kinds_of_cache(view, engine, who)
@@ -138,33 +139,6 @@ def _fused(view: EngineView, who: str) -> Iterator[Finding]:
             "error", "engine-fused", next(iter(mixed[0].values())),
             f"{who} makes one layer of these and will refuse parts stored differently: {example}"
             f"{more}; give them one scheme",
-        )  # fmt: skip
-
-
-def _head(view: EngineView, who: str) -> Iterator[Finding]:
-    """AWQ and GPTQ have a key for the head; a tied one is not loaded at all."""
-    heads = [layer for layer in view.layers if layer.role == "head" and layer.stored is not None]
-    if not heads:
-        return
-    name, tied = heads[0].module, view.config.get("tie_word_embeddings") is True
-    if tied:
-        yield Finding(
-            "warning", "engine-head", name,
-            f"{who} will not load {name}: config.json ties it to the embedding; drop it, or set "
-            "tie_word_embeddings to false",
-        )  # fmt: skip
-    elif view.format in ("awq", "gptq") and view.quantization.get("lm_head") is not True:
-        yield Finding(
-            "error", "engine-head", name,
-            f"{who} will refuse {name}: it is quantized, and quantization_config does not say "
-            "lm_head: true; add that, or leave the head dense",
-        )  # fmt: skip
-    elif view.format == "compressed-tensors" and named_in_targets(view.quantization, name) is False:
-        yield Finding(
-            "error", "engine-head", name,
-            f"{who} will refuse {name}: it is quantized, and targets of config_groups mean it by "
-            "its class Linear alone, which a head is not there; name it in targets, or leave it "
-            "dense",
         )  # fmt: skip
 
 

@@ -118,6 +118,11 @@ def _hole(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
     """Bytes of 0 that are no weights of 0: of packed words those whose zero is another code, of
     numbers those in torn rows."""
     stretches = zero_stretches(raw)
+    if stored.shape[0] == quant.shape[1] != quant.shape[0]:
+        # AWQ has all rows' codes of one column side by side: a column far below its neighbours is
+        # the least of its groups, code 0, in any number of rows. A hole does not end with it.
+        width = raw.size // stored.shape[0]
+        stretches = [one for one in stretches if one[0] // width != (one[1] - 1) // width]
     if not stretches:
         return 0
     if stored.dtype not in ("I32", "I16") or quant.scheme.is_float:
