@@ -90,15 +90,21 @@ def test_ids_are_those_of_transformers_chat_after_chat(tmp_path: Path) -> None:
         {"conversations": TURNS, "messages": None},
         {"conversations": TURNS[1:], "system": TURNS[0]["content"], "tools": ""},
         {"conversations": TURNS, "system": "another one"},
-        {"messages": TURNS, "system": "no key of this form", "documents": []},
     ],
-    ids=["sharegpt", "roles", "system", "system-twice", "ignored"],
+    ids=["sharegpt", "roles", "system", "system-twice"],
 )  # fmt: skip
 def test_other_ways_to_write_the_same_chat(line: dict[str, Any], tmp_path: Path) -> None:
     plain = jsonl(tmp_path, {"messages": TURNS})
     (expected,), _ = load_text(str(plain))
     (found,), _ = load_text(str(jsonl(tmp_path, line)))
     assert found == expected
+
+
+def test_keys_of_other_meaning_are_ignored(tmp_path: Path) -> None:
+    """`system` is a message of ShareGPT alone."""
+    lines = [{"messages": TURNS[1:], "system": "linux", "prompt": 1}, {"messages": TURNS[1:]}]
+    one, two = load_text(str(jsonl(tmp_path, *lines)))[0]
+    assert one == two
 
 
 PARTS = """{% for message in messages %}{{ message.role }}
