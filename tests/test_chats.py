@@ -88,18 +88,66 @@ def test_ids_are_those_of_transformers_chat_after_chat(tmp_path: Path) -> None:
             for name, turn in zip(("system", "human", "gpt"), TURNS, strict=True)
         ]},
         {"conversations": TURNS, "messages": None},
-        {"messages": [
-            {**turn, "content": [{"type": "text", "text": part} for part in turn["content"]]}
-            for turn in TURNS
-        ]},
+        {"conversations": TURNS[1:], "system": TURNS[0]["content"], "tools": ""},
+        {"conversations": TURNS, "system": "another one"},
     ],
-    ids=["sharegpt", "roles", "parts"],
+    ids=["sharegpt", "roles", "system", "system-twice"],
 )  # fmt: skip
 def test_other_ways_to_write_the_same_chat(line: dict[str, Any], tmp_path: Path) -> None:
     plain = jsonl(tmp_path, {"messages": TURNS})
     (expected,), _ = load_text(str(plain))
     (found,), _ = load_text(str(jsonl(tmp_path, line)))
     assert found == expected
+
+
+def test_keys_of_other_meaning_are_ignored(tmp_path: Path) -> None:
+    """`system` is a message of ShareGPT alone."""
+    lines = [{"messages": TURNS[1:], "system": "linux", "prompt": 1}, {"messages": TURNS[1:]}]
+    one, two = load_text(str(jsonl(tmp_path, *lines)))[0]
+    assert one == two
+
+
+PARTS = """{% for message in messages %}{{ message.role }}
+{%- if message.content is string %} S:{{ message.content }}
+{%- else %}{% for part in message.content %} P:{{ part.text }}{% endfor %}
+{%- endif %}<|end|>{% endfor %}"""
+
+
+def test_content_is_given_to_the_template_as_it_is(tmp_path: Path) -> None:
+    """A list as a list, to a template that walks over its parts; a string as a string."""
+    model = folder(tmp_path / "model", PARTS)
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "and", "more": 1}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "the and"}]
+    fixed = folder(tmp_path / "fixed", "user P:the  P:and<|end|>assistant S:the and<|end|>")
+    expected = theirs(model, turns)
+    assert expected == theirs(fixed, turns)
+    assert ids_of(jsonl(tmp_path, {"messages": turns}), model, len(expected)) == expected
+
+
+READS = """{{ messages[0].content }} {{ tools }} {{ documents }} {{ mode }} {{ bos_token }}
+{%- if add_generation_prompt %}<|turn|>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ({"tools": '[{"name": "and"}]'}, {"tools": [{"name": "and"}]}),
+        ({"tools": "[]", "mode": "in"}, {}),
+        ({"documents": [{"title": "in"}]}, {"documents": [{"title": "in"}]}),
+        ({"documents": '[{"title": "in"}]'}, {"documents": [{"title": "in"}]}),
+        ({"chat_template_kwargs": {"mode": "the", "add_generation_prompt": True}},
+         {"mode": "the", "add_generation_prompt": True}),
+        ({"chat_template_kwargs": {"bos_token": "in"}}, {"bos_token": "in"}),
+        ({"chat_template_kwargs": None, "tools": None, "documents": None}, {}),
+    ],
+)  # fmt: skip
+def test_a_template_reads_what_is_beside_the_messages(
+    line: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    model = folder(tmp_path / "model", READS)
+    expected = theirs(model, TURNS, **given)
+    assert (expected == theirs(model, TURNS)) == (not given)
+    assert ids_of(jsonl(tmp_path, {"messages": TURNS} | line), model, len(expected)) == expected
 
 
 def test_texts_and_chats_in_one_file(tmp_path: Path) -> None:
@@ -141,11 +189,24 @@ def test_a_gguf_file_has_its_template_with_it(tmp_path: Path) -> None:
     assert ids_of(jsonl(tmp_path, {"messages": TURNS}), again, len(expected)) == expected
 
 
-def test_a_template_that_writes_the_date_writes_the_same_one_tomorrow(tmp_path: Path) -> None:
-    model = folder(tmp_path / "a", "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ strftime_now('%d %b %Y') }}",
+        "{% set form = '%d %b ' ~ '%Y' %}{{ strftime_now(form) }}",
+        "{{ strftime_now(format='%d %b %Y') }}",
+        "{% set now = strftime_now %}{{ now('%d %b %Y') if strftime_now is defined }}",
+    ],
+)
+def test_a_template_that_writes_the_date_writes_the_same_one_tomorrow(
+    written: str, tmp_path: Path
+) -> None:
+    model = folder(tmp_path / "a", f"{written} {{{{ messages[0].content }}}}")
     fixed = folder(tmp_path / "b", "26 Jul 2024 {{ messages[0].content }}")
     expected = theirs(fixed, TURNS)
+    assert theirs(model, TURNS) != expected
     assert ids_of(jsonl(tmp_path, {"messages": TURNS}), model, len(expected)) == expected
+    assert theirs(model, TURNS) != expected  # the clock goes again
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -164,7 +225,12 @@ def user(content: Any) -> dict[str, Any]:
         (user(None), r"message 1: its content is neither a string"),
         (user([{"type": "image", "url": "x"}]), r"message 1: a part .* is 'image'"),
         (user("half \ud800"), "half of a surrogate pair"),
-        ({**user("a"), "tools": "[]"}, "`tools` is not a list of objects"),
+        ({**user("a"), "tools": "{}"}, "`tools` is not a list of objects"),
+        ({**user("a"), "tools": "a tool"}, "`tools` is a string that is not JSON"),
+        ({**user("a"), "tools": '[{"a": "\\ud800"}]'}, "`tools` is a string that is not JSON"),
+        ({**user("a"), "documents": ["a"]}, "`documents` is not a list of objects"),
+        ({**user("a"), "chat_template_kwargs": []}, "`chat_template_kwargs` is not an object"),
+        ({"conversations": TURNS, "system": 1}, "`system` is not a string"),
         ({"prompt": "a"}, r"`text` is a string, or a chat whose `messages`"),
     ],
 )  # fmt: skip
@@ -191,6 +257,28 @@ def test_a_template_that_does_not_serve(
     text = jsonl(tmp_path, user("the"))
     with pytest.raises(kind, match=rf"chats\.jsonl:1: .*{says}"):
         ids_of(text, folder(tmp_path / "model", template), 1)
+
+
+@pytest.mark.parametrize("template", [PARTS.replace("is string", "is none"), TEMPLATE, "{{ %s }}"])
+def test_content_in_the_form_that_a_template_does_not_read(template: str, tmp_path: Path) -> None:
+    """One wants lists alone, one adds strings, and one would write the list as Python does."""
+    model = folder(tmp_path / "model", template.replace("%s", "messages[0].content | trim"))
+    parts = [{"type": "text", "text": "the"}]
+    wrong, says = {
+        "{{ %s }}": (parts, "takes content that is a string alone, not a list"),
+        TEMPLATE: (parts, r"does not take this chat \(can only concatenate str"),
+    }.get(template, ("the", "writes nothing of what its messages say; give content in the form"))
+    with pytest.raises(SourceError, match=rf"chats\.jsonl:1: .*{says}"):
+        ids_of(jsonl(tmp_path, user(wrong)), model, 1)
+    right = user("the" if wrong is parts else parts)
+    expected = theirs(model, right["messages"])
+    assert ids_of(jsonl(tmp_path, right), model, len(expected)) == expected
+
+
+def test_arguments_that_are_not_for_the_template(tmp_path: Path) -> None:
+    line = user("the") | {"chat_template_kwargs": {"tokenize": True, "chat_template": "x", "a": 1}}
+    with pytest.raises(SourceError, match=r":1: .* has chat_template, tokenize, which the templ"):
+        ids_of(jsonl(tmp_path, line), folder(tmp_path / "model"), 1)
 
 
 def test_a_text_to_measure_on_is_no_chat(tmp_path: Path) -> None:
