@@ -177,12 +177,12 @@ def test_an_unfinished_run_goes_on_beside_the_old_one(tmp_path: Path) -> None:
 
 def test_a_file(tmp_path: Path) -> None:
     out = tmp_path / "model.GGUF"
-    out.write_text("old")
+    out.write_text("GGUF, old")
     with pytest.raises(UnsupportedError, match="exists"), staged_file(out, 3):
         pass
     with pytest.raises(KeyboardInterrupt), staged_file(out, 3, FREELY):
         raise KeyboardInterrupt
-    assert out.read_text() == "old"
+    assert out.read_text() == "GGUF, old"
     with staged_file(out, 3, FREELY) as (_, descriptor):
         os.write(descriptor, b"new")
     assert out.read_text() == "new" and os.listdir(tmp_path) == [out.name]
@@ -233,6 +233,10 @@ def test_what_is_no_artifact(tmp_path: Path) -> None:
     file = tmp_path / "weights.bin"
     file.touch()
     assert "whose names end in .gguf" in refusal(file)
+    thesis = tmp_path / "thesis.gguf"
+    for begin in ("", "GGU", "Chapter 1"):
+        thesis.write_text(begin)
+        assert "is no GGUF file" in refusal(thesis)
 
 
 def test_what_is_read_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

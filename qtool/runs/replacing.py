@@ -54,10 +54,10 @@ def check_replaceable(out: Path, replace: Replace) -> None:
         )
     _check_inputs(out, replace.inputs)
     if not out.is_dir():
-        if not (out.is_file() and out.name.lower().endswith(".gguf")):
+        if not (out.name.lower().endswith(".gguf") and _is_gguf(out)):
             raise UnsupportedError(
-                f"{out}: --replace takes the place of GGUF files, whose names end in .gguf, and of "
-                "folders that qtool made; remove it or choose another -o"
+                f"{out}: is no GGUF file; --replace takes the place of those, whose names end in "
+                ".gguf, and of folders that qtool made; remove it or choose another -o"
             )
         return
     foreign = _foreign(out)
@@ -89,6 +89,15 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
                 f"{out}: is what this command reads ({given}), or holds it, and cannot be "
                 "replaced; choose another -o"
             )
+
+
+def _is_gguf(out: Path) -> bool:
+    """Whether a file begins as they do; one that cannot be read does not."""
+    with suppress(OSError):
+        if out.is_file():
+            with out.open("rb") as file:
+                return file.read(4) == b"GGUF"
+    return False
 
 
 def _foreign(folder: Path) -> list[str]:
