@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from qtool.cuda.staging import Places
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
+    from qtool.runs.naming import Stating
     from qtool.runs.progress import Progress
     from qtool.runs.replacing import Replace
     from qtool.runs.summary import Summary
-    from qtool.runs.workspace import Stating
 
 _GGUF = ".gguf"
 
