@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from quantizing import Call, caller, files, first_blocks_of_tiny
 
-from qtool.errors import QtoolError, UnsupportedError
-from qtool.runs import replacing
+from qtool.errors import QtoolError, ResumeError, UnsupportedError
+from qtool.runs import replacing, staging
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import check_out, staged, staged_file
 from qtool.runs.workspace import check_free, workspace
@@ -42,6 +43,13 @@ def mark_of(folder: Path) -> str:
     return mark
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(staging, "sync", lambda descriptor: None)
+
+
 def by_staging(out: Path) -> None:
     with staged(out, FREELY) as folder:
         artifact(folder, "new")
@@ -67,17 +75,17 @@ def can_trade(place: Path) -> bool:
 
 def killed_at(point: int, work: Callable[[], None]) -> bool:
     """Do the work in a process that ends, without any handler, before (even) or after (odd) the
-    `point // 2`th change of a name; False where there are not so many."""
+    `point // 2`th change of a name or removal; False where there are not so many."""
     child = os.fork()
     if child == 0:
         count = 0
 
         def counted(change: Callable[..., object]) -> Callable[..., object]:
-            def changed(*names: object) -> object:
+            def changed(*names: object, **more: object) -> object:
                 nonlocal count
                 for when in (0, 1):
                     if when == 1:
-                        done = change(*names)
+                        done = change(*names, **more)
                     if count == point:
                         os._exit(KILLED)
                     count += 1
@@ -86,7 +94,8 @@ def killed_at(point: int, work: Callable[[], None]) -> bool:
             return changed
 
         try:
-            os.rename = counted(os.rename)  # type: ignore[assignment]
+            for name in ("rename", "unlink", "rmdir"):
+                setattr(os, name, counted(getattr(os, name)))
             replacing._exchange = counted(replacing._exchange)  # type: ignore[assignment]
             work()
         except BaseException:
@@ -97,6 +106,7 @@ def killed_at(point: int, work: Callable[[], None]) -> bool:
     return status == KILLED
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("trades", [True, False])
 @pytest.mark.parametrize("make", [by_staging, by_workspace])
 def test_whenever_it_is_killed_one_whole_artifact_is_there(
@@ -107,7 +117,7 @@ def test_whenever_it_is_killed_one_whole_artifact_is_there(
     elif not can_trade(tmp_path):
         pytest.skip("this file system does not trade names")
     seen = []
-    for point in range(20):
+    for point in range(200):
         out = artifact(tmp_path / str(point) / "out", "old")
         if not killed_at(point, lambda out=out: make(out)):  # type: ignore[misc]
             break
@@ -122,6 +132,55 @@ def test_whenever_it_is_killed_one_whole_artifact_is_there(
             assert os.listdir(out.parent) == ["out"]
     assert mark_of(out) == "new" and os.listdir(out.parent) == ["out"]
     assert seen == sorted(seen, reverse=True) and {*seen} == {"old", "new"}
+
+
+def going_on(out: Path, replace: Replace | None = FREELY, mark: str = "new") -> bool:
+    """The run `mark`; whether all of it was finished by an earlier try."""
+    with workspace(out, is_folder=True, nbytes=1, fresh=False, replace=replace) as space:
+        space.agree({"recipe": mark})
+        found = "all of it" in space.journal.done and any(space.artifact.iterdir())
+        if found:
+            assert mark_of(space.artifact) == mark
+        artifact(space.artifact, mark)
+        space.journal.commit("all of it")
+        (out.parent / "finished").touch()
+    return found
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("trades", [True, False])
+@pytest.mark.parametrize("free", [True, False])
+def test_whenever_it_is_killed_what_is_finished_is_kept(
+    free: bool, trades: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has the name. A command that is refused removes nothing; free: the old one is then
+    removed by hand."""
+    if not trades:
+        no_trade(monkeypatch)
+    elif not can_trade(tmp_path):
+        pytest.skip("this file system does not trade names")
+    tries = {True: 0, False: 0}
+    for point in range(200):
+        out = artifact(tmp_path / str(point) / "out", "old")
+        if not killed_at(point, lambda out=out: going_on(out)):  # type: ignore[misc]
+            break
+        finished = (out.parent / "finished").exists()
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="give --replace"):
+                going_on(out, None)
+        named = mark_of(out) == "new"
+        if finished and not named:
+            with pytest.raises(ResumeError, match="unfinished run"):
+                going_on(out, mark="other")
+        if free:
+            shutil.rmtree(out)
+        found = going_on(out, None if free else FREELY)
+        assert found == (finished and not named)
+        assert mark_of(out) == "new" and {*os.listdir(out.parent)} == {"out", "finished"}
+        assert not going_on(out, mark="other")
+        assert mark_of(out) == "other" and {*os.listdir(out.parent)} == {"out", "finished"}
+        tries[found] += 1
+    assert all(tries.values())
 
 
 @pytest.mark.parametrize("trades", [True, False])

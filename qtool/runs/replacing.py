@@ -140,6 +140,15 @@ def put_back(out: Path) -> None:
             os.rename(old, target)
 
 
+def discard(target: Path, place: Path) -> None:
+    """An earlier artifact that is replaced goes to `place`, to be removed there: half removed it
+    must not get its name again."""
+    old = replaced(target)
+    if _ours(old):
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(old, place)
+
+
 def _ours(old: Path) -> bool:
     return (
         old.is_dir() and not old.is_symlink() and (old / FILE_NAME).is_file() and not _foreign(old)
@@ -147,13 +156,14 @@ def _ours(old: Path) -> bool:
 
 
 def swap(staged: Path, target: Path) -> None:
-    """`staged` gets the name `target`. What had it is at `staged` then, or gone; OSError where
-    nothing has changed."""
+    """`staged` gets the name `target`. What had it is at `staged` then; OSError where nothing has
+    changed."""
     if _exchange(staged, target):
         return
     old = replaced(target)
-    if _ours(old):
-        shutil.rmtree(old)
+    aside = staged.with_name(f"{staged.name}.replaced")
+    discard(target, aside)
+    shutil.rmtree(aside, ignore_errors=True)
     if os.path.lexists(old):
         raise OSError(errno.EEXIST, f"{old.name} beside it is in the way")
     os.rename(target, old)
@@ -162,7 +172,7 @@ def swap(staged: Path, target: Path) -> None:
     except BaseException:
         os.rename(old, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    os.rename(old, staged)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -177,7 +177,7 @@ def is_filled(path: Path) -> bool:
 def give_name(staged: Path, target: Path, out: Path) -> None:
     """Rename when all that it holds is on the disk, over an empty folder of that name, too.
 
-    Over what else is there only after check_out; a folder is then what `staged` names, or gone.
+    Over what else is there only after check_out; a folder is then what `staged` names.
     """
     with explained(out):
         _make_durable(staged)
