@@ -14,6 +14,7 @@ from qtool.errors import QtoolError, ResumeError, UnsupportedError
 from qtool.runs import replacing, staging
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import check_out, staged, staged_file
+from qtool.runs.statement import path_beside
 from qtool.runs.workspace import check_free, workspace
 
 FREELY = Replace(())
@@ -131,9 +132,22 @@ def test_whenever_it_is_killed_one_whole_artifact_is_there(
     assert seen == sorted(seen, reverse=True) and {*seen} == {"old", "new"}
 
 
+def check_statement(out: Path) -> None:
+    """What is there is never blamed: its statement is its own, or there is none."""
+    beside = path_beside(out)
+    if out.exists() and beside.exists():
+        assert beside.read_text() == mark_of(out)
+
+
 def going_on(out: Path, replace: Replace | None = FREELY, mark: str = "new") -> bool:
     """The run `mark`; whether all of it was finished by an earlier try."""
-    with workspace(out, is_folder=True, nbytes=1, fresh=False, replace=replace) as space:
+
+    def stating(folder: Path) -> tuple[Path, str]:
+        return path_beside(out), mark_of(folder)
+
+    with workspace(
+        out, is_folder=True, nbytes=1, fresh=False, stating=stating, replace=replace
+    ) as space:
         space.agree({"recipe": mark})
         found = "all of it" in space.journal.done and any(space.artifact.iterdir())
         if found:
@@ -159,12 +173,16 @@ def test_whenever_it_is_killed_what_is_finished_is_kept(
     tries = {True: 0, False: 0}
     for point in range(100):
         out = artifact(tmp_path / str(point) / "out", "old")
+        path_beside(out).write_text("old")
         if not killed_at(point, lambda out=out: going_on(out)):  # type: ignore[misc]
             break
+        check_statement(out)
         finished = (out.parent / "finished").exists()
         with pytest.raises(UnsupportedError, match="give --replace"):
             going_on(out, None)
+        check_statement(out)
         named = mark_of(out) == "new"
+        assert path_beside(out).exists() or not named
         if finished and not named:
             with pytest.raises(ResumeError, match="unfinished run"):
                 going_on(out, mark="other")
@@ -172,9 +190,12 @@ def test_whenever_it_is_killed_what_is_finished_is_kept(
             shutil.rmtree(out)
         found = going_on(out, None if free else FREELY)
         assert found == (finished and not named)
-        assert mark_of(out) == "new" and {*os.listdir(out.parent)} == {"out", "finished"}
-        assert not going_on(out, mark="other")
-        assert mark_of(out) == "other" and {*os.listdir(out.parent)} == {"out", "finished"}
+        there = {"out", "out.provenance.json", "finished"}
+        for mark in ("new", "other"):
+            if mark == "other":
+                assert not going_on(out, mark=mark)
+            assert (mark_of(out), path_beside(out).read_text()) == (mark, mark)
+            assert {*os.listdir(out.parent)} == there
         tries[found] += 1
     assert all(tries.values())
 

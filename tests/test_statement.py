@@ -29,14 +29,14 @@ def stated(
     monkeypatch: pytest.MonkeyPatch, model: str, recipe: str, out: Path, then: Callable[[], None]
 ) -> dict[str, dict[str, Any]]:
     """The inputs by name, where `then` happens between the run and its statement."""
-    write = statement.write
+    text = statement.text
 
     def written(*arguments: Any) -> Any:
         then()
-        return write(*arguments)
+        return text(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(statement, "write", written)
+        patched.setattr(statement, "text", written)
         words = ["quantize", model, "--recipe", recipe, "--provenance", "-o", str(out)]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -3,6 +3,8 @@
 A folder that takes the place of another is called `whole` while the two trade their names. What is
 in `ended` from before then tells which of the two `whole` is after a kill: the finished one, which
 the same command goes on with, or the earlier one, which may go.
+A statement of the one must never lie beside the other: where one is replaced, the earlier statement
+goes before and the new one, `statement` until then, comes after.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from typing import Any
 
 from qtool.runs.identity import file_facts
 from qtool.runs.lock import ENDED
+from qtool.runs.replacing import discard
 from qtool.runs.staging import explained, give_name, is_filled, sync_file
 
-Stating = Callable[[Path], Path]  # a finished output -> the file beside it that speaks of it
+# A finished output -> the file beside it that is to speak of it, and what that says.
+Stating = Callable[[Path], tuple[Path, str]]
+STATEMENT = "statement"
 
 
 def name(folder: Path, target: Path, out: Path, stating: Stating | None) -> None:
     """`artifact` of a hidden folder becomes `target`, with what is to lie beside it."""
     artifact, whole, ended = folder / "artifact", folder / "whole", folder / ENDED
-    with _stated(artifact, stating):
+    with _stated(folder, target, stating):
         if not is_filled(target):
             with explained(out):
                 ended.touch()
@@ -64,6 +69,16 @@ def is_given(folder: Path, target: Path) -> bool:
     return ENDED in there or there == {"lock"}
 
 
+def finish(folder: Path, target: Path) -> None:
+    """What a run left to do that was killed after `target` was its output."""
+    from qtool.runs.statement import path_beside
+
+    discard(target, folder / "replaced")
+    made, beside = folder / STATEMENT, path_beside(target)
+    if made.is_file() and not os.path.lexists(beside):
+        os.rename(made, beside)
+
+
 def _is_finished(place: Path, folder: Path) -> bool:
     """Whether what lies there is what the run made."""
     try:
@@ -83,12 +98,27 @@ def _seen(place: Path) -> list[Any]:
 
 
 @contextmanager
-def _stated(artifact: Path, stating: Stating | None) -> Iterator[None]:
-    """What is to lie beside an output is there before it, and gone where the body fails."""
-    made = None if stating is None else stating(artifact)
+def _stated(folder: Path, target: Path, stating: Stating | None) -> Iterator[None]:
+    """What is to lie beside an output is there before it, but after it where that replaces one;
+    as it was before where the body fails."""
+    if stating is None:
+        yield
+        return
+    beside, text = stating(folder / "artifact")
+    made, earlier = folder / STATEMENT, folder / "stated"
+    made.write_text(text, encoding="utf-8")
+    replaces = target.is_file() or is_filled(target)
+    if beside.is_file():
+        os.rename(beside, earlier)
+    if not replaces:
+        os.rename(made, beside)
     try:
         yield
     except BaseException:
-        if made is not None:
-            made.unlink(missing_ok=True)
+        if (folder / "artifact").exists():  # which has not got the name
+            beside.unlink(missing_ok=True)
+            if earlier.exists():
+                os.rename(earlier, beside)
         raise
+    if replaces:
+        os.rename(made, beside)

@@ -30,7 +30,7 @@ from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
 from qtool.runs.lock import acquire, empty, remove
 from qtool.runs.naming import Stating
-from qtool.runs.replacing import Replace, discard
+from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
     check_out,
     check_out_file,
@@ -248,7 +248,7 @@ def _sweep(out: Path) -> None:
             return
         lock = acquire(folder, out)
         if naming.is_given(folder, target):
-            discard(target, folder / "replaced")
+            naming.finish(folder, target)
             remove(folder)
         os.close(lock)
         _sweep_sources(target, out)
