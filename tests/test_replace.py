@@ -16,7 +16,6 @@ from qtool.runs.staging import check_out, staged, staged_file
 from qtool.runs.workspace import check_free, workspace
 
 FREELY = Replace(())
-KILLED = 9
 Making = Callable[[Path], AbstractContextManager[object]]
 
 
@@ -63,65 +62,6 @@ def can_trade(place: Path) -> bool:
     traded = replacing._exchange(one, other)
     assert (mark_of(one), mark_of(other)) == (("2", "1") if traded else ("1", "2"))
     return traded
-
-
-def killed_at(point: int, work: Callable[[], None]) -> bool:
-    """Do the work in a process that ends, without any handler, before (even) or after (odd) the
-    `point // 2`th change of a name; False where there are not so many."""
-    child = os.fork()
-    if child == 0:
-        count = 0
-
-        def counted(change: Callable[..., object]) -> Callable[..., object]:
-            def changed(*names: object) -> object:
-                nonlocal count
-                for when in (0, 1):
-                    if when == 1:
-                        done = change(*names)
-                    if count == point:
-                        os._exit(KILLED)
-                    count += 1
-                return done
-
-            return changed
-
-        try:
-            os.rename = counted(os.rename)  # type: ignore[assignment]
-            replacing._exchange = counted(replacing._exchange)  # type: ignore[assignment]
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, KILLED)
-    return status == KILLED
-
-
-@pytest.mark.parametrize("trades", [True, False])
-@pytest.mark.parametrize("make", [by_staging, by_workspace])
-def test_whenever_it_is_killed_one_whole_artifact_is_there(
-    make: Callable[[Path], None], trades: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not trades:
-        no_trade(monkeypatch)
-    elif not can_trade(tmp_path):
-        pytest.skip("this file system does not trade names")
-    seen = []
-    for point in range(20):
-        out = artifact(tmp_path / str(point) / "out", "old")
-        if not killed_at(point, lambda out=out: make(out)):  # type: ignore[misc]
-            break
-        if trades:
-            assert out.exists()
-        with pytest.raises(UnsupportedError, match="give --replace"):
-            check_free(out, is_folder=True)  # as every command with this output does
-        seen.append(mark_of(out))
-        make(out)
-        assert mark_of(out) == "new"
-        if make is by_workspace:
-            assert os.listdir(out.parent) == ["out"]
-    assert mark_of(out) == "new" and os.listdir(out.parent) == ["out"]
-    assert seen == sorted(seen, reverse=True) and {*seen} == {"old", "new"}
 
 
 @pytest.mark.parametrize("trades", [True, False])
@@ -177,12 +117,12 @@ def test_an_unfinished_run_goes_on_beside_the_old_one(tmp_path: Path) -> None:
 
 def test_a_file(tmp_path: Path) -> None:
     out = tmp_path / "model.GGUF"
-    out.write_text("old")
+    out.write_text("GGUF, old")
     with pytest.raises(UnsupportedError, match="exists"), staged_file(out, 3):
         pass
     with pytest.raises(KeyboardInterrupt), staged_file(out, 3, FREELY):
         raise KeyboardInterrupt
-    assert out.read_text() == "old"
+    assert out.read_text() == "GGUF, old"
     with staged_file(out, 3, FREELY) as (_, descriptor):
         os.write(descriptor, b"new")
     assert out.read_text() == "new" and os.listdir(tmp_path) == [out.name]
@@ -233,6 +173,10 @@ def test_what_is_no_artifact(tmp_path: Path) -> None:
     file = tmp_path / "weights.bin"
     file.touch()
     assert "whose names end in .gguf" in refusal(file)
+    thesis = tmp_path / "thesis.gguf"
+    for begin in ("", "GGU", "Chapter 1"):
+        thesis.write_text(begin)
+        assert "is no GGUF file" in refusal(thesis)
 
 
 def test_what_is_read_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import qtool
 from qtool import hub
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
-from qtool.runs import statement, workspace
+from qtool.runs import naming, statement
 from qtool.verification.run import verify_artifact
 
 FIRST, SECOND = "1" * 40, "2" * 40
@@ -29,14 +29,14 @@ def stated(
     monkeypatch: pytest.MonkeyPatch, model: str, recipe: str, out: Path, then: Callable[[], None]
 ) -> dict[str, dict[str, Any]]:
     """The inputs by name, where `then` happens between the run and its statement."""
-    write = statement.write
+    text = statement.text
 
     def written(*arguments: Any) -> Any:
         then()
-        return write(*arguments)
+        return text(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(statement, "write", written)
+        patched.setattr(statement, "text", written)
         words = ["quantize", model, "--recipe", recipe, "--provenance", "-o", str(out)]
         result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -97,13 +97,13 @@ def test_a_folder_that_was_edited(
 KILLED = """
 import os, signal, sys
 from qtool.cli.main import main
-from qtool.runs import workspace
-give_name = workspace.give_name
+from qtool.runs import naming
+give_name = naming.give_name
 def killed(*given):
     if os.environ["MOMENT"] == "after":
         give_name(*given)
     os.kill(os.getpid(), signal.SIGKILL)
-workspace.give_name = killed
+naming.give_name = killed
 main()
 """
 
@@ -136,7 +136,7 @@ def test_no_statement_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(workspace, "give_name", full)
+    monkeypatch.setattr(naming, "give_name", full)
     with pytest.raises(UnsupportedError, match="disk is full"):
         qtool.quantize("tiny", "w8-rtn", tmp_path / "out", provenance=True)
     assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]

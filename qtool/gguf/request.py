@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import plain_name
-from qtool.runs.workspace import Stating
+from qtool.runs.naming import Stating
 
 if TYPE_CHECKING:
     from qtool.calibrating.device import Device

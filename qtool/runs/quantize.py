@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from qtool.cuda.staging import Places
     from qtool.gguf.recipe import GgufRecipe
     from qtool.recipe.recipe import Recipe
+    from qtool.runs.naming import Stating
     from qtool.runs.progress import Progress
     from qtool.runs.replacing import Replace
     from qtool.runs.summary import Summary
-    from qtool.runs.workspace import Stating
 
 _GGUF = ".gguf"
 
@@ -201,7 +201,7 @@ def _places(asked: Asked) -> Places | None:
 def _stating(
     asked: Asked, source: Path, target: Path, progress: Progress, gpu: str | None = None
 ) -> Stating | None:
-    """What writes OUT.provenance.json, where it is asked for: of the inputs as they are now."""
+    """What states OUT.provenance.json, where it is asked for: of the inputs as they are now."""
     from qtool.runs import statement
     from qtool.runs.summary import peak_rss_bytes
 
@@ -219,7 +219,7 @@ def _stating(
         )
     beside, began = statement.digests_beside(source), time.time()
 
-    def write(artifact: Path) -> Path:
+    def state(artifact: Path) -> tuple[Path, str]:
         seconds = {**progress.seconds, "total": progress.total()}
         ran = statement.Ran(
             asked.model,
@@ -233,9 +233,9 @@ def _stating(
             beside,
             gpu,
         )
-        return statement.write(artifact, ran, target)
+        return there, statement.text(artifact, ran, target)
 
-    return write
+    return state
 
 
 def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:

@@ -54,10 +54,10 @@ def check_replaceable(out: Path, replace: Replace) -> None:
         )
     _check_inputs(out, replace.inputs)
     if not out.is_dir():
-        if not (out.is_file() and out.name.lower().endswith(".gguf")):
+        if not (out.name.lower().endswith(".gguf") and _is_gguf(out)):
             raise UnsupportedError(
-                f"{out}: --replace takes the place of GGUF files, whose names end in .gguf, and of "
-                "folders that qtool made; remove it or choose another -o"
+                f"{out}: is no GGUF file; --replace takes the place of those, whose names end in "
+                ".gguf, and of folders that qtool made; remove it or choose another -o"
             )
         return
     foreign = _foreign(out)
@@ -89,6 +89,15 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
                 f"{out}: is what this command reads ({given}), or holds it, and cannot be "
                 "replaced; choose another -o"
             )
+
+
+def _is_gguf(out: Path) -> bool:
+    """Whether a file begins as they do; one that cannot be read does not."""
+    with suppress(OSError):
+        if out.is_file():
+            with out.open("rb") as file:
+                return file.read(4) == b"GGUF"
+    return False
 
 
 def _foreign(folder: Path) -> list[str]:
@@ -131,6 +140,15 @@ def put_back(out: Path) -> None:
             os.rename(old, target)
 
 
+def discard(target: Path, place: Path) -> None:
+    """An earlier artifact that is replaced goes to `place`, to be removed there: half removed it
+    must not get its name again."""
+    old = replaced(target)
+    if _ours(old):
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(old, place)
+
+
 def _ours(old: Path) -> bool:
     return (
         old.is_dir() and not old.is_symlink() and (old / FILE_NAME).is_file() and not _foreign(old)
@@ -138,13 +156,14 @@ def _ours(old: Path) -> bool:
 
 
 def swap(staged: Path, target: Path) -> None:
-    """`staged` gets the name `target`. What had it is at `staged` then, or gone; OSError where
-    nothing has changed."""
+    """`staged` gets the name `target`. What had it is at `staged` then; OSError where nothing has
+    changed."""
     if _exchange(staged, target):
         return
     old = replaced(target)
-    if _ours(old):
-        shutil.rmtree(old)
+    aside = staged.with_name(f"{staged.name}.replaced")
+    discard(target, aside)
+    shutil.rmtree(aside, ignore_errors=True)
     if os.path.lexists(old):
         raise OSError(errno.EEXIST, f"{old.name} beside it is in the way")
     os.rename(target, old)
@@ -153,7 +172,7 @@ def swap(staged: Path, target: Path) -> None:
     except BaseException:
         os.rename(old, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    os.rename(old, staged)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -11,8 +11,8 @@ from qtool.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from qtool.calibrating.device import Device
+    from qtool.runs.naming import Stating
     from qtool.runs.replacing import Replace
-    from qtool.runs.workspace import Stating
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def is_filled(path: Path) -> bool:
 def give_name(staged: Path, target: Path, out: Path) -> None:
     """Rename when all that it holds is on the disk, over an empty folder of that name, too.
 
-    Over what else is there only after check_out; a folder is then what `staged` names, or gone.
+    Over what else is there only after check_out; a folder is then what `staged` names.
     """
     with explained(out):
         _make_durable(staged)
@@ -200,15 +200,16 @@ def give_name(staged: Path, target: Path, out: Path) -> None:
 def _make_durable(staged: Path) -> None:
     """A name given before its bytes are on the disk may outlive them."""
     if not staged.is_dir():
-        _sync_file(staged)
+        sync_file(staged)
         return
     for folder, _, names in os.walk(staged, topdown=False):
         for name in names:
-            _sync_file(Path(folder, name))
+            sync_file(Path(folder, name))
         _sync_folder(Path(folder))
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Its bytes are on the disk then."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync(descriptor)

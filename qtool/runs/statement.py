@@ -57,14 +57,15 @@ def path_beside(artifact: Path) -> Path:
     return artifact.with_name(f"{artifact.name}.provenance.json")
 
 
-def write(artifact: Path, ran: Ran, out: Path | None = None) -> Path:
-    """Write the statement beside a finished artifact; one of an earlier try is replaced.
+def text(artifact: Path, ran: Ran, out: Path) -> str:
+    """The content of the file; out: the name that the artifact will have."""
+    return json.dumps(statement(artifact, ran, out), indent=2, ensure_ascii=False) + "\n"
 
-    out: the name that the artifact will have, where it has it not yet.
-    """
-    out = artifact if out is None else out
-    target = path_beside(out)
-    content = json.dumps(statement(artifact, ran, out), indent=2, ensure_ascii=False) + "\n"
+
+def write(artifact: Path, ran: Ran) -> Path:
+    """Write the statement beside a finished artifact; one of an earlier try is replaced."""
+    target = path_beside(artifact)
+    content = text(artifact, ran, artifact)
     half = target.with_name(f".{target.name}.partial")
     try:
         half.write_text(content, encoding="utf-8")

@@ -5,7 +5,7 @@
         journal     what the run is, and what of it is finished (qtool.runs.journal)
         artifact    the output, a folder or a file, which gets its name when it is whole
         whole       while a folder gets it; and then the earlier one that it replaced
-        ended       there from then on
+        ended       there from then on (qtool.runs.naming)
         ...         what a stage keeps to go on with
     .OUT.from-gguf/ where the source had to be made first: a lock, and the source
 
@@ -18,31 +18,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qtool.errors import QtoolError, ResumeError, UnsupportedError
+from qtool.runs import naming
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
-from qtool.runs.lock import ENDED, acquire, empty, remove
+from qtool.runs.lock import acquire, empty, remove
+from qtool.runs.naming import Stating
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
     check_out,
     check_out_file,
     check_space,
     explained,
-    give_name,
-    is_filled,
     made_parents,
     partial,
     with_notes,
 )
 from qtool.runs.watched import Marks, Watched
-
-Stating = Callable[[Path], Path]  # a finished output -> the file beside it that speaks of it
 
 
 class AskAgain(UnsupportedError):
@@ -133,14 +131,16 @@ def workspace(
             with explained(out):
                 lock = acquire(folder, out)
             look = Watched(out, folder, lock, nbytes, sources or {})
+            # A run that had the lock before may have made it; what is refused removes nothing.
+            check_free(out, is_folder=is_folder, replace=replace)
+            with explained(out):
+                naming.take_up(folder)
         except BaseException:  # a signal, say, before there was anything to keep
             if lock is not None:
                 os.close(lock)
             _give_up(folder, out)
             raise
         try:
-            # A run that had the lock before may have made it.
-            check_free(out, is_folder=is_folder, replace=replace)
             journal = Journal(folder / "journal", look)
             if fresh or not journal.done:
                 journal.close()
@@ -159,8 +159,7 @@ def workspace(
             look.same()
             check_free(out, is_folder=is_folder, replace=replace)
             # What is killed in here goes on with the same command, and states it again.
-            with _stated(space.artifact, stating):
-                _give_name(space, target)
+            naming.name(folder, target, out, stating)
         except BaseException as error:
             why = look.explained(error)
             done = journal is not None and bool(journal.done) and look.ours()
@@ -187,24 +186,6 @@ def workspace(
             _sweep_sources(target, out)
 
 
-def _give_name(space: Workspace, target: Path) -> None:
-    """See give_name. Under a name of its own a folder that is replaced is not taken for work to go
-    on with, where a run is killed before it is removed."""
-    with explained(space.out):
-        (space.folder / ENDED).touch()
-    if not is_filled(target):
-        give_name(space.artifact, target, space.out)
-        return
-    whole = space.folder / "whole"
-    with explained(space.out):
-        os.rename(space.artifact, whole)
-    try:
-        give_name(whole, target, space.out)
-    except QtoolError:  # which still has the old name
-        os.rename(whole, space.artifact)
-        raise
-
-
 def _give_up(folder: Path, out: Path) -> None:
     """Remove a hidden folder of ours in which nothing was done yet."""
     with suppress(QtoolError, OSError):  # it is in use, or not ours
@@ -212,18 +193,6 @@ def _give_up(folder: Path, out: Path) -> None:
         if [path.name for path in folder.iterdir()] == ["lock"]:
             remove(folder)
         os.close(lock)
-
-
-@contextmanager
-def _stated(artifact: Path, stating: Stating | None) -> Iterator[None]:
-    """What is to lie beside an output is there before it, and gone where the body fails."""
-    made = None if stating is None else stating(artifact)
-    try:
-        yield
-    except BaseException:
-        if made is not None:
-            made.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -274,15 +243,12 @@ def _sweep(out: Path) -> None:
     target = Path(os.path.realpath(out))
     folder = partial(target)
     _sweep_sources(target, out)
-    try:
-        there = {path.name for path in folder.iterdir()}
-    except OSError:  # none, or not ours
-        return
-    if "lock" not in there or "artifact" in there or not (ENDED in there or there == {"lock"}):
-        return
-    with suppress(QtoolError, OSError):  # it is in use, or not ours
+    with suppress(QtoolError, OSError):  # there is none, it is in use, or not ours
+        if not naming.is_given(folder, target):
+            return
         lock = acquire(folder, out)
-        if not (folder / "artifact").exists():
+        if naming.is_given(folder, target):
+            naming.finish(folder, target)
             remove(folder)
         os.close(lock)
         _sweep_sources(target, out)
