@@ -441,6 +441,7 @@ def test_conversion_changes_no_number(
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_gpu_reads_the_same_weights(device: Device, tmp_path: Path) -> None:
     """Zeros that borrow are left to the CPU."""
     module = "model.layers.0.mlp.up_proj"

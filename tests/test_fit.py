@@ -288,6 +288,7 @@ def test_usual_types_go_with_every_recipe(recipe: str, tiny: Path, tmp_path: Pat
     assert ("IQ2_S" in names or "IQ3_XXS" in names) <= (recipe == "q4_k_m-awq-gptq")
 
 
+@pytest.mark.slow
 def test_an_exact_size_is_kept(tiny: Path, tmp_path: Path, call: Call) -> None:
     """With what the file tells of its calibration, and of AWQ's scales."""
     for number, sets in enumerate(("importance=true", "transforms=[awq]")):

@@ -49,7 +49,9 @@ def test_what_memory_grows_with() -> None:
     assert slope_bytes([(10,), (20, 30), (4, 20, 30)]) == 8 * (50 + 4 * 50)
 
 
-@pytest.mark.parametrize(("recipe", "bits"), [("q4_k_m", 4.5), ("w4a16-ct", 7.5)])
+@pytest.mark.parametrize(
+    ("recipe", "bits"), [("q4_k_m", 4.5), pytest.param("w4a16-ct", 7.5, marks=pytest.mark.slow)]
+)
 def test_a_budget_is_kept_by_fewer_threads(
     recipe: str, bits: float, tiny: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -87,6 +89,7 @@ def test_too_little_is_said_at_once(
     assert wrong.status == 1 and "no size" in wrong.err
 
 
+@pytest.mark.slow
 def test_what_is_measured_already_takes_less(tiny: Path, tmp_path: Path, call: Call) -> None:
     asked = ("fit", tiny, "--recipe", "q4_k_m", "--costs", tmp_path / "costs.json", *LONG, "--json")
     first = call(*asked, "--bits", 5, "-o", tmp_path / "a.yaml")

@@ -202,7 +202,7 @@ def test_the_disk_is_full(after: int, tiny: Path, whole: Fitted, tmp_path: Path)
     ("recipe", "lines"),
     [
         pytest.param("q4_k_m", PASSED, marks=pytest.mark.slow),
-        ("q4_k_m", PASSED + 6),
+        pytest.param("q4_k_m", PASSED + 6, marks=pytest.mark.slow),
         ("w4g128-gptq", PASSED + 2),
     ],
 )

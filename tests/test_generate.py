@@ -119,7 +119,7 @@ def test_packed_words_are_what_is_multiplied(
         assert "dequantize" not in seen[seen.index("gemv") :]
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_experts(name: str, tmp_path: Path, device: Device) -> None:
     """Each is multiplied as it is stored, and what it reads is rounded as in `eval`."""
     source = checkpoint(tmp_path, name).path

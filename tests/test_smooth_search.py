@@ -118,6 +118,7 @@ def log_probabilities(path: Path, tokens: np.ndarray) -> torch.Tensor:
             return torch.log_softmax(head(run.hidden).double(), -1)
 
 
+@pytest.mark.slow
 def test_few_tokens_are_enough_for_stored_scales(tmp_path: Path) -> None:
     """On a trained model, and text of the same kind that the search has not seen."""
     (tmp_path / "text.txt").write_text(inspect.getsource(argparse), encoding="utf-8")

@@ -349,7 +349,8 @@ def blocks_there(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-@pytest.mark.parametrize("recipe", ["q4_k_m", pytest.param("w4g128-rtn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["q4_k_m", "w4g128-rtn"])
 def test_eval_and_generate(
     recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

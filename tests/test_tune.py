@@ -361,7 +361,7 @@ def test_routed_experts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "plain", "tuned"),
     [
-        ("q3_k_m", "method=gptq", "method=[gptq, tune]"),
+        pytest.param("q3_k_m", "method=gptq", "method=[gptq, tune]", marks=pytest.mark.slow),
         ("w3g128-gptq", "method=gptq", "method=[gptq, tune]"),
     ],
 )
