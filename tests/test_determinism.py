@@ -44,7 +44,9 @@ def assert_equal(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
         assert found[name] == expected[name], name
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES[:-2], pytest.param(TUNED, marks=pytest.mark.slow), RECIPES[-1]]
+)
 def test_threads_and_names_change_no_byte(recipe: str, root: Path, tmp_path: Path) -> None:
     first = made(root / "llama", recipe, root / "text.txt", tmp_path / "a", 1)
     # Another source folder, another text file of the same content, another OUT, more threads.

@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from quantizing import quantize
 from test_smooth import opened
