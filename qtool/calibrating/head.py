@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from qtool import methods
-from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.quantize_site import output_error
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
-from qtool.methods import gptq, rtn
+from qtool.methods import gptq
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
-from qtool.runs.by_rows import quantize_rows
+from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
-from qtool.scheme import GroupQuant, Scheme
+from qtool.scheme import Scheme
 
 
 class _SeenError(Exception):
@@ -98,7 +97,7 @@ def quantize_head(
     scheme, notes = planned.action, list[str]()
     assert isinstance(scheme, Scheme)
     workers = passage.workers
-    make = partial(_rounded, scheme=scheme, recipe=recipe, device=passage.device)
+    make = partial(nearest, scheme=scheme, recipe=recipe, device=passage.device)
     if seen is not None and seen.gram is not None:
         options = gptq.Options.of(recipe.gptq)
         where = f"the input of {planned.name}"
@@ -115,10 +114,3 @@ def quantize_head(
         error, of = output_error(found.some, found.back, seen), OUTPUTS
     report = LayerReport(planned.name, str(scheme), error, of, found.coarseness)
     return Outcome([report], notes)
-
-
-def _rounded(
-    weight: NDArray[np.float32], scheme: Scheme, recipe: Recipe, device: Device | None
-) -> GroupQuant:
-    options, rounding = rtn.Options(recipe.clips), rtn.rounding_on(device)
-    return rtn.quantize(weight, None, scheme, options, 1, rounding).quant

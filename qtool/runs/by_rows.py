@@ -4,7 +4,7 @@ it is in memory as the file will have it, and no more of it."""
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoint import Checkpoint
 from qtool.formats.safetensors_file import to_float32
+from qtool.methods import rtn
 from qtool.plan.planned import Planned
 from qtool.plan.shapes import ROWS_AT_ONCE
+from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import check_values
 from qtool.scheme import GroupQuant, Scheme
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 Floats = NDArray[np.float32]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
@@ -78,6 +83,12 @@ def quantize_rows(
     kept, left, size = np.concatenate(some), np.concatenate(back), sum(sizes)
     error = sqrt(sum(losses) / size) if size else 0.0
     return Rounded(whole[0].arrays, error, layer_errors.coarseness(kept, left, scheme), kept, left)
+
+
+def nearest(weight: Floats, scheme: Scheme, recipe: Recipe, device: "Device | None") -> GroupQuant:
+    """Some rows rounded as a recipe rounds to nearest, on a device where there is one."""
+    options = rtn.Options(recipe.clips)
+    return rtn.quantize(weight, None, scheme, options, 1, rtn.rounding_on(device)).quant
 
 
 class _Whole:

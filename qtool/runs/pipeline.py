@@ -26,7 +26,7 @@ from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.runs import layer_errors, modelcard, provenance, resume
-from qtool.runs.by_rows import quantize_rows
+from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -278,13 +278,9 @@ def _quantize_each(
 
 def _head(request: Request, planned: Planned, checkpoint: Checkpoint, sink: Sink) -> LayerReport:
     """Round the output head to nearest and write it."""
-    options, rounding = rtn.Options(request.recipe.clips), rtn.rounding_on(request.device)
-    assert isinstance(planned.action, Scheme)
     scheme = planned.action
-
-    def rounded(weight: NDArray[np.float32]) -> GroupQuant:
-        return rtn.quantize(weight, None, scheme, options, 1, rounding).quant
-
+    assert isinstance(scheme, Scheme)
+    rounded = partial(nearest, scheme=scheme, recipe=request.recipe, device=request.device)
     found = quantize_rows(planned, checkpoint, rounded, sink.packed)
     sink.plain(found.arrays)
     return LayerReport(planned.name, str(scheme), found.error, WEIGHTS, found.coarseness)
