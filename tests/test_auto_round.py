@@ -48,12 +48,15 @@ def config(packing: str | None = V1, bits: int = 4, size: int = 128, **more: Any
 def stream(fields: NDArray[Any], bits: int) -> Words:
     """Fields along the last axis as one number of so many bits each, the first lowest; words of
     it. A field that is negative borrows from those above it."""
-    rows = []
-    for row in fields.reshape(-1, fields.shape[-1]).tolist():
-        size = len(row) * bits // 8
-        number = sum(int(field) << (bits * place) for place, field in enumerate(row))
-        rows.append(np.frombuffer((number % (1 << 8 * size)).to_bytes(size, "little"), "<i4"))
-    return np.array(rows, "<i4").reshape(*fields.shape[:-1], -1)
+    digits = fields.astype(np.int64)
+    borrowed = np.zeros(fields.shape[:-1], np.int64)
+    for place in range(fields.shape[-1]):
+        borrowed += digits[..., place]
+        digits[..., place] = borrowed & ((1 << bits) - 1)
+        borrowed >>= bits
+    each = ((digits[..., None] >> np.arange(bits)) & 1).astype(np.uint8)
+    packed = np.packbits(each.reshape(*fields.shape[:-1], -1), axis=-1, bitorder="little")
+    return packed.view("<i4")
 
 
 def gptq(module: str, quant: GroupQuant, less: int) -> other.Tensors:

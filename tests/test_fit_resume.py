@@ -82,11 +82,11 @@ def test_it_dies_after_its_last_line(tiny: Path, whole: Fitted, tmp_path: Path) 
     ("after", "damaged"),
     [
         (5, "states-0"),
-        (5, "slopes-2"),
+        pytest.param(5, "slopes-2", marks=pytest.mark.slow),
         (5, "slopes-1"),
         (5, "gradients-1"),
         (PASSED + 4, "slopes-0"),
-        (PASSED + 4, "slopes-2"),
+        pytest.param(PASSED + 4, "slopes-2", marks=pytest.mark.slow),
         (PASSED + 4, "slopes-tables"),
         (PASSED + 4, "journal"),
     ],

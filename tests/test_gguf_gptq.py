@@ -210,7 +210,10 @@ def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
             assert gguf_from_hf.raw(one, name).tobytes() == gguf_from_hf.raw(two, name).tobytes()
 
 
-@pytest.mark.parametrize(("recipe", "chain"), [("q4_0", ""), ("q4_0", "awq"), ("iq2_m", "")])
+@pytest.mark.parametrize(
+    ("recipe", "chain"),
+    [pytest.param("q4_0", "", marks=pytest.mark.slow), ("q4_0", "awq"), ("iq2_m", "")],
+)
 def test_goes_on_after_a_kill(
     recipe: str, chain: str, models: Path, sets: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -116,7 +116,9 @@ def test_scales_change_nothing(
     torch.testing.assert_close(logits(dense), logits(folders[name]), rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "glm_moe_dsa", "gemma3n"])
+@pytest.mark.parametrize(
+    "name", ["gemma4", "glm_moe_dsa", pytest.param("gemma3n", marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_and_keeps_states_on_the_disk(
     name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,12 +252,12 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
 
 @each_type
 def test_without_correlations_it_is_plain_rounding(block: BlockType) -> None:
-    weight = normal(8, 512)
-    p, unit = problem_of(np.eye(512)), together(block)
+    weight = normal(8, 256)
+    p, unit = problem_of(np.eye(256)), together(block)
     found = encoded(weight, p, block)
     single, double = (sweep(weight, p, found, dtype) for dtype in (np.float32, np.float64))
     np.testing.assert_array_equal(single, double)
-    for column in range(0, 512, unit):
+    for column in range(0, 256, unit):
         values = level_values(found, column // found.width)
         w = weight[:, column : column + unit].astype(np.float64)
         if found.points is None:

@@ -373,7 +373,7 @@ def test_what_is_tuned_is_nearer(recipe: str, plain: str, tuned: str, tmp_path: 
     found = []
     for method in ([plain], [tuned, "tune.steps=15", "tune.rate=0.003"]):
         out = tmp_path / f"{len(found)}{'.gguf' if recipe.startswith('q') else ''}"
-        chosen = [*method, "calibration.samples=48", "calibration.length=256"]
+        chosen = [*method, "calibration.samples=24", "calibration.length=256"]
         qtool.quantize(model, recipe, out, changes=chosen, threads=2)
         measured = qtool.evaluate(out, text, against=model, windows=8, length=256, threads=2)
         found.append(measured.found["kld"]["mean"])
