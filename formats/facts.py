@@ -15,6 +15,8 @@ Every format module has the same functions:
     side_files(facts, options)               -> dict[str, dict]   further JSON files
     detect(config)                           -> ArtifactScheme | None
 
+and CONFIG_KEYS where config() goes into config.json under other names than quantization_config.
+
 A module is named as in the checkpoint, without `.weight`.
 """
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import FormatError
@@ -115,6 +118,12 @@ class ArtifactScheme:
         text = f"{self.format} {self.layout}".strip()
         own = self.quant_method == "auto-round" != self.format
         return f"{self.quant_method}, stored as {text}" if own else text
+
+
+def in_config(module: ModuleType, facts: Facts, options: Options) -> dict[str, Any]:
+    """What a format adds to config.json."""
+    table = module.config(facts, options)
+    return dict.fromkeys(getattr(module, "CONFIG_KEYS", ("quantization_config",)), table)
 
 
 def head_quantized(facts: Facts) -> bool:

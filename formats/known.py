@@ -12,12 +12,13 @@ from qtool.formats import (
     dense,
     fp8,
     gptq,
+    mlx,
     modelopt,
     qserve,
 )
 from qtool.formats.facts import ArtifactScheme
 
-_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, dense)
+_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, mlx, dense)
 FORMATS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 
 # Recognised by name, not decoded by this version.
@@ -40,8 +41,6 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme:
         if found is not None:
             return found
     method = str(config.get("quant_method") or "unknown").lower()
-    if method == "unknown" and is_mlx(config):
-        return ArtifactScheme("mlx", "mlx", None, f"{config['bits']} bits")
     name = _NAMED.get(method, method)
     inner = config.get("format") or config.get("quant_algo") or ""
     dense_names = next(
@@ -53,9 +52,3 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme:
         (),
     )
     return ArtifactScheme(name, name, None, str(inner), dense_names)
-
-
-def is_mlx(config: Mapping[str, Any]) -> bool:
-    """Whether a table is that of mlx-lm, which names no method: `bits` and `group_size`, and by
-    module where they differ."""
-    return all(type(config.get(key)) is int for key in ("bits", "group_size"))

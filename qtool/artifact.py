@@ -18,7 +18,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats import FORMATS, ArtifactScheme, detect, gptq, mxfp4_experts
 from qtool.formats import safetensors_file as st
-from qtool.formats.known import is_mlx
+from qtool.formats.mlx import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.formats.stored_codes import SCALE_DTYPES
 from qtool.record import FILE_NAME, FILES, LAYERS, OUTLIERS

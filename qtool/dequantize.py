@@ -19,7 +19,7 @@ def dequantize(quant: GroupQuant, threads: int = 1) -> NDArray[np.float32]:
         from qtool.formats.float_codes import E2M1_AS_E4M3
 
         codes = E2M1_AS_E4M3[codes & np.uint8(15)]
-    if not scheme.is_float:
+    if not scheme.is_float and scheme.outer != "offset":
         zero = np.ascontiguousarray(quant.row_zero())
     values: NDArray[np.float32] = dequantize_bytes(
         np.ascontiguousarray(codes),
@@ -29,6 +29,9 @@ def dequantize(quant: GroupQuant, threads: int = 1) -> NDArray[np.float32]:
         zero=zero,
         threads=threads,
     )
+    if scheme.outer == "offset":
+        grouped = values.reshape(len(values), -1, scheme.group_size)
+        grouped += quant.row_offset()[:, :, None]
     if scheme.outer == "after" and quant.outer is not None:
         values *= np.float32(quant.outer)
     return values

@@ -5,6 +5,7 @@ COMMANDS = {
     "sglang": "python -m sglang.launch_server --model-path {}",
     "llama.cpp": "llama-server -m {}",
     "transformers": "transformers serve {}",
+    "mlx-lm": "mlx_lm.server --model {}",
 }
 
 
@@ -12,4 +13,6 @@ def order(format_: str) -> tuple[str, ...]:
     """Engines of checkpoints, those that a format was made for first."""
     if format_ == "bitsandbytes":
         return ("transformers", "sglang", "vllm")
+    if format_ == "mlx":
+        return ("mlx-lm",)
     return ("vllm", "sglang", "transformers")

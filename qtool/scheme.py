@@ -17,11 +17,15 @@ Some formats have a second scale, `outer`, one number for the matrix or one for 
     after         (value * scale) * outer      bitsandbytes, whose outer is always 1/127
     rows          (value * scale) * outer      QServe: whole scales of groups in each row's scale;
                                                in any order, since every product is exact
+
+MLX stores what a zero makes of its scale, as precisely as its dtype has it:
+
+    offset       code * scale + offset        offset = -(zero * scale), rounded as scales are
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +53,7 @@ class Scheme:
     scale_dtype: str = "float16"  # as stored: float16, bfloat16, float32, float8_e4m3, e8m0, int8
     book: str = "int"
     rows: int = 1
-    outer: str = ""  # divides, multiplies, after, rows; or there is none
+    outer: str = ""  # divides, multiplies, after, rows, offset; or there is none
 
     def groups(self, in_features: int) -> int:
         """Number of groups in a row of in_features."""
@@ -105,6 +109,8 @@ class GroupQuant:
     g_idx: NDArray[np.int32] | None = None  # [in]
     outer: float | None = None  # exact in float32
     outer_rows: NDArray[np.floating] | None = None  # [out], where the scheme's outer is rows
+    # [out, groups] where it is offset, and zeros, then the nearest ones, do not give it.
+    offset: NDArray[np.float32] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -130,6 +136,30 @@ class GroupQuant:
             scale = scale * self.outer_rows.astype(np.float32)[:, None]
         return self._rows(scale)
 
+    def row_offset(self) -> NDArray[np.float32]:
+        """What a scheme with offsets adds, float32 [out, groups]."""
+        if self.offset is not None:
+            return self.offset
+        product = self.zero.astype(np.float32) * self.scale.astype(np.float32)
+        return rounded(-product, self.scheme.scale_dtype)
+
+    def with_nearest_zeros(self) -> GroupQuant:
+        """One with offsets as (code - zero) * scale, of positive scales: the same numbers where
+        `has_whole_zeros`."""
+        down = self.scale < 0  # there codes count the other way
+        most = np.uint8((1 << self.scheme.bits) - 1)
+        zero = np.where(down, most - self.zero, self.zero)
+        codes = np.where(down[:, self.group_index()], most - self.codes, self.codes)
+        scheme = replace(self.scheme, outer="")
+        return replace(
+            self, scheme=scheme, codes=codes, zero=zero, scale=np.abs(self.scale), offset=None
+        )
+
+    def has_whole_zeros(self) -> bool:
+        """Whether its offsets are zeros times scales to the last bit."""
+        product = self.zero.astype(np.float32) * self.scale.astype(np.float32)
+        return bool(np.array_equal(self.row_offset(), -product))
+
     def row_zero(self) -> NDArray[np.uint8]:
         """The zeros, one row for each output."""
         zero: NDArray[np.uint8] = self._rows(self.zero)
@@ -149,6 +179,11 @@ class GroupQuant:
             from qtool.formats.float_codes import TABLES
 
             value = TABLES[self.scheme.book][self.codes]
+        elif self.scheme.outer == "offset":
+            value = self.codes.astype(np.float32)
+            value *= self.scale.astype(np.float32)[:, index]
+            value += self.row_offset()[:, index]
+            return value
         else:
             value = self.codes.astype(np.float32)
             value -= self.row_zero().astype(np.float32)[:, index]
@@ -156,3 +191,14 @@ class GroupQuant:
         if self.scheme.outer == "after" and self.outer is not None:
             value *= np.float32(self.outer)
         return value
+
+
+def rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+    """Rounded to nearest even as float16, bfloat16 or float32 holds it; too large is infinite."""
+    if dtype == "bfloat16":
+        words = np.ascontiguousarray(values).view(np.uint32)
+        words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
+        halves: NDArray[np.float32] = (words & np.uint32(0xFFFF0000)).view(np.float32)
+        return halves
+    with np.errstate(over="ignore"):
+        return values.astype(np.dtype(dtype)).astype(np.float32)

@@ -12,7 +12,7 @@ from qtool.convert.model import Quantized
 from qtool.convert.obstacles import ANEW, ZEROS
 from qtool.convert.pieces import dequantize, spans
 from qtool.convert.plan import Step
-from qtool.convert.survey import grouped, in_dtype, merged
+from qtool.convert.survey import grouped, has_offsets, in_dtype, merged
 from qtool.errors import FormatError, UnsupportedError
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant
@@ -30,8 +30,7 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
         )
     quant = grouped(value)
     if quant is None and step.lossy == ZEROS:
-        assert isinstance(value, BlockMatrix)
-        quant = value.nearest
+        quant = value.nearest if isinstance(value, BlockMatrix) else nearest(value)
     assert quant is not None  # the survey saw to it
     if quant.scheme.group_size != step.scheme.group_size:
         quant = merged(quant, step.scheme.group_size)
@@ -42,6 +41,12 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
             f"large for {step.scheme.scale_dtype}"
         )
     return replace(quant, scheme=step.scheme, scale=scale)
+
+
+def nearest(value: Quantized) -> GroupQuant:
+    """MLX's codes with whole zeros."""
+    assert has_offsets(value)
+    return value.with_nearest_zeros()
 
 
 def finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -8,13 +8,14 @@ from typing import Any
 from qtool import structure
 from qtool.convert.certificate import Squares
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
-from qtool.convert.obstacles import ANEW, ROUNDED, SCALES, Obstacle, refuse
+from qtool.convert.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plain import plain
 from qtool.convert.survey import Survey, survey
 from qtool.convert.targets import Target
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS, Options
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
+from qtool.formats.stored_codes import SCALE_DTYPES
 from qtool.layer_names import is_head
 from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
@@ -154,13 +155,18 @@ def _schemes(
     for one in found:
         if one.scheme is not None:
             group = one.scheme.group_size if size is None else size
-            wanted[one.tensor.name] = Scheme(one.scheme.bits, group, symmetric, dtype)
+            outer = "offset" if target.format == "mlx" else ""
+            wanted[one.tensor.name] = Scheme(one.scheme.bits, group, symmetric, dtype, outer=outer)
     options: Options = FORMATS[target.format].choose(list(wanted.values()), target.layout)
     return wanted, options
 
 
 def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
     """float16; or, where the format leaves a choice, the first that loses nothing."""
+    if target.format == "mlx":  # products are of one dtype where scales are like the rest
+        own = SCALE_DTYPES[model.dtype]
+        held = all(own in one.scale_dtypes for one in found if one.scheme is not None)
+        return own if held else "float16"
     if target.format != "compressed-tensors":
         return "float16"
     kept = [one.scale_dtypes for one in found if one.scheme is not None]
@@ -193,6 +199,9 @@ def _obstacles(
     if scheme.scale_dtype not in one.scale_dtypes:
         reason = f"has {one.scheme.scale_dtype} scales, which {scheme.scale_dtype} rounds"
         found.append(Obstacle(name, reason, SCALES))
+    elif target.format == "mlx" and scheme.scale_dtype not in one.offset_dtypes:
+        reason = f"has zeros times scales that {scheme.scale_dtype}, as mlx stores them, rounds"
+        found.append(Obstacle(name, reason, OFFSETS))
     return found
 
 

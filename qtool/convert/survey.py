@@ -5,6 +5,7 @@ Read before anything is written, so that a refusal costs no disk and names every
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ class Survey:
     scheme: Scheme | None = None  # symmetric as its zeros are, whatever the config says
     reordered: bool = False  # columns are out of group order
     scale_dtypes: frozenset[str] = frozenset()  # the ones that hold every scale
+    offset_dtypes: frozenset[str] = frozenset()  # the ones that hold every zero times its scale
     sizes: frozenset[int] = frozenset()  # larger group sizes that say the same; -1 is the row
 
 
@@ -49,6 +51,9 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
         if quant is None:
             scheme = Scheme(4, BLOCK, False)
             return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
+    if quant is None and has_offsets(value):
+        obstacle = "has biases (mlx) that are no whole zero points times scales"
+        quant = value.with_nearest_zeros()
     if quant is None:
         return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
     if not np.isfinite(quant.scale).all():
@@ -67,15 +72,25 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
         scheme=scheme,
         reordered=reordered,
         scale_dtypes=frozenset(d for d in _KEPT if _KEPT[d](quant.scale)),
+        offset_dtypes=frozenset(d for d in _KEPT if _KEPT[d](_offsets(quant))),
         sizes=frozenset(sizes),
     )
+
+
+def has_offsets(value: Quantized) -> TypeGuard[GroupQuant]:
+    """Whether it is MLX's codes."""
+    return isinstance(value, GroupQuant) and value.scheme.outer == "offset"
 
 
 def grouped(value: Quantized) -> GroupQuant | None:
     """Integer codes with a scale per row and group of columns, or None where it is not that."""
     if isinstance(value, BlockMatrix):
         return value.grouped
-    if not isinstance(value, GroupQuant) or value.scheme.is_float or value.scheme.outer:
+    if not isinstance(value, GroupQuant) or value.scheme.is_float:
+        return None
+    if value.scheme.outer == "offset" and value.has_whole_zeros():
+        return value.with_nearest_zeros()
+    if value.scheme.outer:
         return None
     rows = value.shape[0]
     if value.scheme.rows != 1:
@@ -84,6 +99,11 @@ def grouped(value: Quantized) -> GroupQuant | None:
         scheme = replace(value.scheme, rows=1)
         return replace(value, scheme=scheme, scale=value.scale[index], zero=value.zero[index])
     return value
+
+
+def _offsets(quant: GroupQuant) -> NDArray[np.float32]:
+    """Exact in float32 for scales of 16 bits."""
+    return quant.zero.astype(np.float32) * quant.scale.astype(np.float32)
 
 
 def merges(quant: GroupQuant, size: int) -> bool:

@@ -22,6 +22,7 @@ _TARGETS = (
     Target("gptq", "gptq", "v1"),
     Target("gptq-v2", "gptq", "v2"),
     Target("compressed-tensors", "compressed-tensors"),
+    Target("mlx", "mlx"),
     Target("gguf", "gguf"),
     Target("gguf-q8_0", "gguf", "Q8_0"),
     Target("hf", "hf"),

@@ -23,6 +23,7 @@ from qtool.convert.plain import plain
 from qtool.convert.plan import Plan, Step
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS, Facts
+from qtool.formats.facts import in_config
 from qtool.formats.safetensors_file import (
     StreamWriter,
     TensorSpec,
@@ -114,7 +115,7 @@ def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:
         **_rounding(model.provenance),
     )
     module = FORMATS[plan.format]
-    config["quantization_config"] = module.config(facts, plan.options)
+    config |= in_config(module, facts, plan.options)
     for name, content in module.side_files(facts, plan.options).items():
         write_json(folder / name, content)
     return config

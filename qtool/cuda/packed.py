@@ -77,7 +77,7 @@ def _blocks(weights: GgufWeights, name: str, put: Put) -> Packed | None:
 
 def _matrix(artifact: Artifact, entry: Entry, scheme: Scheme, put: Put) -> Packed | None:
     shape = (entry.shape[0], entry.shape[1])
-    if scheme.outer in ("after", "rows"):
+    if scheme.outer in ("after", "rows", "offset"):
         return None
     if artifact.found.format == "awq":
         return _awq(artifact, entry, scheme, shape, put)

@@ -292,6 +292,7 @@ def quantize_with(
         static_groups=options.static_groups or whole_row,
         search=native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None,
         importance=given.importance if options.mse else None,
+        scale_dtype=scheme.scale_dtype,
         threads=threads,
     )
     grid.check_scales(found.scale)

@@ -91,7 +91,7 @@ def quantize_with(
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None
     ratios = rounding.searched(device, search)
     cost = device.put(given.importance) if options.mse else None
-    wanted = tasks.Grid(scheme.bits, scheme.symmetric, grid.reach(scheme.bits))
+    wanted = tasks.Grid(scheme.bits, scheme.symmetric, grid.reach(scheme.bits), scheme.scale_dtype)
     left = device.put(np.ascontiguousarray(weight)).T.contiguous()
     if static:
         pairs = rounding.grids(device, left, wanted, size, ratios, cost)
@@ -112,7 +112,7 @@ def quantize_with(
             pairs[start // size] = found[0]
         made = _swept(device, left, given.upper, pairs, index, slice(start, stop), onto)
         codes[order[start:stop]] = made
-    scale, zero = rounding.stored(pairs)
+    scale, zero = rounding.stored(pairs, scheme.scale_dtype)
     grid.check_scales(scale)
     g_idx = None
     if options.act_order and not static:

@@ -86,6 +86,7 @@ def quantize(
         search=search,
         importance=importance,
         gram=blocks,
+        scale_dtype=scheme.scale_dtype,
         threads=threads,
     )
     grid.check_scales(found.scale)

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid
-from qtool.scheme import GroupQuant
+from qtool.scheme import GroupQuant, rounded
 
 MOMENTUM, MOMENTUM_OF_SQUARES, SMALLEST = 0.9, 0.999, 1e-8
 _ROWS = 256  # of a matrix that are multiplied at once
@@ -103,6 +103,14 @@ def rate_at(number: int, steps: int, rate: float) -> float:
     return rate * (1 - (number - 1) / steps)
 
 
+# The least and the largest scale of a dtype.
+_LIMITS = {
+    "float16": (np.float32(2.0**-24), np.float32(65504)),
+    "bfloat16": (np.float32(2.0**-126), np.float32(2.0**127)),
+    "float32": (np.float32(2.0**-126), np.float32(2.0**127)),
+}
+
+
 @dataclass(frozen=True)
 class Grouped:
     """A matrix of whole numbers with a scale for each row and group."""
@@ -112,7 +120,8 @@ class Grouped:
     def scales(self) -> Scales:
         """As a method has found them."""
         quant = self.quant
-        assert quant.scheme.rows == 1 and not quant.scheme.is_float and not quant.scheme.outer
+        assert quant.scheme.rows == 1 and not quant.scheme.is_float
+        assert quant.scheme.outer in ("", "offset")
         index = None if quant.g_idx is None else torch.from_numpy(quant.g_idx.astype(np.int64))
         return Scales(torch.zeros(1, *quant.scale.shape), index)
 
@@ -120,8 +129,8 @@ class Grouped:
         """With scales where they came to be. UnsupportedError beyond float16."""
         quant = self.quant
         found = quant.scale.astype(np.float32) * np.exp(scales.moved[0].numpy())
-        limits = np.finfo(quant.scale.dtype)
-        scale = np.clip(found, limits.smallest_subnormal, limits.max).astype(quant.scale.dtype)
+        kept = np.clip(found, *_LIMITS[quant.scheme.scale_dtype])
+        scale = rounded(kept, quant.scheme.scale_dtype).astype(quant.scale.dtype)
         scale = np.where(quant.scale == 0, quant.scale, scale)
         grid.check_scales(scale)
         return Grouped(replace(quant, scale=scale))

@@ -45,6 +45,8 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     found += _marlin(recipe, quantized)
     found += _bfloat16(quantized) if recipe.activations is None else []
     found += told_of_one(recipe, tensors)
+    if recipe.format == "mlx":  # the others do not read it
+        found = []
     fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
     if fused:
         found.append(

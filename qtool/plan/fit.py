@@ -111,9 +111,17 @@ def _smaller(scheme: Scheme, in_features: int) -> Scheme:
     return replace(scheme, group_size=size) if size >= SMALLEST_GROUP else scheme
 
 
+def _in_dtype_of(tensor: TensorInfo, scheme: Scheme) -> Scheme:
+    """With scales like the weights, so that an engine's products stay in that dtype."""
+    own = {"F16": "float16", "F32": "float32"}
+    return replace(scheme, scale_dtype=own.get(tensor.dtype, scheme.scale_dtype))
+
+
 def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Action]) -> None:
     """Make every scheme one that can be stored, as the recipe's `indivisible` says."""
     schemes = {name: a for name, a in actions.items() if isinstance(a, Scheme)}
+    if recipe.format == "mlx":
+        schemes = {name: _in_dtype_of(tensors[name], one) for name, one in schemes.items()}
     # Limits are looked up once per (scheme, shape): a mixture of experts has many equal matrices.
     memo: dict[tuple[Scheme, tuple[int, ...]], str | None] = {}
 

@@ -10,7 +10,7 @@ from qtool.structure import outside_reason
 
 HEAD = Dense("output head")
 
-_FORMATS = ("awq", "gptq", "compressed-tensors")
+_FORMATS = ("awq", "gptq", "compressed-tensors", "mlx")
 
 
 def named(pattern: str) -> bool:

@@ -25,6 +25,7 @@ from qtool.plan import (
     engines,
     estimate,
     heads,
+    mlx,
     notes,
     shapes,
     unmatched,
@@ -227,6 +228,7 @@ def make_plan(
         for name, info in tensors.items()
     )
     unseen.refuse(recipe, checkpoint, planned)
+    mlx.refuse_experts(recipe, checkpoint, planned)
     layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)

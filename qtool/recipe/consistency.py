@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 METHODS = ("rtn", "gptq", "awq", "tune", "none")
 _ROUNDING = (("rtn",), ("gptq",), ("awq",), ("awq", "rtn"), ("awq", "gptq"))
 CHAINS = (*_ROUNDING, *((*chain, "tune") for chain in _ROUNDING), ("none",))
-TUNED_FORMATS = ("awq", "gptq", "compressed-tensors")
+TUNED_FORMATS = ("awq", "gptq", "compressed-tensors", "mlx")
 TRANSFORMS = ("rotate", "smooth", "smooth-attention", "awq")
 
 

@@ -54,7 +54,9 @@ class Recipe(NamedTable):
     """A recipe, complete: every key has its effective value."""
 
     method: tuple[str, ...]
-    format: Literal["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "dense"]
+    format: Literal[
+        "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "mlx", "dense"
+    ]
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()
     activations: Activations | None = None

@@ -114,6 +114,8 @@ def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
         return replace(scheme, scale_dtype="float32", outer="after")
     if format_ == "qserve":
         return replace(scheme, scale_dtype="int8", outer="rows")
+    if format_ == "mlx":  # whose scales have the dtype of the model
+        return replace(scheme, scale_dtype="bfloat16", outer="offset")
     return scheme
 
 

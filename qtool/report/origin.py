@@ -97,8 +97,11 @@ def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def loading(model: Artifact | GgufSource, path: str) -> tuple[Loading, ...]:
     """Each engine's command, and what it has against the artifact."""
-    engines = ("llama.cpp",) if isinstance(model, GgufSource) else (
-        "vllm", "sglang", "transformers")  # fmt: skip
+    engines = ("vllm", "sglang", "transformers")
+    if isinstance(model, GgufSource):
+        engines = ("llama.cpp",)
+    elif model.found.format == "mlx":
+        engines = ("mlx-lm",)
     rows = []
     for engine in engines:
         found = engine_findings(model, engine, 1)

@@ -15,7 +15,7 @@ from qtool import __version__
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
-from qtool.formats.facts import Facts
+from qtool.formats.facts import Facts, in_config
 from qtool.formats.safetensors_file import (
     FLOAT_DTYPES,
     StreamWriter,
@@ -121,7 +121,7 @@ class Sink:
         if facts is not None:
             if turned is not None:
                 facts = replace(facts, turned_inputs=turned.inputs, turned_heads=turned.heads)
-            config["quantization_config"] = self._format.config(facts, self._options)
+            config |= in_config(self._format, facts, self._options)
             for name, content in self._format.side_files(facts, self._options).items():
                 _write_json(self.folder / name, content)
         if config:

@@ -10,6 +10,7 @@ they were read in, are in the modules imported here.
     transformers     engine_local: which package loads what, and what that package takes
     exllama          engine_local: EXL2 and 4-bit GPTQ
     llama.cpp        engine_local: GGUF, of an architecture and types that it knows
+    mlx-lm           engine_mlx: MLX's own format, and what is repacked to it
 """
 
 import re
@@ -25,6 +26,7 @@ from qtool.verification.engine_dense import dense_findings
 from qtool.verification.engine_head import head_findings
 from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
+from qtool.verification.engine_mlx import mlx_findings
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_turns import CHECK as ROTATION
@@ -34,7 +36,7 @@ from qtool.verification.finding import Finding
 
 ENGINES = {
     "vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers",
-    "llama.cpp": "llama.cpp", "exllama": "ExLlamaV2",
+    "llama.cpp": "llama.cpp", "exllama": "ExLlamaV2", "mlx-lm": "mlx-lm",
 }  # fmt: skip
 _SERVED = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "dense", "quark")
 _MORE_SERVED = {
@@ -84,6 +86,8 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
         ]
     elif engine == "exllama":
         found = list(exllama_findings(view))
+    elif engine == "mlx-lm":
+        found = list(mlx_findings(view))
     elif engine == "llama.cpp":
         found = list(gguf_findings(None, {}, engine, who))
     else:

@@ -83,7 +83,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         scales=scale.size,
         not_finite=int(scale.size - np.isfinite(scale).sum()),
         zero_scales=_zero_scales(quant, scale == 0),
-        negative=int((scale < 0).sum()),
+        negative=int((scale < 0).sum()) if quant.scheme.outer != "offset" else 0,
         subnormal=_tiny(quant, size, least),
         outer=quant.outer,
         low_code=int(low.min()),
@@ -125,7 +125,7 @@ def _hole(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
         stretches = [one for one in stretches if one[0] // width != (one[1] - 1) // width]
     if not stretches:
         return 0
-    if stored.dtype not in ("I32", "I16") or quant.scheme.is_float:
+    if stored.dtype not in ("I32", "I16", "U32") or quant.scheme.is_float:
         width = max(1, raw.size // max(1, stored.size // stored.shape[-1]))
         return torn(raw, stretches, width)
     zeros = sum(last - first for first, last in stretches)
