@@ -66,8 +66,8 @@ def safetensors(rng: random.Random) -> Table:
         [["rtn"], ["rtn"], ["gptq"], ["awq"], ["awq", "gptq"], ["none"], ["awq", "rtn"]]
     )
     format_ = rng.choices(
-        ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "dense"],
-        [3, 3, 8, 1, 1, 1, 1],
+        ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "mlx", "dense"],
+        [3, 3, 8, 1, 1, 1, 2, 1],
     )[0]
     made: Table = {"method": method[0] if len(method) == 1 else method, "format": format_}
     weights = _weights(rng)
@@ -75,6 +75,9 @@ def safetensors(rng: random.Random) -> Table:
         bits = 4 if format_ == "awq" else rng.choice([2, 3, 4, 8])
         weights = {"bits": bits, "group_size": rng.choice([-1, 32, 64, 128, 512]),
                    "symmetric": format_ == "gptq" and rng.random() < 0.5}  # fmt: skip
+    if format_ == "mlx" and rng.random() < 0.9:
+        weights = {"bits": rng.choice([2, 3, 4, 5, 6, 8]), "group_size": rng.choice([32, 64, 128]),
+                   "symmetric": rng.random() < 0.5}  # fmt: skip
     if format_ == "fp8" and rng.random() < 0.9:
         weights = {"type": "fp8", "bits": 8, "group_size": 128, "symmetric": True, "rows": 128}
     if format_ == "bitsandbytes" and rng.random() < 0.9:

@@ -144,16 +144,19 @@ def test_shipped_recipe(name: str) -> None:
     first, *methods = name.split("-")
     assert loaded.scheme.bits == int(first[1])
     assert loaded.scheme.group_size == (int(first.partition("g")[2]) if "g" in first else -1)
-    said = {"channel", "rotated", "learned"}
+    said = {"channel", "rotated", "learned", "mlx"}
     assert list(loaded.method) == [word for word in methods if word not in said]
     assert ("rotate" in loaded.transforms) == ("rotated" in methods)
     if "rotated" in methods:
         assert (loaded.rotate.kind == "learned") == ("learned" in methods)
+    assert recipe.load(name, ["weights.symmetric=false"]).scheme.symmetric is False
+    if "mlx" in methods:
+        assert loaded.format == "mlx" and not loaded.scheme.symmetric
+        return
     # 4 bits go into AWQ unless GPTQ alone makes them; engines load GPTQ only when symmetric.
     in_awq = loaded.scheme.bits == 4 and loaded.method != ("gptq",)
     assert loaded.format == ("awq" if in_awq else "gptq")
     assert loaded.scheme.symmetric == (not in_awq)
-    assert recipe.load(name, ["weights.symmetric=false"]).scheme.symmetric is False
 
 
 def test_what_method_means() -> None:
@@ -284,7 +287,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         (
             "format=exl3",
             "format: input should be 'awq', 'gptq', 'compressed-tensors', 'fp8', 'bitsandbytes', "
-            "'qserve' or 'dense', found \"exl3\"",
+            "'qserve', 'mlx' or 'dense', found \"exl3\"",
         ),
         ("weights.type=fp8", "weights: type fp8 has bits 8"),
         ("weights.rows=2", "int has one scale a row; or one for the matrix"),

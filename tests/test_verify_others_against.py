@@ -172,7 +172,7 @@ def test_mlx_is_named_and_counted(keys: tuple[str, ...], tmp_path: Path) -> None
             f"{module}.scales": ("F16", grid), f"{module}.biases": ("F16", grid),
         }  # fmt: skip
 
-    table = {"bits": 4, "group_size": 64, "mode": "affine"}
+    table = {"bits": 4, "group_size": 64, "mode": "mxfp4"}  # a mode that is not decoded
     for block in range(2):
         table[f"model.layers.{block}.self_attn.v_proj"] = {"bits": 8, "group_size": 64}
     source = other.folder(tmp_path / "source", other.model(other.dense), {})

@@ -1,0 +1,82 @@
+"""mlx-lm loads what is written in MLX's format, on any machine's CPU: the same weights to the bit,
+and the logits of an evaluation in float32; and what mlx-lm writes is read alike.
+
+    QTOOL_ORACLE_MLX   mlx[cpu] 0.32.4, mlx-lm 0.32.2, transformers 5.24.0
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import quantizing
+
+from qtool.artifact import Artifact
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.workers import Workers
+from qtool.hub import tiny_folder
+from qtool.quality.weights import open_weights
+from qtool.scheme import GroupQuant
+from qtool.structure import expert_of
+
+pytestmark = pytest.mark.oracle
+
+FEW = ("calibration.samples=4", "calibration.length=64")
+
+
+def loaded(ask: Callable[..., object], folder: Path, out: Path, **more: Any) -> None:
+    """Weights are equal, and logits nearly: sums are made in another order."""
+    tokens = np.random.default_rng(0).integers(3, 90, (1, 40), dtype=np.int64)
+    request = {"folder": str(folder), "tokens": tokens.tolist(), "out": str(out), **more}
+    found = ask("mlx_model.py", request)
+    theirs = np.load(out)
+    artifact = Artifact.open(folder)
+    entries = artifact.entries.items()
+    quantized = {name for name, entry in entries if entry.scheme and expert_of(name) is None}
+    assert {*theirs.files} == {*quantized, "logits"} and found == len(quantized) > 0
+    for name in theirs.files:
+        if name != "logits":
+            ours = artifact.read(name)
+            assert isinstance(ours, GroupQuant)
+            assert np.array_equal(theirs[name], ours.dequantize()), name
+    with open_weights(folder) as weights, Workers(1) as workers:
+        logits = Skeleton.open(weights).logits(tokens, workers).numpy()
+    off = np.abs(theirs["logits"] - logits).max()
+    assert off < 1e-4 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("w4g64-mlx-rtn", ("weights.bits=2", "weights.group_size=32")),
+        ("w4g64-mlx-rtn", ("weights.bits=5", "weights.group_size=128")),
+        ("w8g64-mlx-rtn", ()),
+        ("w8g64-mlx-rtn", ("weights.bits=6", "weights.symmetric=true")),
+        ("w3g64-mlx-awq-gptq", FEW),
+        ("w4g64-mlx-awq-gptq", (*FEW, 'overrides=[{match: "*_proj", weights: {bits: 5}}]')),
+    ],
+)
+def test_of_tiny(
+    mlx: Callable[..., object], recipe: str, sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = quantizing.quantize(tiny_folder(), recipe, tmp_path / "out", *sets).out
+    loaded(mlx, out, tmp_path / "theirs.npz")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "phi3", "mixtral"])
+def test_other_models(mlx: Callable[..., object], name: str, tmp_path: Path) -> None:
+    """Of phi3 with the head; of mixtral the experts are stacked as it loads."""
+    model = quantizing.build(name, tmp_path / "model")
+    sets = ["weights.group_size=32"]
+    if name == "phi3":
+        sets.append("overrides=[{match: lm_head, weights: {bits: 8}}]")
+    out = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "out", *sets).out
+    loaded(mlx, out, tmp_path / "theirs.npz")
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_what_mlx_lm_makes(mlx: Callable[..., object], bits: int, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    source = str(tiny_folder())
+    loaded(mlx, made, tmp_path / "theirs.npz", source=source, bits=bits, group=64)

@@ -1,0 +1,331 @@
+"""MLX's affine codes: blocks that mlx made, words bit by bit, what is no zero times a scale, files
+that lie, and whole runs."""
+
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import arch_models
+import converting
+import numpy as np
+import pytest
+import quantizing
+from artifact_files import assert_same, random_quant
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import qtool
+from qtool.artifact import Artifact
+from qtool.checkpoint import Checkpoint
+from qtool.dequantize import dequantize
+from qtool.errors import FormatError, QtoolError, UnsupportedError
+from qtool.formats import Facts, detect, mlx
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import load
+from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.run import verify_artifact
+
+M = "model.layers.0.self_attn.q_proj"
+PLAIN = mlx.choose([])
+# 32 weights of a row, times 1024, as bfloat16: mx.quantize(w, group_size=32, bits=bits) of mlx
+# 0.32.4 gives these words, this scale and this bias (bfloat16's bits), and mx.dequantize of the
+# three in float32 what has this CRC-32.
+MADE: dict[int, tuple[list[int], int, int, int]] = {
+    2: ([3131292333, 3063588506], 48554, 15914, 0x7DDC9DAA),
+    3: ([94001978, 1222874825, 2512952493], 48426, 15914, 0x5E414AC),
+    4: ([2644088803, 2611582730, 2538112663, 2590610296], 48298, 15914, 0x8A6E9F44),
+    5: ([1732953063, 977541023, 3060770349, 4088124713, 2782607777], 48151, 15914, 0x7EAE8DB8),
+    6: ([2846494670, 271425449, 2734352290, 3835275743, 4154894820, 2665899932], 48023, 15914,
+        0xBEBED197),
+    8: ([2843672376, 2598869411, 2676359349, 2713628060, 2556861051, 2792902031, 2621208728,
+         2645976474], 47767, 15914, 0x61052A25),
+}  # fmt: skip
+WEIGHTS = [104, -131, 21, -29, -23, -11, -103, -12, -44, 170, 12, -18, -14, -34, -54, -20, 25, -12,
+           49, -10, 1, 79, 28, -26, -9, 28, 99, -14, -12, 51, -45, -15]  # fmt: skip
+
+
+def scheme(bits: int = 4, group: int = 32, symmetric: bool = False, dtype: str = "float16") -> Any:
+    return Scheme(bits, group, symmetric, dtype, outer="offset")
+
+
+def found_for(one: Scheme) -> Any:
+    return detect(mlx.config(Facts({M: one}), PLAIN))
+
+
+def bfloat16(bits: int) -> NDArray[np.float32]:
+    return np.array([[bits << 16]], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("bits", MADE)
+def test_a_group_that_mlx_made(bits: int) -> None:
+    """Its scale is below zero, and its bias the largest weight."""
+    words, scale, bias, digest = MADE[bits]
+    stored = {
+        f"{M}.weight": np.array([words], np.uint32),
+        f"{M}.scales": bfloat16(scale), f"{M}.biases": bfloat16(bias),
+    }  # fmt: skip
+    quant = mlx.unpack(M, stored.__getitem__, found_for(scheme(bits, dtype="bfloat16")))
+    made = quant.dequantize()
+    assert zlib.crc32(made.tobytes()) == digest
+    assert np.abs(made[0] - np.array(WEIGHTS) / 1024).max() <= abs(quant.scale[0, 0])
+    assert np.array_equal(dequantize(quant), made)
+    assert quant.offset is not None and quant.scale[0, 0] < 0
+    assert int(quant.zero[0, 0]) == round(float(-quant.offset[0, 0] / quant.scale[0, 0]))
+    kept = mlx.pack(M, replace(quant, scheme=scheme(bits, dtype="bfloat16")), PLAIN)
+    assert kept[f"{M}.weight"].tolist() == [words]
+    assert [int(kept[f"{M}.{n}"][0, 0]) for n in ("scales", "biases")] == [scale, bias]
+    whole = quant.with_nearest_zeros()  # half a step of the last digit of a bias is lost, no more
+    assert np.abs(whole.dequantize() - made).max() <= abs(quant.scale[0, 0]) / 2
+    assert (whole.scale > 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("bits", mlx.WIDTHS)
+def test_bit_by_bit(bits: int, dtype: str) -> None:
+    quant = quant_of(scheme(bits, 64, dtype=dtype), 5, 192)
+    stored = mlx.pack(M, quant, PLAIN)
+    words, bias = stored[f"{M}.weight"], quant.row_offset()
+    assert words.dtype == np.uint32 and words.shape == (5, 192 * bits // 32)
+    for row in range(5):
+        number = sum(int(word) << 32 * place for place, word in enumerate(words[row]))
+        codes = [number >> (bits * k) & ((1 << bits) - 1) for k in range(192)]
+        assert codes == quant.codes[row].tolist()
+        product = np.array(codes, np.float32) * quant.scale[row].astype(np.float32).repeat(64)
+        assert quant.dequantize()[row].tolist() == (product + bias[row].repeat(64)).tolist()
+    back = mlx.unpack(M, as_read(stored).__getitem__, found_for(quant.scheme))
+    if bits == 8 and dtype == "bfloat16":  # several zeros may give one bias of 8 digits
+        assert np.array_equal(back.row_offset(), bias) and back.offset is None
+        back = replace(back, zero=quant.zero)
+    # An array does not tell bfloat16 from float32; headers do.
+    assert_same(replace(back, scheme=replace(back.scheme, scale_dtype=dtype)), quant)
+    assert np.array_equal(dequantize(quant), quant.dequantize())
+    names = {s.name: (s.dtype, s.shape) for s in mlx.specs(M, quant.scheme, quant.shape, PLAIN)}
+    kind = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}[dtype]
+    assert names == {
+        f"{M}.weight": ("U32", (5, 6 * bits)), f"{M}.scales": (kind, (5, 3)),
+        f"{M}.biases": (kind, (5, 3)),
+    }  # fmt: skip
+
+
+def quant_of(one: Scheme, rows: int, columns: int) -> GroupQuant:
+    """Random codes; scales that the dtype holds."""
+    quant = random_quant(replace(one, outer="", scale_dtype="float16"), rows, columns)
+    scale = quant.scale.astype(np.float32)
+    if one.scale_dtype == "bfloat16":
+        scale = (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    if one.scale_dtype == "float16":
+        return replace(quant, scheme=one)
+    return replace(quant, scheme=one, scale=scale)
+
+
+def as_read(stored: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """bfloat16 is read as float32."""
+    return {
+        name: (a.astype(np.uint32) << np.uint32(16)).view(np.float32) if a.dtype == "<u2" else a
+        for name, a in stored.items()
+    }
+
+
+def test_offsets_are_rounded_as_they_are_stored() -> None:
+    """13 * 1.0009765625 needs 14 digits, float16 has 11."""
+    one = GroupQuant(
+        scheme(), np.zeros((1, 32), np.uint8), np.array([[1 + 2**-10]], np.float16),
+        np.array([[13]], np.uint8),
+    )  # fmt: skip
+    assert one.row_offset().tolist() == [[-13.015625]] and not one.has_whole_zeros()
+    assert replace(one, zero=np.array([[8]], np.uint8)).has_whole_zeros()
+    assert one.dequantize()[0, 0] == np.float32(-13.015625)
+
+
+def damaged(stored: dict[str, NDArray[Any]], name: str, value: Any) -> dict[str, NDArray[Any]]:
+    out = dict(stored)
+    if value is None:
+        del out[f"{M}.{name}"]
+    else:
+        out[f"{M}.{name}"] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("biases", None, f"{M}.biases: missing"),
+        ("scales", None, f"{M}.scales: missing"),
+        ("weight", np.zeros((4, 8), np.int32), "expected uint32 words"),
+        ("weight", np.zeros((4, 7), np.uint32), "not divisible by the group size 32"),
+        ("weight", np.zeros((0, 8), np.uint32), "it is empty"),
+        ("scales", np.ones((4, 3), np.float16), "scales: the shape is [4, 3]; expected [4, 2]"),
+        ("biases", np.ones((4, 2), np.float32), "scales are float16, biases float32"),
+        ("biases", np.ones((4, 2), np.int32), "expected a float type"),
+    ],
+)
+def test_files_that_lie(name: str, value: Any, sentence: str) -> None:
+    stored = mlx.pack(M, random_quant(scheme(), 4, 64), PLAIN)
+    with pytest.raises(FormatError) as caught:
+        mlx.unpack(M, damaged(stored, name, value).__getitem__, found_for(scheme()))
+    assert sentence in str(caught.value)
+
+
+def test_tables() -> None:
+    """Of modules that differ; and what is not decoded."""
+    table = mlx.config(Facts({"a": scheme(4, 64), "b": scheme(4, 64), "c": scheme(6, 32)}), PLAIN)
+    assert table == {
+        "group_size": 64, "bits": 4, "mode": "affine",
+        "c": {"group_size": 32, "bits": 6, "mode": "affine"},
+    }  # fmt: skip
+    found = detect(table)
+    assert (found.format, found.layout, str(found.scheme)) == ("mlx", "affine", "w4 g64 asym")
+    assert detect({"bits": 4, "group_size": 64}).scheme == found.scheme
+    assert detect({"bits": 4, "group_size": 32, "mode": "mxfp4"}).scheme is None
+    assert detect({"bits": 7, "group_size": 64}).scheme is None
+    assert detect({"bits": 4, "group_size": 64, "quant_method": "gptq"}).format == "gptq"
+    own = detect({"bits": 4, "group_size": 64, M: {"bits": 4, "group_size": 32, "mode": "mxfp8"}})
+    with pytest.raises(FormatError, match="its mode is mxfp8"):
+        mlx.scheme_in(M, {}.get, own)
+    with pytest.raises(FormatError, match="for all modules at once whether weights are symmetric"):
+        mlx.config(Facts({"a": scheme(), "b": scheme(symmetric=True)}), PLAIN)
+    for bad, reason in (
+        (scheme(7), "2, 3, 4, 5, 6 or 8 bits, not 7"), (scheme(4, 16), "groups of 32, 64 or 128"),
+        (Scheme(4, 32, False), "whole numbers with a scale"),
+    ):  # fmt: skip
+        assert reason in str(mlx.supports(bad, (4, 64), PLAIN))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantizing.first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 1)
+
+
+FEW = ("calibration.samples=4", "calibration.length=64")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("w4g64-mlx-rtn", ("rtn.clip=true", "weights.symmetric=true")),
+        ("w3g64-mlx-awq-gptq", FEW),
+        (
+            "w4g64-mlx-rtn",
+            (*FEW, "method=gptq", 'overrides=[{match: "*down_proj", weights: {bits: 6}}]'),
+        ),
+        ("w4g64-mlx-rtn", (*FEW, "method=[gptq, tune]", "tune.steps=2")),
+    ],
+)
+def test_a_run(recipe: str, sets: tuple[str, ...], tiny: Path, tmp_path: Path) -> None:
+    """What is stored is what was in memory; config.json has both keys; verify finds nothing."""
+    run = quantizing.quantize(tiny, recipe, tmp_path / "out", *sets)
+    quantizing.assert_reads_back(run)
+    config = json.loads((run.out / "config.json").read_text())
+    assert config["quantization"] == config["quantization_config"]
+    assert config["quantization"]["bits"] == int(recipe[1])
+    infos = Checkpoint.open(run.out).tensors
+    assert {infos[f"{n.removesuffix('.weight')}.scales"].dtype for n in run.quants} == {"BF16"}
+    verdict = verify_artifact(run.out, against=tiny, engine="mlx-lm")
+    assert [f for f in verdict.findings if f.severity != "note"] == []
+    assert "mlx_lm.server --model DIR" in (run.out / "README.md").read_text()
+
+
+def test_scales_have_the_dtype_of_the_model(tmp_path: Path) -> None:
+    for dtype, stored in (("float16", "F16"), ("float32", "F32")):
+        model = quantizing.add_tokenizer(arch_models.build("llama", tmp_path / dtype, dtype=dtype))
+        out = quantizing.quantize(
+            model, "w4g64-mlx-rtn", tmp_path / f"{dtype}-out", "weights.group_size=32"
+        ).out
+        infos = Checkpoint.open(out).tensors
+        assert {i.dtype for n, i in infos.items() if n.endswith((".scales", ".biases"))} == {stored}
+
+
+def test_there_and_back(tiny: Path, tmp_path: Path) -> None:
+    """Symmetric GPTQ is exact in MLX and comes back to the byte; AWQ's zeros are rounded."""
+    gptq = quantizing.quantize(
+        tiny, "w4g64-gptq", tmp_path / "gptq", "method=rtn", "weights.symmetric=true"
+    ).out
+    converting.run(gptq, "mlx", tmp_path / "mlx")
+    converting.run(tmp_path / "mlx", "gptq", tmp_path / "back")
+    one, other = (path / "model.safetensors" for path in (gptq, tmp_path / "back"))
+    assert one.read_bytes() == other.read_bytes()
+    awq = quantizing.quantize(tiny, "w4g64-rtn", tmp_path / "awq").out
+    with pytest.raises(UnsupportedError, match="zeros times scales that float16, as mlx stores"):
+        converting.run(awq, "mlx", tmp_path / "no")
+    converting.run(awq, "mlx", tmp_path / "lossy", lossy=True)
+    before, after = Artifact.open(awq), Artifact.open(tmp_path / "lossy")
+    name = "model.layers.0.mlp.up_proj.weight"
+    off = after.read(name).dequantize() - before.read(name).dequantize()
+    assert 0 < np.abs(off).max() < 2.0**-11 * np.abs(before.read(name).dequantize()).max()
+
+
+def test_of_mlx_lm_itself(tiny: Path, tmp_path: Path) -> None:
+    """Embeddings are quantized there, scales may be below zero; it is measured, and dequantized."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    source = Checkpoint.open(tiny)
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, info in source.tensors.items():
+        weight = source.float32(name)
+        module = name.removesuffix(".weight")
+        if len(info.shape) != 2:
+            tensors[name] = weight.astype(np.float16)
+            continue
+        grouped = weight.reshape(len(weight), -1, 64)
+        high, low = grouped.max(2), grouped.min(2)
+        scale = ((low - high) / 15).astype(np.float16)  # from the largest downwards
+        offset = high.astype(np.float16)
+        steps = (grouped - offset[..., None]) / scale[..., None].astype(np.float32)
+        codes = np.clip(np.rint(steps), 0, 15).astype(np.uint8).reshape(weight.shape)
+        packed = mlx.bits.pack(codes, 4).view(np.uint32)
+        tensors |= {f"{module}.weight": packed, f"{module}.scales": scale,
+                    f"{module}.biases": offset}  # fmt: skip
+    save_file(tensors, folder / "model.safetensors")
+    table = {"group_size": 64, "bits": 4}
+    config = source.config | {"quantization": table, "quantization_config": table}
+    (folder / "config.json").write_text(json.dumps(config))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((tiny / file).read_bytes())
+    assert [
+        f for f in verify_artifact(folder, against=tiny).findings if f.severity == "error"
+    ] == []
+    text = quantizing.text_file(tmp_path / "text.txt", 4000)
+    measured = qtool.evaluate(folder, text, against=tiny, windows=1, length=128, threads=1)
+    assert 0 < measured.found["kld"]["mean"] < 1
+    with pytest.raises(UnsupportedError, match=r"has biases \(mlx\) that are no whole zero points"):
+        converting.run(folder, "gptq-v2", tmp_path / "no")
+    converting.run(folder, "gptq-v2", tmp_path / "lossy", lossy=True)
+    converting.run(folder, "hf", tmp_path / "dense", dtype="float32")
+    dense, stored = Checkpoint.open(tmp_path / "dense"), Artifact.open(folder)
+    for name in ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight"):
+        assert np.array_equal(dense.float32(name), stored.read(name).dequantize())
+
+
+def test_experts(tmp_path: Path) -> None:
+    """mlx-lm stacks quantized ones of some models."""
+    group = "weights.group_size=32"
+    qwen = quantizing.build("qwen3_moe", tmp_path / "qwen")
+    with pytest.raises(UnsupportedError, match="does not stack quantized ones of qwen3_moe"):
+        make_plan(load("w4g64-mlx-rtn", [group]), Checkpoint.open(qwen))
+    left = 'overrides=[{match: "*.experts.*", dense: true}]'
+    assert make_plan(load("w4g64-mlx-rtn", [group, left]), Checkpoint.open(qwen)).tensors
+    mixtral = quantizing.build("mixtral", tmp_path / "mixtral")
+    out = quantizing.quantize(mixtral, "w4g64-mlx-rtn", tmp_path / "out", group).out
+    found = verify_artifact(out, against=mixtral, engine="mlx-lm").findings
+    assert [f for f in found if f.severity != "note"] == []
+
+
+def test_what_mlx_lm_refuses(tiny: Path, tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        return "\n".join(
+            f.message
+            for f in verify_artifact(path, engine="mlx-lm").findings
+            if "engine" in f.check
+        )
+
+    gptq = quantizing.quantize(tiny, "w4g64-gptq", tmp_path / "gptq", "method=rtn").out
+    assert "does not load gptq; `qtool convert --to mlx`" in said(gptq)
+    awq = quantizing.quantize(tiny, "w4g64-rtn", tmp_path / "awq").out
+    assert said(awq).startswith("mlx-lm repacks AWQ as it loads")
+    config = json.loads((awq / "config.json").read_text())
+    (awq / "config.json").write_text(json.dumps(config | {"model_type": "novel"}))
+    assert "no class for model_type 'novel'" in said(awq)
+    with pytest.raises(QtoolError, match="holds 2, 3, 4, 5, 6 or 8 bits, not 7"):
+        make_plan(load("w4g64-mlx-rtn", ["weights.bits=7"]), Checkpoint.open(tiny))
