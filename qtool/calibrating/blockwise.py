@@ -21,7 +21,7 @@ from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
-from qtool.calibrating.head import measured, planned_head, quantize_head
+from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Ahead, Passage, ahead
@@ -313,16 +313,21 @@ def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
 def _write_outside(run: _Run) -> Outcome:
     """What belongs to no block: embeddings, final norm, and the head. Where what that reads is
     measured, the stream is behind the last block."""
-    found = Outcome([])
+    layers, notes = list[LayerReport](), list[str]()
     with run.progress.stage("export"):
         for planned in run.plan.by_block.get(None, ()):
             if planned.scheme is None and not isinstance(planned.action, Dropped):
                 run.sink.dense(planned)
-    if run.head is not None:
-        with run.progress.stage("calibrate"):
-            seen = measured(run.skeleton, run.passage, run.head) if run.sees_head else None
+    for planned in quantized_outside(run.plan):
+        seen = None
+        if planned is run.head and run.sees_head:
+            with run.progress.stage("calibrate"):
+                seen = measured(run.skeleton, run.passage, planned)
         with run.progress.stage("quantize"):
-            found = quantize_head(run.head, seen, run.recipe, run.sink, run.passage)
+            made = quantize_head(planned, seen, run.recipe, run.sink, run.passage)
+        layers += made.layers
+        notes += made.notes
+    found = Outcome(layers, notes)
     resume.commit(run.journal, run.sink, None, found, None)
     return found
 

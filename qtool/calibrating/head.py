@@ -17,6 +17,7 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.quantize_site import output_error
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
+from qtool.layer_names import is_head
 from qtool.methods import gptq
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
@@ -34,8 +35,12 @@ class _SeenError(Exception):
 
 def planned_head(plan: Plan) -> Planned | None:
     """The head, if the plan quantizes it."""
-    outside = plan.by_block.get(None, ())
-    return next((tensor for tensor in outside if tensor.scheme is not None), None)
+    return next((one for one in quantized_outside(plan) if is_head(one.module)), None)
+
+
+def quantized_outside(plan: Plan) -> list[Planned]:
+    """The head, and the embedding, if the plan quantizes them."""
+    return [tensor for tensor in plan.by_block.get(None, ()) if tensor.scheme is not None]
 
 
 def measured(skeleton: Skeleton, passage: Passage, planned: Planned) -> SiteStats | None:
@@ -93,7 +98,7 @@ def quantize_head(
     sink: Sink,
     passage: Passage,
 ) -> Outcome:
-    """Quantize and write it. seen: from measured(); None rounds it to nearest."""
+    """Quantize and write it, or an embedding. seen: from measured(); None rounds it to nearest."""
     scheme, notes = planned.action, list[str]()
     assert isinstance(scheme, Scheme)
     workers = passage.workers
@@ -105,7 +110,7 @@ def quantize_head(
             given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
         notes = [f"{where}: {note}" for note in given.notes]
         make = partial(gptq.quantize_with, given=given, scheme=scheme, options=options)
-    elif recipe.rounding == "gptq":
+    elif recipe.rounding == "gptq" and is_head(planned.module):
         notes = [f"{planned.name}: its input was not measured; rounded to nearest"]
     found = quantize_rows(planned, sink.checkpoint, make, sink.packed, workers.map)
     sink.plain(found.arrays)

@@ -165,8 +165,8 @@ def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
     """float16; or, where the format leaves a choice, the first that loses nothing."""
     if target.format == "mlx":  # products are of one dtype where scales are like the rest
         own = SCALE_DTYPES[model.dtype]
-        held = all(own in one.scale_dtypes for one in found if one.scheme is not None)
-        return own if held else "float16"
+        fits = all(own in one.scale_dtypes for one in found if one.scheme is not None)
+        return own if fits else "float16"
     if target.format != "compressed-tensors":
         return "float16"
     kept = [one.scale_dtypes for one in found if one.scheme is not None]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from qtool.layer_names import is_head
 from qtool.plan.shapes import Setting, Shapes, groups
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def tuning(options: "TuneOptions", shapes: Shapes, share: float, weights: int, c
 
 
 def sweeping(recipe: "Recipe", shapes: Shapes, head: "Planned") -> float:
-    """Operations that the output head takes beside being rounded."""
-    if recipe.rounding != "gptq":
+    """Operations that the output head takes beside being rounded; an embedding takes none."""
+    if recipe.rounding != "gptq" or not is_head(head.module):
         return 0.0
     out, width = head.shape
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)

@@ -53,7 +53,7 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
                     actions[name] = Dense(f"override {entry.match!r}")
                 continue
             action = before.pop(name, action)
-            if action == heads.HEAD and heads.named(entry.match):
+            if heads.means(recipe, entry.match, name, action):
                 action = heads.scheme(recipe, number, name)
             if isinstance(action, Scheme):
                 hits += 1

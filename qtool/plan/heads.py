@@ -1,4 +1,5 @@
-"""The output head: dense, unless an override of the recipe names it."""
+"""The output head, and in MLX's format the embedding: dense, unless an override of the recipe
+names it."""
 
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from qtool.scheme import Dense, Scheme
 from qtool.structure import outside_reason
 
 HEAD = Dense("output head")
+EMBEDDING = Dense("embedding")
 
 _FORMATS = ("awq", "gptq", "compressed-tensors", "mlx")
 
@@ -17,6 +19,16 @@ def named(pattern: str) -> bool:
     """Whether a pattern means the head by its name; one of wildcards, which means layers of any
     name, does not."""
     return is_head(pattern.removesuffix(".weight").rsplit(".", 1)[-1].lstrip("*"))
+
+
+def means(recipe: Recipe, pattern: str, name: str, action: object) -> bool:
+    """Whether a pattern means a tensor outside of blocks, by its name, which some engine has
+    quantized: a head, or, in mlx-lm, an embedding."""
+    if action == HEAD:
+        return named(pattern)
+    last = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    asked = pattern.removesuffix(".weight").rsplit(".", 1)[-1].lstrip("*")
+    return action == EMBEDDING and recipe.format == "mlx" and asked == last
 
 
 def scheme(recipe: Recipe, number: int, name: str) -> Scheme:
@@ -48,6 +60,11 @@ def refuse_tied(recipe: Recipe, names: Iterable[str], tied: bool) -> None:
         return
     own = any(outside_reason(name) == HEAD.reason for name in names)
     if tied or not own:
+        if recipe.format == "mlx":
+            raise UnsupportedError(
+                f"overrides.{number}: the model's output head is its embedding: name that, as "
+                '{match: "*embed_tokens", weights: {bits: 8}}, and mlx-lm reads it as both'
+            )
         why = "config.json says tie_word_embeddings" if own else "no tensor is a head of its own"
         raise UnsupportedError(
             f"overrides.{number}: the model's output head is its embedding ({why}), which engines "

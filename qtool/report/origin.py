@@ -97,7 +97,7 @@ def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def loading(model: Artifact | GgufSource, path: str) -> tuple[Loading, ...]:
     """Each engine's command, and what it has against the artifact."""
-    engines = ("vllm", "sglang", "transformers")
+    engines: tuple[str, ...] = ("vllm", "sglang", "transformers")
     if isinstance(model, GgufSource):
         engines = ("llama.cpp",)
     elif model.found.format == "mlx":
