@@ -22,6 +22,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import Facts, detect, mlx
+from qtool.methods import rtn
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant, Scheme
@@ -329,3 +330,42 @@ def test_what_mlx_lm_refuses(tiny: Path, tmp_path: Path) -> None:
     assert "no class for model_type 'novel'" in said(awq)
     with pytest.raises(QtoolError, match="holds 2, 3, 4, 5, 6 or 8 bits, not 7"):
         make_plan(load("w4g64-mlx-rtn", ["weights.bits=7"]), Checkpoint.open(tiny))
+
+
+EMBEDDING = 'overrides=[{match: "*embed_tokens", weights: {bits: 6}}]'
+
+
+def test_an_embedding_that_an_override_names(tiny: Path, tmp_path: Path) -> None:
+    """It is the head too, where they are tied; no other format has it so."""
+    out = quantizing.quantize(tiny, "w4g64-mlx-rtn", tmp_path / "out", EMBEDDING).out
+    name = "model.embed_tokens.weight"
+    entry = Artifact.open(out).entries[name]
+    assert str(entry.scheme) == "w6 g64 asym"
+    whole = rtn.quantize(Checkpoint.open(tiny).float32(name), None, entry.scheme, rtn.Options())  # type: ignore[arg-type]
+    read = Artifact.open(out).read(name)
+    assert isinstance(read, GroupQuant)
+    assert_same(read, replace(whole.quant, scheme=read.scheme))
+    swept = quantizing.quantize(
+        tiny, "w4g64-mlx-rtn", tmp_path / "swept", EMBEDDING, "method=gptq", *FEW
+    ).out
+    assert np.array_equal(Artifact.open(swept).read(name).codes, read.codes)  # type: ignore[union-attr]
+    with pytest.raises(UnsupportedError, match="the model's output head is its embedding: name"):
+        make_plan(
+            load("w4g64-mlx-rtn", ["overrides=[{match: lm_head, weights: {bits: 8}}]"]),
+            Checkpoint.open(tiny),
+        )
+    plan = make_plan(load("w4g64-rtn", [EMBEDDING]), Checkpoint.open(tiny))
+    assert plan.by_name[name].scheme is None
+    assert any("matches no quantized tensor" in said for said in plan.warnings)
+
+
+def test_bits_are_chosen(tiny: Path, tmp_path: Path) -> None:
+    """Of all widths that mlx-lm has; its recipe is one of this format."""
+    qtool.fit(
+        tiny, tmp_path / "fit.yaml", recipe="w4g64-mlx-rtn", bits=9.0, samples=2, length=64,
+        threads=2,
+    )  # fmt: skip
+    made = load(str(tmp_path / "fit.yaml"))
+    plan = make_plan(made, Checkpoint.open(tiny))
+    widths = {one.scheme.bits for one in plan.quantized if one.scheme}
+    assert made.format == "mlx" and len(widths) > 1 and widths <= {3, 4, 5, 6, 8}

@@ -5,6 +5,7 @@ What engines fuse into one layer has one scheme: q/k/v, gate/up, and all experts
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,8 +33,9 @@ from qtool.plan.planned import Planned
 from qtool.plan.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
+from qtool.scheme import Scheme
 
-_MIXED = ("gptq", "compressed-tensors")  # formats whose matrices may differ in bits
+_MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may differ in bits
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     _check(request, recipe)
     checkpoint = as_quantized(recipe, Checkpoint.open(request.source))
     plan = make_plan(recipe, checkpoint)
-    bits = widths(request.types)
+    bits = widths(request.types, recipe.format)
     units = _units(plan, recipe)
     plans = {width: make_plan(_of_width(recipe, width), checkpoint) for width in bits}
     made_by = {
@@ -111,8 +113,8 @@ def _check(request: FitRequest, recipe: Recipe) -> None:
         kind = "" if recipe.weights is None or recipe.weights.type == "int" else recipe.weights.type
         raise UnsupportedError(
             f"recipe {recipe.name} makes {kind or recipe.format}, whose matrices all have the same "
-            "bits; take one of GGUF, or of whole numbers in gptq or compressed-tensors, such as "
-            "w4a16-ct"
+            "bits; take one of GGUF, or of whole numbers in gptq, compressed-tensors or mlx, such "
+            "as w4a16-ct"
         )
     if recipe.activations is not None:
         raise UnsupportedError(
@@ -146,8 +148,14 @@ def _units(plan: Plan, recipe: Recipe) -> dict[str, list[Planned]]:
     return {
         name: unit
         for name, unit in found.items()
-        if all(one.scheme == recipe.scheme for one in unit)
+        if all(_as_said(one.scheme, recipe) for one in unit)
     }
+
+
+def _as_said(scheme: Scheme | None, recipe: Recipe) -> bool:
+    """Whether it is what the recipe says of all; in MLX's format scales have the model's dtype."""
+    wanted = recipe.scheme
+    return scheme is not None and replace(scheme, scale_dtype=wanted.scale_dtype) == wanted
 
 
 def _given(plan: Plan, units: Mapping[str, list[Planned]]) -> dict[str, str]:

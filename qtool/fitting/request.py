@@ -24,9 +24,10 @@ SAMPLES = 16  # of the text, unless more are asked for
 # Between these there is a type for every half a bit; larger ones gain nothing.
 USUAL = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS")
 USUAL_WIDTHS = (4, 8)  # that fast kernels know
+MLX_WIDTHS = (3, 4, 5, 6, 8)  # which mlx-lm's know all
 # Of how far apart unrelated predictions are: losses up to there come true, measured (docs/fit.md).
 _RELIED = 0.25
-_OR_BITS = "; numbers of bits go with recipes of gptq and compressed-tensors, such as w4a16-ct"
+_OR_BITS = "; numbers of bits go with recipes of gptq, compressed-tensors and mlx, such as w4a16-ct"
 _LAYER = re.compile(r"\.?\b\d+\b")
 
 
@@ -47,9 +48,10 @@ def block_types(text: str | None) -> tuple[BlockType, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def widths(text: str | None) -> tuple[int, ...]:
-    """`4,8` as bits; UsageError for what is none."""
-    names = list(map(str, USUAL_WIDTHS)) if text is None else [n.strip() for n in text.split(",")]
+def widths(text: str | None, format_: str) -> tuple[int, ...]:
+    """`4,8` as bits, or those that are usual in a format; UsageError for what is none."""
+    usual = MLX_WIDTHS if format_ == "mlx" else USUAL_WIDTHS
+    names = list(map(str, usual)) if text is None else [n.strip() for n in text.split(",")]
     if wrong := [name for name in names if name not in map(str, range(2, 9))]:
         raise UsageError(
             f"--types: {wrong[0] or 'nothing'} is no number of bits from 2 to 8, which matrices of "
@@ -130,7 +132,10 @@ def fit_request(
         said["samples"] = SAMPLES
     more = calibration_sets(said["calibration"], said["samples"], said["length"], said["seed"])
     settings = load(recipe, [*sets, *more]).calibration
-    (block_types if isinstance(base, GgufRecipe) else widths)(types)  # told before a download
+    if isinstance(base, GgufRecipe):  # told before a download
+        block_types(types)
+    else:
+        widths(types, base.format)
     room = None if max_ram is None else parse_size(max_ram, "--max-ram")
     with progress.stage("download"):
         source = resolve(model, progress)
