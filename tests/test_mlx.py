@@ -199,6 +199,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantizing.first_blocks_of_tiny(tmp_path_factory.mktemp("tiny") / "model", 1)
 
 
+GROUPS = "weights.group_size=32"
 FEW = ("calibration.samples=4", "calibration.length=64")
 
 
@@ -216,7 +217,8 @@ FEW = ("calibration.samples=4", "calibration.length=64")
 )
 def test_a_run(recipe: str, sets: tuple[str, ...], tiny: Path, tmp_path: Path) -> None:
     """What is stored is what was in memory; config.json has both keys; verify finds nothing."""
-    run = quantizing.quantize(tiny, recipe, tmp_path / "out", *sets)
+    dense = ("mlx.embedding=null", "mlx.head=null")
+    run = quantizing.quantize(tiny, recipe, tmp_path / "out", *sets, *dense)
     quantizing.assert_reads_back(run)
     config = json.loads((run.out / "config.json").read_text())
     assert config["quantization"] == config["quantization_config"]
@@ -335,6 +337,25 @@ def test_what_mlx_lm_refuses(tiny: Path, tmp_path: Path) -> None:
 EMBEDDING = 'overrides=[{match: "*embed_tokens", weights: {bits: 6}}]'
 
 
+def test_what_lies_outside_of_blocks(tiny: Path, tmp_path: Path) -> None:
+    """The recipe's table has bits of the head, a tied embedding among them, and of another one; an
+    override counts more."""
+
+    def bits(model: Path, *sets: str) -> list[int | None]:
+        plan = make_plan(load("w4g64-mlx-rtn", [GROUPS, *sets]), Checkpoint.open(model))
+        outside = [one for one in plan.tensors if one.block is None and len(one.shape) == 2]
+        return [one.scheme.bits if one.scheme else None for one in outside]
+
+    assert bits(tiny) == bits(tiny, "mlx.embedding=8") == [6]
+    assert bits(tiny, "mlx.head=null") == [None] and bits(tiny, EMBEDDING, "mlx.head=3") == [6]
+    apart = quantizing.build("llama", tmp_path / "model")
+    assert sorted(bits(apart), key=str) == [4, 6]
+    assert bits(apart, "mlx.embedding=null", "mlx.head=8").count(8) == 1
+    left = "overrides=[{match: lm_head, dense: true}]"
+    assert sorted(bits(apart, left), key=str) == [4, None]
+    assert load("w4g64-rtn", ["mlx.head=8"]).idle_options == ["mlx.head"]
+
+
 def test_an_embedding_that_an_override_names(tiny: Path, tmp_path: Path) -> None:
     """It is the head too, where they are tied; no other format has it so."""
     out = quantizing.quantize(tiny, "w4g64-mlx-rtn", tmp_path / "out", EMBEDDING).out
@@ -349,7 +370,7 @@ def test_an_embedding_that_an_override_names(tiny: Path, tmp_path: Path) -> None
         tiny, "w4g64-mlx-rtn", tmp_path / "swept", EMBEDDING, "method=gptq", *FEW
     ).out
     assert np.array_equal(Artifact.open(swept).read(name).codes, read.codes)  # type: ignore[union-attr]
-    with pytest.raises(UnsupportedError, match="the model's output head is its embedding: name"):
+    with pytest.raises(UnsupportedError, match="give its bits as --set mlx.head=8"):
         make_plan(
             load("w4g64-mlx-rtn", ["overrides=[{match: lm_head, weights: {bits: 8}}]"]),
             Checkpoint.open(tiny),

@@ -2,15 +2,18 @@
 names it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from qtool.errors import UnsupportedError
 from qtool.layer_names import is_head
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Scheme
+from qtool.scheme import Dense, Dropped, Scheme
 from qtool.structure import outside_reason
 
 HEAD = Dense("output head")
 EMBEDDING = Dense("embedding")
+# Last parts of names of embeddings that have a row for each token.
+_OF_TOKENS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings")
 
 _FORMATS = ("awq", "gptq", "compressed-tensors", "mlx")
 
@@ -29,6 +32,22 @@ def means(recipe: Recipe, pattern: str, name: str, action: object) -> bool:
     last = name.removesuffix(".weight").rsplit(".", 1)[-1]
     asked = pattern.removesuffix(".weight").rsplit(".", 1)[-1].lstrip("*")
     return action == EMBEDDING and recipe.format == "mlx" and asked == last
+
+
+def quantize_outside(
+    recipe: Recipe, actions: dict[str, Scheme | Dense | Dropped], tied: bool
+) -> None:
+    """Give the token embedding and the head the bits that a recipe of MLX's format has for them.
+    tied: the head is the embedding."""
+    if recipe.format != "mlx" or recipe.rounding == "none":
+        return
+    bits = {HEAD: None if tied else recipe.mlx.head}
+    bits[EMBEDDING] = recipe.mlx.head if tied else recipe.mlx.embedding
+    for name, action in actions.items():
+        width = bits.get(action) if isinstance(action, Dense) else None
+        last = name.removesuffix(".weight").rsplit(".", 1)[-1]
+        if width and (action == HEAD or last in _OF_TOKENS):
+            actions[name] = replace(recipe.scheme, bits=width)
 
 
 def scheme(recipe: Recipe, number: int, name: str) -> Scheme:
@@ -62,8 +81,8 @@ def refuse_tied(recipe: Recipe, names: Iterable[str], tied: bool) -> None:
     if tied or not own:
         if recipe.format == "mlx":
             raise UnsupportedError(
-                f"overrides.{number}: the model's output head is its embedding: name that, as "
-                '{match: "*embed_tokens", weights: {bits: 8}}, and mlx-lm reads it as both'
+                f"overrides.{number}: the model's output head is its embedding, which mlx-lm reads "
+                "as both: remove the override, and give its bits as --set mlx.head=8"
             )
         why = "config.json says tie_word_embeddings" if own else "no tensor is a head of its own"
         raise UnsupportedError(

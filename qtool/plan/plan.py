@@ -194,6 +194,7 @@ def make_plan(
     }
     heads.refuse_tied(recipe, tensors, _tied(checkpoint))
     unmatched.refuse(recipe, actions)
+    heads.quantize_outside(recipe, actions, _tied(checkpoint))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}

@@ -34,6 +34,7 @@ from qtool.recipe.weights import (
     Activations,
     KvCache,
     LlmInt8,
+    MlxOptions,
     Override,
     Weights,
     WeightsPatch,
@@ -69,6 +70,7 @@ class Recipe(NamedTable):
     awq: AwqOptions = AwqOptions()
     tune: TuneOptions = TuneOptions()
     llm_int8: LlmInt8 = LlmInt8()
+    mlx: MlxOptions = MlxOptions()
     rotate: RotateOptions = RotateOptions()
     smooth: SmoothOptions = SmoothOptions()
     smooth_attention: SmoothAttentionOptions = SmoothAttentionOptions()
@@ -138,6 +140,7 @@ class Recipe(NamedTable):
                 "rate": self.learns_rotations,
             },
             "llm_int8": {"*": self.format == "bitsandbytes"},
+            "mlx": {"*": self.format == "mlx"},
         }
         found = []
         if self.kv_cache is not None and self.weights is not None and not self.reads_weights:

@@ -273,3 +273,14 @@ class LlmInt8(Table):
     outliers: bool = Field(
         default=False, description="measure which columns of each input reach the threshold"
     )
+
+
+class MlxOptions(Table):
+    """MLX's format: what lies outside of the decoder blocks is rounded to nearest, too."""
+
+    embedding: Literal[2, 3, 4, 5, 6, 8] | None = Field(
+        default=None, description="bits of the token embedding; null: dense"
+    )
+    head: Literal[2, 3, 4, 5, 6, 8] | None = Field(
+        default=None, description="bits of the output head, and of an embedding that is the head"
+    )
