@@ -370,7 +370,7 @@ def test_an_embedding_that_an_override_names(tiny: Path, tmp_path: Path) -> None
         tiny, "w4g64-mlx-rtn", tmp_path / "swept", EMBEDDING, "method=gptq", *FEW
     ).out
     assert np.array_equal(Artifact.open(swept).read(name).codes, read.codes)  # type: ignore[union-attr]
-    with pytest.raises(UnsupportedError, match="give its bits as --set mlx.head=8"):
+    with pytest.raises(UnsupportedError, match=r"give its bits as --set mlx\.head=8"):
         make_plan(
             load("w4g64-mlx-rtn", ["overrides=[{match: lm_head, weights: {bits: 8}}]"]),
             Checkpoint.open(tiny),
