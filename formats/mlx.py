@@ -14,7 +14,7 @@ config: the table `quantization` of config.json, which mlx-lm repeats as quantiz
     group_size 32, 64 or 128, bits 2, 3, 4, 5, 6 or 8, mode affine, and by module where they differ
 
 It names no method. `symmetric` is ours: all zeros are 2^(bits-1). Modules without scales are dense.
-The other modes (mxfp4, nvfp4, mxfp8) and experts stacked in one tensor are recognised, not decoded.
+The other modes (mxfp4, nvfp4, mxfp8) are recognised, not decoded. Experts: see mlx_experts.
 
 Source: mlx (mx.quantize, mx.dequantize) and mlx-lm (utils.py), 0.32.
 """
@@ -38,6 +38,7 @@ from qtool.formats.facts import (
     read_all,
     whole,
 )
+from qtool.formats.mlx_experts import stack_of
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
@@ -167,8 +168,9 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
 def _scheme_of(module: str, found: ArtifactScheme) -> Scheme:
     """What the config says of a module."""
     assert found.scheme is not None
+    stack = stack_of(module)
     for name, table in found.overrides:
-        if name != module:
+        if name != module and (stack is None or name != stack[0]):
             continue
         if str(table.get("mode") or "affine") != "affine":
             raise FormatError(f"{module}: its mode is {table['mode']}; affine alone is read")
@@ -212,7 +214,9 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
     if default.symmetric:
         table["symmetric"] = True
     for name, scheme in facts.overrides.items():
-        table[name] = {"group_size": scheme.group_size, "bits": scheme.bits, "mode": "affine"}
+        stack = stack_of(name)  # mlx-lm asks by the names of its own modules
+        own = {"group_size": scheme.group_size, "bits": scheme.bits, "mode": "affine"}
+        table[name if stack is None else stack[0]] = own
     return table
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,9 +38,10 @@ class FileLayout:
     """One file to write: its tensors with their final byte ranges, and its header."""
 
     name: str
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo]  # as they are written: of a stack each part
     header: bytes  # with its length and padding
     size: int  # of the whole file
+    stored: tuple[str, ...]  # names in the header
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,63 @@ class Layout:
 INDEX_NAME = "model.safetensors.index.json"
 
 
+# Of a tensor's name: the name of the stack that it is stored in, and its place there.
+StackOf = Callable[[str], tuple[str, int] | None]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A tensor of a file, and what it is written from: itself, or the parts of a stack in order."""
+
+    spec: TensorSpec
+    parts: tuple[TensorSpec, ...]
+
+
+def _units(specs: Iterable[TensorSpec], stack_of: StackOf | None) -> list[_Unit]:
+    """FormatError where the parts of a stack are not alike."""
+    units: dict[str, dict[int, TensorSpec]] = {}
+    for spec in specs:
+        name, place = (stack_of(spec.name) if stack_of else None) or (spec.name, -1)
+        if place in units.setdefault(name, {}):
+            raise FormatError(f"two tensors are called {spec.name!r}")
+        units[name][place] = spec
+    found = []
+    for name, parts in units.items():
+        if -1 in parts:
+            found.append(_Unit(parts[-1], (parts[-1],)))
+            continue
+        first = parts.get(0)
+        if first is None or {*parts} != {*range(len(parts))}:
+            raise FormatError(f"{name}: experts {sorted(parts)[:8]} are no whole stack")
+        for spec in parts.values():
+            if (spec.dtype, spec.shape) != (first.dtype, first.shape):
+                raise FormatError(
+                    f"{spec.name} is {spec.dtype} {list(spec.shape)}, {first.name} {first.dtype} "
+                    f"{list(first.shape)}: experts that are stored in one tensor have one scheme"
+                )
+        whole = TensorSpec(name, first.dtype, (len(parts), *first.shape))
+        found.append(_Unit(whole, tuple(parts[place] for place in range(len(parts)))))
+    return found
+
+
 def lay_out(
-    name: str, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
+    name: str,
+    specs: Iterable[TensorSpec],
+    metadata: Mapping[str, str] | None = None,
+    stack_of: StackOf | None = None,
 ) -> FileLayout:
-    """The layout of one file holding `specs` in the order given."""
+    """The layout of one file holding `specs` in the order given. stack_of: what is stored in one
+    tensor together."""
+    return _lay_out(name, _units(specs, stack_of), metadata)
+
+
+def _lay_out(
+    name: str, units: Sequence[_Unit], metadata: Mapping[str, str] | None = None
+) -> FileLayout:
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     position = 0
-    ordered = tuple(specs)
-    for spec in ordered:
+    for unit in units:
+        spec = unit.spec
         if spec.name in header:
             raise FormatError(f"{name}: two tensors are called {spec.name!r}")
         header[spec.name] = {
@@ -91,34 +141,38 @@ def lay_out(
         )
     start = 8 + len(text)
     tensors = {}
-    for spec in ordered:
-        begin, end = header[spec.name]["data_offsets"]
-        tensors[spec.name] = TensorInfo(
-            spec.name, spec.dtype, spec.shape, start + begin, start + end
-        )
-    return FileLayout(name, tensors, len(text).to_bytes(8, "little") + text, start + position)
+    for unit in units:
+        begin = start + header[unit.spec.name]["data_offsets"][0]
+        for part in unit.parts:
+            end = begin + part.nbytes
+            tensors[part.name] = TensorInfo(part.name, part.dtype, part.shape, begin, end)
+            begin = end
+    stored = tuple(unit.spec.name for unit in units)
+    whole = len(text).to_bytes(8, "little") + text
+    return FileLayout(name, tensors, whole, start + position, stored)
 
 
 def plan_shards(
     specs: Sequence[TensorSpec],
     max_shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
+    stack_of: StackOf | None = None,
 ) -> Layout:
     """Divide tensors, in order, into files of at most `max_shard_bytes` of data each.
 
     A tensor larger than that gets a file of its own. Within a file wide dtypes come first, so
-    that every tensor is aligned to its own element.
+    that every tensor is aligned to its own element. stack_of: as lay_out has it.
     """
     if max_shard_bytes <= 0:
         raise FormatError(f"a shard of {max_shard_bytes} bytes holds nothing")
-    shards: list[list[TensorSpec]] = [[]]
+    shards: list[list[_Unit]] = [[]]
     filled = 0
-    for spec in specs:
-        if shards[-1] and filled + spec.nbytes > max_shard_bytes:
+    for unit in _units(specs, stack_of):
+        if shards[-1] and filled + unit.spec.nbytes > max_shard_bytes:
             shards.append([])
             filled = 0
-        shards[-1].append(spec)
-        filled += spec.nbytes
+        shards[-1].append(unit)
+        filled += unit.spec.nbytes
     names = (
         ["model.safetensors"]
         if len(shards) == 1
@@ -126,16 +180,16 @@ def plan_shards(
     )
     written = {"format": "pt"} if metadata is None else metadata
     files = tuple(
-        lay_out(name, sorted(shard, key=lambda s: -DTYPE_BITS[s.dtype]), written)
+        _lay_out(name, sorted(shard, key=lambda unit: -DTYPE_BITS[unit.spec.dtype]), written)
         for name, shard in zip(names, shards, strict=True)
     )
-    everything = [name for file in files for name in file.tensors]
+    everything = [name for file in files for name in file.stored]
     if len(set(everything)) != len(everything):
         twice = next(name for name in everything if everything.count(name) > 1)
         raise FormatError(f"two tensors are called {twice!r}")
     if len(files) == 1:
         return Layout(files)
-    weight_map = {name: file.name for file in files for name in file.tensors}
+    weight_map = {name: file.name for file in files for name in file.stored}
     total = sum(spec.nbytes for spec in specs)
     return Layout(
         files,

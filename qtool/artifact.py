@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
-from qtool.formats import FORMATS, ArtifactScheme, detect, gptq, mxfp4_experts
+from qtool.formats import FORMATS, ArtifactScheme, detect, gptq, mlx_experts, mxfp4_experts
 from qtool.formats import safetensors_file as st
 from qtool.formats.mlx import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
@@ -116,6 +116,8 @@ class Artifact:
     def of(cls, checkpoint: Checkpoint) -> Artifact:
         """The same of an opened checkpoint."""
         found = detect(quantization_config(checkpoint))
+        if found.format == "mlx":
+            checkpoint = experts_apart(checkpoint)
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
             found = _guess(checkpoint, packed[0].removesuffix(".qweight"))
@@ -301,6 +303,16 @@ class Artifact:
                 continue
             value = self.read(name)
             yield name, value.dequantize() if isinstance(value, GroupQuant) else value
+
+
+def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
+    """MLX's stacks of experts as a tensor for each expert."""
+    parts = mlx_experts.apart(checkpoint.tensors, str(checkpoint.config.get("model_type")))
+    return replace(
+        checkpoint,
+        tensors={name: info for name, (_, info) in parts.items()},
+        _file_of={name: checkpoint.file_of(stored) for name, (stored, _) in parts.items()},
+    )
 
 
 def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:

@@ -21,7 +21,7 @@ from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.formats import Facts, detect, mlx
+from qtool.formats import Facts, detect, mlx, mlx_experts
 from qtool.methods import rtn
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import load
@@ -302,17 +302,46 @@ def test_of_mlx_lm_itself(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_experts(tmp_path: Path) -> None:
-    """mlx-lm stacks quantized ones of some models."""
+    """In stacks, as mlx-lm has them, in any number of files; each is read under its own name. Of
+    models that are not known they are refused."""
     group = "weights.group_size=32"
-    qwen = quantizing.build("qwen3_moe", tmp_path / "qwen")
-    with pytest.raises(UnsupportedError, match="does not stack quantized ones of qwen3_moe"):
-        make_plan(load("w4g64-mlx-rtn", [group]), Checkpoint.open(qwen))
+    for name in ("qwen3_moe", "mixtral"):
+        model = quantizing.build(name, tmp_path / name)
+        kept = ("mlx.head=null", "mlx.embedding=null")
+        run = quantizing.quantize(
+            model, "w4g64-mlx-rtn", tmp_path / f"{name}-out", group, *kept, max_shard_bytes=20_000
+        )
+        quantizing.assert_reads_back(run)
+        stored = Checkpoint.open(run.out)
+        assert len(stored.files) > 2 and not any(".experts." in n for n in stored.tensors)
+        experts = [n for n in run.quants if ".experts.2." in n]
+        for one in experts:
+            stack, place = mlx_experts.stack_of(one) or ("", -1)
+            codes = mlx.pack("m", run.quants[one], PLAIN)["m.weight"]
+            assert place == 2 and np.array_equal(stored.array(stack)[2], codes)
+        assert verify_artifact(run.out, against=model, engine="mlx-lm").findings == ()
+        gptq = converting.run(run.out, "gptq-v2", tmp_path / f"{name}-gptq", lossy=True)
+        back = converting.run(gptq, "mlx", tmp_path / f"{name}-back", lossy=True)
+        assert set(Checkpoint.open(back).tensors) == set(stored.tensors)
+    other = tmp_path / "qwen3_moe" / "config.json"
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"model_type": "novel_moe"}))
+    with pytest.raises(UnsupportedError, match="not known how mlx-lm has quantized ones of novel"):
+        make_plan(load("w4g64-mlx-rtn", [group]), Checkpoint.open(other.parent))
     left = 'overrides=[{match: "*.experts.*", dense: true}]'
-    assert make_plan(load("w4g64-mlx-rtn", [group, left]), Checkpoint.open(qwen)).tensors
-    mixtral = quantizing.build("mixtral", tmp_path / "mixtral")
-    out = quantizing.quantize(mixtral, "w4g64-mlx-rtn", tmp_path / "out", group).out
-    found = verify_artifact(out, against=mixtral, engine="mlx-lm").findings
-    assert [f for f in found if f.severity != "note"] == []
+    assert make_plan(load("w4g64-mlx-rtn", [group, left]), Checkpoint.open(other.parent)).tensors
+
+
+def test_experts_of_a_stack_are_alike(tmp_path: Path) -> None:
+    model = quantizing.build("qwen3_moe", tmp_path / "model")
+    one = 'overrides=[{match: "*.experts.3.*", weights: {bits: 8}}]'
+    with pytest.raises(FormatError, match="experts that are stored in one tensor have one scheme"):
+        make_plan(load("w4g64-mlx-rtn", [GROUPS, one]), Checkpoint.open(model))
+    every = 'overrides=[{match: "*.experts.*.down_proj", weights: {bits: 8}}]'
+    out = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "out", GROUPS, every).out
+    table = json.loads((out / "config.json").read_text())["quantization"]
+    assert table["model.layers.0.mlp.switch_mlp.down_proj"]["bits"] == 8
+    found = Artifact.open(out).entries["model.layers.0.mlp.experts.3.down_proj.weight"]
+    assert str(found.scheme) == "w8 g32 asym"
 
 
 def test_what_mlx_lm_refuses(tiny: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from qtool.formats.safetensors_file import (
     plan_shards,
     to_float32,
 )
+from qtool.plan.mlx import stacks
 from qtool.runs.progress import Progress
 
 
@@ -49,7 +50,7 @@ def write(
 ) -> Written:
     """Tensors, config.json, and the source's tokenizer."""
     specs = [spec for step in plan.steps for spec in _specs(step, plan)]
-    layout = plan_shards(specs, max_shard_bytes)
+    layout = plan_shards(specs, max_shard_bytes, stack_of=stacks(plan.format, model.config))
     config = _config(model, plan, folder)  # before the work: a format may refuse it
     rounded: list[Rounded] = []
     with StreamWriter(folder, layout) as writer:

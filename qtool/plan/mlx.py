@@ -1,13 +1,33 @@
-"""Experts in MLX's format: mlx-lm stacks them, and quantized ones of some models only."""
+"""What mlx-lm has otherwise than checkpoints: experts stacked, and latent attention taken apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.formats.mlx_experts import STACKED, stack_of
+from qtool.formats.safetensors_writer import StackOf
+from qtool.plan.fit import Action
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Scheme
 from qtool.structure import expert_of
-from qtool.verification.engine_mlx import stacked_apart
+from qtool.verification.engine_mlx import takes_experts
+
+
+def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:
+    """How a format stores experts together, where it does."""
+    return stack_of if format_ == "mlx" and config.get("model_type") in STACKED else None
+
+
+def leave(recipe: Recipe, actions: dict[str, Action]) -> None:
+    """Make dense what mlx-lm takes apart as it loads, and would round once more: the keys and
+    values of latent attention (DeepSeek)."""
+    if recipe.format != "mlx":
+        return
+    for name, action in actions.items():
+        if isinstance(action, Scheme) and name.endswith(".kv_b_proj.weight"):
+            actions[name] = Dense("mlx-lm takes it apart as it loads")
 
 
 def refuse_experts(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -> None:
@@ -16,10 +36,10 @@ def refuse_experts(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Pla
         return
     experts = [t for t in tensors if t.scheme is not None and expert_of(t.name) is not None]
     kind = str(checkpoint.config.get("model_type") or "")
-    if experts and stacked_apart(kind):
+    if experts and not takes_experts(kind):
         raise UnsupportedError(
             f"{checkpoint.path}: {experts[0].module} and {len(experts) - 1} more are experts, "
-            f"which format mlx stores one by one, and mlx-lm does not stack quantized ones of "
+            f"of which it is not known how mlx-lm has quantized ones of "
             f"{kind or 'a model without model_type'}; take a GGUF recipe, or leave them dense: "
             "--set 'overrides=[{match: \"*.experts.*\", dense: true}]'"
         )

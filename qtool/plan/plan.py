@@ -35,6 +35,7 @@ from qtool.plan.budget import Memory
 from qtool.plan.cache import Kept, planned_scales
 from qtool.plan.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
 from qtool.plan.handed import handed_on
+from qtool.plan.mlx import stacks
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
@@ -194,6 +195,7 @@ def make_plan(
     }
     heads.refuse_tied(recipe, tensors, _tied(checkpoint))
     unmatched.refuse(recipe, actions)
+    mlx.leave(recipe, actions)
     heads.quantize_outside(recipe, actions, _tied(checkpoint))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
@@ -230,7 +232,11 @@ def make_plan(
     )
     unseen.refuse(recipe, checkpoint, planned)
     mlx.refuse_experts(recipe, checkpoint, planned)
-    layout = plan_shards([spec for tensor in planned for spec in tensor.outputs], max_shard_bytes)
+    layout = plan_shards(
+        [spec for tensor in planned for spec in tensor.outputs],
+        max_shard_bytes,
+        stack_of=stacks(recipe.format, checkpoint.config),
+    )
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)

@@ -2,14 +2,15 @@
 
 A model type needs a class of that name there. MLX's own codes are loaded as they are, and AWQ's
 4 bits are repacked. What it calls GPTQ it reads as AWQ packs, and refuses where a g_idx is stored.
-Experts lie stacked in its classes; those that are stored one by one are stacked where the class
-does that for scales and biases too.
+Experts lie stacked in its classes, as formats/mlx_experts.py stores those of many; of others those
+that are stored one by one are stacked where the class does that for scales and biases too.
 
 Source: mlx-lm 0.32.2 (utils.py, and sanitize() of models/).
 """
 
 from collections.abc import Iterator
 
+from qtool.formats.mlx_experts import STACKED
 from qtool.structure import expert_of
 from qtool.verification.engine_view import EngineView
 from qtool.verification.finding import Finding
@@ -63,17 +64,17 @@ def mlx_findings(view: EngineView) -> Iterator[Finding]:
             "as mlx where these are whole numbers",
         )  # fmt: skip
     experts = [layer for layer in view.quantized if expert_of(layer.module) is not None]
-    if experts and stacked_apart(kind):
+    if experts and view.format == "mlx" and not takes_experts(kind):
         yield Finding(
             "error", "engine-experts", experts[0].module,
-            f"{experts[0].module} and {len(experts) - 1} more are quantized experts stored one by "
-            f"one, which mlx-lm does not stack for {kind}",
+            f"{experts[0].module} and {len(experts) - 1} more are quantized experts, which mlx-lm "
+            f"has otherwise in {kind}",
         )  # fmt: skip
 
 
-def stacked_apart(kind: str) -> bool:
-    """Whether a model type's quantized experts have to be stacked before they are stored."""
-    return kind.replace("-", "_") not in STACKS
+def takes_experts(kind: str) -> bool:
+    """Whether it is known how a model type's quantized experts are stored."""
+    return kind in STACKED or kind.replace("-", "_") in STACKS
 
 
 def _awq(view: EngineView) -> Iterator[Finding]:

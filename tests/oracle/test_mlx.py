@@ -4,10 +4,12 @@ and the logits of an evaluation in float32; and what mlx-lm writes is read alike
     QTOOL_ORACLE_MLX   mlx[cpu] 0.32.4, mlx-lm 0.32.2, transformers 5.24.0
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 import quantizing
@@ -15,6 +17,7 @@ import quantizing
 from qtool.artifact import Artifact
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
 from qtool.hub import tiny_folder
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant
@@ -64,14 +67,31 @@ def test_of_tiny(
     loaded(mlx, out, tmp_path / "theirs.npz")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3", "mixtral"])
+# Keys of config.json that mlx-lm asks for, and transformers 5 writes elsewhere or leaves out.
+_ASKED = {
+    "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "rope_scaling": None,
+    "shared_intermediate_size": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3-untied", "olmo2", "smollm3", "phi3", "glm4", "mixtral", "qwen2-moe", "qwen3-moe",
+     "olmoe", "minimax-m2", "ernie4.5-moe", "glm4-moe-plain", "deepseek-v3-plain"],
+)  # fmt: skip
 def test_other_models(mlx: Callable[..., object], name: str, tmp_path: Path) -> None:
-    """Of phi3 with the head; of mixtral the experts are stacked as it loads."""
-    model = quantizing.build(name, tmp_path / "model")
-    sets = ["weights.group_size=32"]
-    if name == "phi3":
-        sets.append("overrides=[{match: lm_head, weights: {bits: 8}}]")
+    """Embeddings, heads and experts among what is quantized."""
+    model = tmp_path / "model"
+    gguf_models.build(name, model)
+    config = json.loads((model / "config.json").read_text())
+    asked = _ASKED | {k: v for k, v in (config.get("rope_parameters") or {}).items() if k in _ASKED}
+    if "num_local_experts" in config:
+        asked["num_experts"] = config["num_local_experts"]
+    (model / "config.json").write_text(json.dumps(asked | config))
+    sets = ("weights.group_size=32", "indivisible=dense")
     out = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "out", *sets).out
+    stacks = [n for n in Checkpoint.open(out).tensors if ".switch_mlp." in n]
+    assert bool(stacks) == ("moe" in name or name in ("mixtral", "minimax-m2", "deepseek-v3-plain"))
     loaded(mlx, out, tmp_path / "theirs.npz")
 
 

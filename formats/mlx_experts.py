@@ -1,0 +1,57 @@
+"""Experts as mlx-lm has them: one tensor for a projection of all experts of a block.
+
+    ...mlp.experts.E.gate_proj.weight          as checkpoints have them, [out, words]
+    ...mlp.switch_mlp.gate_proj.weight         [experts, out, words], one expert after another
+
+and so scales and biases; the parent keeps its name (mlp, block_sparse_moe, feed_forward). Mixtral's
+w1, w3 and w2 are gate_proj, up_proj and down_proj there. An expert is a part of its stack's bytes,
+which is all that whoever writes or reads it needs to know.
+
+Source: mlx-lm 0.32.2 (models/, switch_layers.py).
+"""
+
+import re
+from collections.abc import Mapping
+
+from qtool.formats.safetensors_header import TensorInfo
+
+# Models whose classes call the stack switch_mlp, by model_type, and what checkpoints call the three
+# projections.
+_PLAIN = ("gate_proj", "up_proj", "down_proj")
+_NUMBERED = ("w1", "w3", "w2")
+STACKED: dict[str, tuple[str, str, str]] = {
+    **dict.fromkeys(
+        ("deepseek_v3", "ernie4_5_moe", "glm4_moe", "kimi_k2", "olmoe", "qwen2_moe", "qwen3_moe"),
+        _PLAIN,
+    ),
+    **dict.fromkeys(("minimax_m2", "mixtral"), _NUMBERED),
+}
+_APART = re.compile(r"(.+)\.experts\.(\d{1,6})\.(\w+)((?:\.\w+)?)")
+_TOGETHER = re.compile(r"(.+)\.switch_mlp\.(\w+)\.(weight|scales|biases)")
+
+
+def stack_of(name: str) -> tuple[str, int] | None:
+    """The stack that an expert's tensor or module belongs to, and the expert; None of no expert."""
+    found = _APART.fullmatch(name)
+    if found is None:
+        return None
+    part = dict(zip(_NUMBERED, _PLAIN, strict=True)).get(found[3], found[3])
+    return f"{found[1]}.switch_mlp.{part}{found[4]}", int(found[2])
+
+
+def apart(tensors: Mapping[str, TensorInfo], kind: str) -> dict[str, tuple[str, TensorInfo]]:
+    """Each tensor by the name that checkpoints have for it, with the name of what it is stored in:
+    stacks as one tensor an expert. kind: model_type."""
+    names = dict(zip(_PLAIN, STACKED.get(kind, _PLAIN), strict=True))
+    out: dict[str, tuple[str, TensorInfo]] = {}
+    for name, info in tensors.items():
+        found = _TOGETHER.fullmatch(name)
+        if found is None or len(info.shape) != 3 or not info.shape[0]:
+            out[name] = name, info
+            continue
+        size = info.nbytes // info.shape[0]
+        for expert in range(info.shape[0]):
+            part = f"{found[1]}.experts.{expert}.{names.get(found[2], found[2])}.{found[3]}"
+            start = info.start + expert * size
+            out[part] = name, TensorInfo(part, info.dtype, info.shape[1:], start, start + size)
+    return out
