@@ -24,6 +24,7 @@ _BIASES = {
     "qwen2vl": (("", ("attn_q", "attn_k", "attn_v")),),
     "seed_oss": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "glm4": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
+    "chatglm": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "ernie4_5": (("use_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),),
     "nemotron": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                  ("mlp_bias", ("ffn_up", "ffn_down"))),

@@ -35,7 +35,7 @@ from qtool.gguf.to_hf_rope import put_rope
 _MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
-    "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
+    "GlmForCausalLM": "glm", "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
     "Gemma3nForCausalLM": "gemma3n_text",
     "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",

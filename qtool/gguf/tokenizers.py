@@ -52,11 +52,8 @@ _GLM = Policy(
     model=False,
     named={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
 )
-_GLM4 = Policy(
-    model=False,
-    named={"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>",
-           "bos": "<|endoftext|>"},
-)  # fmt: skip
+_OF_GLM = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>"}
+_GLM4 = Policy(model=False, named={**_OF_GLM, "bos": "<|endoftext|>"})
 POLICIES = {
     "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
     "smollm3": _LLAMA, "arcee": _LLAMA,
@@ -81,6 +78,7 @@ POLICIES = {
     "ernie4_5": Policy(prefix_last=True),
     "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),
     "glm4": _GLM4,
+    "chatglm": Policy(model=False, named=_OF_GLM, no_bos=True),
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
