@@ -82,6 +82,14 @@ POLICIES = {
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
 }  # fmt: skip
+# Of classes that share an architecture with others.
+_OF_CLASS = {
+    "SolarOpenForCausalLM": Policy(
+        model=False,
+        named={"eos": "<|endoftext|>", "eot": "<|endoftext|>", "unk": "<unk>",
+               "bos": "<|startoftext|>"},
+    ),
+}  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _TURN_END = PREFIX + "eot_token_id"
 _CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
@@ -100,7 +108,8 @@ def tokenizer_metadata(
     arch: general.architecture; vocab_size: rows of the embedding; config: config.json; pre: the
     name of the pre-tokenizer, where it is known better than by the folder.
     """
-    policy = POLICIES.get(arch, Policy())
+    named = config.get("architectures") or [""]
+    policy = _OF_CLASS.get(str(named[0])) or POLICIES.get(arch, Policy())
     tokenizer_config = read_object(folder / CONFIG)
     keys: dict[str, Value] = {}
     given = tokenizer_config.get("add_prefix_space")

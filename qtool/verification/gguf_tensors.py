@@ -15,7 +15,7 @@ from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
-from qtool.gguf.to_hf_config import class_of
+from qtool.gguf.to_hf_classes import class_of
 from qtool.gguf.to_hf_gemma4 import put_blocks
 from qtool.gguf.to_hf_keys import one_for_all
 from qtool.verification.finding import Finding

@@ -43,6 +43,13 @@ TABLE: dict[str, Architecture] = {
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
 }  # fmt: skip
 
+# What llama.cpp has an architecture for, and computes otherwise whatever the settings.
+_PHI_MOE = (
+    "phimoe subtracts no mean in its norms, and gives a token's two experts weights that add up to "
+    "one, where those of the model are nearly one each"
+)
+_OTHERWISE = {"PhiMoEForCausalLM": _PHI_MOE, "PhimoeForCausalLM": _PHI_MOE}
+
 # Decoders that are told from others of a class by their own settings.
 _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 
@@ -76,6 +83,11 @@ def architecture_of(config: Config, where: str) -> Architecture:
         raise UnsupportedError(
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
             f"should be a list with one of {', '.join(TABLE)}"
+        )
+    if found in _OTHERWISE:
+        raise UnsupportedError(
+            f"{where}: llama.cpp does not compute what this checkpoint asks for: its "
+            f"{_OTHERWISE[found]}; recipes of safetensors, such as w4g128-gptq, take it"
         )
     stems = {name.partition("For")[0]: name for name in TABLE}
     near = [stems[stem] for stem in get_close_matches(found.partition("For")[0], stems, 3)]

@@ -13,7 +13,6 @@ import numpy as np
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.architectures.limits import Limit
 from qtool.gguf.architectures.modules import Module, Where, in_blocks
 from qtool.gguf.architectures.row import GELU, Architecture
 from qtool.gguf.hf_config import FOUR_WIDTHS, Config, count, number
@@ -26,18 +25,6 @@ _HEAD = Module("lm_head", needed=False)
 def _named(name: str, *shape: str, called: str = "", **more: Any) -> Module:
     """Released checkpoints leave `transformer.` out."""
     return Module(_T + name, also=(name,), shape=shape, called=called, **more)
-
-
-def _taken(*settings: tuple[str, Any]) -> Limit:
-    """Settings that it takes for granted."""
-
-    def check(config: Config) -> str | None:
-        for name, usual in settings:
-            if config.get(name, usual) != usual:
-                return f"{name} is {config[name]}, and it takes {usual}"
-        return None
-
-    return check
 
 
 _EPSILON = Key("attention.layer_norm_epsilon", "layer_norm_epsilon", real=True)
@@ -164,7 +151,7 @@ def _known_attention(config: Config) -> str | None:
     heads = own.get("kv_n_heads")
     if heads is not None and heads != count(config, "num_attention_heads"):
         return f"kv_n_heads is {heads}, and transformers has as many as heads"
-    return _taken(*usual.items())({**usual, **own})
+    return limits.taken(*usual.items())({**usual, **own})
 
 
 def _other_slope(config: Config) -> str | None:
@@ -185,7 +172,7 @@ _MPT_ROW = Architecture(
      Key("attention.clamp_kqv", "attn_config", _of_attention(_clamp))),
     {**_DEFAULTS, "max_seq_len": 2048, "intermediate_size": FOUR_WIDTHS},
     activations=GELU,
-    refuse=(_known_attention, _taken(("expansion_ratio", 4), ("logit_scale", None))),
+    refuse=(_known_attention, limits.taken(("expansion_ratio", 4), ("logit_scale", None))),
     warn=(_other_slope,),
 )
 
@@ -194,8 +181,8 @@ OLDER: dict[str, Architecture] = {
         "gpt2", _GPT2, (*_SIZES, Key("context_length", "n_positions"), _EPSILON),
         {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS},
         activations=("gelu_new", "gelu_pytorch_tanh", "gelu"),
-        refuse=(_taken(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
-                       ("add_cross_attention", False)),),
+        refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False),
+                             ("scale_attn_by_inverse_layer_idx", False)),),
         warn=(),
     ),
     "BloomForCausalLM": Architecture(
@@ -204,7 +191,7 @@ OLDER: dict[str, Architecture] = {
          Key("context_length", "seq_length")),
         {**_DEFAULTS, "intermediate_size": FOUR_WIDTHS, "seq_length": "hidden_size"},
         activations=GELU,
-        refuse=(_taken(("apply_residual_connection_post_layernorm", False)),), warn=(),
+        refuse=(limits.taken(("apply_residual_connection_post_layernorm", False)),), warn=(),
     ),
     "MPTForCausalLM": _MPT_ROW,
     "MptForCausalLM": _MPT_ROW,  # as transformers calls it
@@ -218,7 +205,7 @@ OLDER: dict[str, Architecture] = {
         {**_DEFAULTS, "intermediate_size": FOUR_WIDTHS, "rope_theta": 1e4, "multi_query": True,
          "new_decoder_architecture": False, "parallel_attn": True},
         activations=GELU, rope=("default",),
-        refuse=(limits.no_biases("bias", "alibi"), _taken(("parallel_attn", True))), warn=(),
+        refuse=(limits.no_biases("bias", "alibi"), limits.taken(("parallel_attn", True))), warn=(),
     ),
 }
 # fmt: on
