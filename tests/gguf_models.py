@@ -42,6 +42,8 @@ _MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LONG = [1.0 + 0.5 * i for i in range(8)]
 _SLIDING = ["sliding_attention", "full_attention"]
 
+_OLDER = ("GPT2", "GPTBigCode", "Bloom", "Mpt", "Falcon", "Dbrx")  # sizes under names of their own
+
 # name -> (class of the configuration, its settings beside the small ones)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -140,9 +142,9 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     wanted = {**_SMALL, **settings}
     if "layers_block_type" in settings:
         del wanted["num_hidden_layers"]
-    if kind in ("GPTNeoX", "GPT2", "Bloom", "Mpt", "Falcon"):
+    if kind in ("GPTNeoX", *_OLDER):
         del wanted["num_key_value_heads"]
-    if kind in ("GPT2", "Bloom", "Mpt", "Falcon"):
+    if kind in _OLDER:
         del wanted["intermediate_size"], wanted["max_position_embeddings"]
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]

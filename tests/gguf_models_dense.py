@@ -96,6 +96,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_positions": 96, "initializer_range": 0.05}),
     "gpt2-inner": ("GPT2", {"n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6,
                             "initializer_range": 0.05}),
+    "starcoder": ("GPTBigCode", {"n_positions": 96, "initializer_range": 0.05}),
+    "starcoder-heads": ("GPTBigCode", {
+        "n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6, "multi_query": False,
+        "tie_word_embeddings": False, "initializer_range": 0.05}),
     "bloom": ("Bloom", {"layer_norm_epsilon": 1e-6}),
     "mpt": ("Mpt", {"max_seq_len": 96, "attn_config": {"clip_qkv": 0.5}}),
     "mpt-plain": ("Mpt", {"max_seq_len": 64, "layer_norm_epsilon": 1e-5}),

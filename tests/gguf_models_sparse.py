@@ -107,6 +107,13 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "attention_bias": True, "attention_multiplier": 0.25},
     ),
+    "dbrx": (
+        "Dbrx",
+        {"d_model": 64, "max_seq_len": 96,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 3e4},
+         "ffn_config": {"moe_num_experts": 5, "moe_top_k": 3, "ffn_hidden_size": 80},
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "llama4": (
         "Llama4Text",
         {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 80,

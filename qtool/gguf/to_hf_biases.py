@@ -33,15 +33,16 @@ _BIASES = {
     "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "starcoder": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
-    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1"), ()),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1", "dbrx"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt")
+_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt", "dbrx")
 _WITH_STATES = (
     "mamba",
     "mamba2",

@@ -29,6 +29,7 @@ MODEL_TYPES = {
     "FalconMambaForCausalLM": "falcon_mamba",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "SolarOpenForCausalLM": "solar_open", "YoutuForCausalLM": "youtu",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 

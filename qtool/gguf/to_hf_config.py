@@ -28,7 +28,7 @@ from qtool.gguf.to_hf_keys import (
     one_for_all,
     plain,
 )
-from qtool.gguf.to_hf_latent import attends_to_latents, put_latents
+from qtool.gguf.to_hf_latent import attends_to_latents, put_latents, put_whole_latents
 from qtool.gguf.to_hf_own import put_asked, put_own
 from qtool.gguf.to_hf_rope import put_rope
 
@@ -107,6 +107,8 @@ def hf_config(
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     if attends_to_latents(row):
         put_latents(row, named, config, given, source)
+    if row.name == "minicpm3":
+        put_whole_latents(config, given)
     put_layer_types(row, config, given)
     if row.name in WITH_STATES:
         put_state_spaces(config, given, rows.keys())

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.dbrx import OF_ATTENTION, OF_EXPERTS, OLD_SIZES
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
@@ -49,8 +50,18 @@ def put_own(
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
-    if row.name == "gpt2":
+    if row.name in ("gpt2", "starcoder"):
         config["n_inner"] = config["intermediate_size"]
+    if row.name == "starcoder":
+        config["multi_query"] = config["num_key_value_heads"] == 1
+    if row.name == "dbrx":
+        config["attn_config"]["clip_qkv"] = config["attn_config"]["clip_qkv"] or None
+        for part, names in (("attn_config", OF_ATTENTION), ("ffn_config", OF_EXPERTS)):
+            own = {there: config.pop(name) for name, there in names.items() if name in config}
+            config[part] = {**config.get(part, {}), **own}
+        config["attn_config"]["rope_theta"] = config["rope_theta"]
+        # Which its class reads before it knows that they are the same.
+        config |= {there: config.pop(name) for name, there in OLD_SIZES.items()}
     if row.name == "falcon":
         both, heads = "blk.0.attn_norm_2.weight" in names, config.pop("num_key_value_heads")
         config |= {

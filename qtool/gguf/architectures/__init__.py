@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
+from qtool.gguf.architectures.dbrx import DBRX
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
@@ -22,6 +23,7 @@ from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
+from qtool.gguf.architectures.latent_mlp import LATENT_MLP
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
@@ -41,6 +43,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
+    **LATENT_MLP, **DBRX,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.

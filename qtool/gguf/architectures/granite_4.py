@@ -18,7 +18,7 @@ from qtool.gguf.architectures.modules import (
     in_blocks,
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
-from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse import GRANITE_EXPERTS, SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import (

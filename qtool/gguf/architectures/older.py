@@ -1,4 +1,5 @@
-"""Decoders of the first years: GPT-2, whose matrices are stored as [in, out], Bloom, MPT, Falcon.
+"""Decoders of the first years: GPT-2, whose matrices are stored as [in, out], StarCoder, Bloom,
+MPT, Falcon.
 
 Falcon has queries, a key and a value group by group in one matrix; llama.cpp has all queries, then
 all keys, then all values. Positions are added, told by distance (ALiBi), or rotated.
@@ -43,6 +44,17 @@ _GPT2 = (
     _named("h.{b}.ln_2", "width", called="ffn_norm"),
     _named("h.{b}.mlp.c_fc", *_INNER, called="ffn_up", turned=True),
     _named("h.{b}.mlp.c_proj", "width", "inner", called="ffn_down", turned=True),
+)
+
+
+def _by_head(module: Module, config: Config) -> Module:
+    """Query, key and value of each head, where not one key and value are of all heads."""
+    return module if config.get("multi_query") else replace(module, rows=QKV_BY_KIND)
+
+
+_STARCODER = (
+    *(replace(m, turned=False) for m in _GPT2 if m.called != "attn_qkv"),
+    _named("h.{b}.attn.c_attn", "queries, keys, values", "width", called="attn_qkv", fit=_by_head),
 )
 _BLOOM = (
     _named("word_embeddings", "vocabulary", "width", called="token_embd"),
@@ -127,6 +139,12 @@ _FALCON = (
 )  # fmt: skip
 
 
+def _key_heads_told(config: dict[str, Any]) -> dict[str, Any]:
+    """Of StarCoder, whose class makes the number of key heads of what else is said."""
+    heads = 1 if config["multi_query"] else config.get("num_attention_heads")
+    return {**config, "num_key_value_heads": heads}
+
+
 def _of_attention(make: Callable[[Config], Value | None]) -> Callable[[Config], Value | None]:
     """Of MPT, which says how it attends in an object of its own."""
 
@@ -183,6 +201,15 @@ OLDER: dict[str, Architecture] = {
         activations=("gelu_new", "gelu_pytorch_tanh", "gelu"),
         refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False),
                              ("scale_attn_by_inverse_layer_idx", False)),),
+        warn=(),
+    ),
+    "GPTBigCodeForCausalLM": Architecture(
+        "starcoder", _STARCODER,
+        (*_SIZES, Key("context_length", "n_positions"), _EPSILON,
+         Key("attention.head_count_kv", "num_key_value_heads")),
+        {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS, "multi_query": True},
+        activations=GELU, settle=_key_heads_told,
+        refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False)),),
         warn=(),
     ),
     "BloomForCausalLM": Architecture(
