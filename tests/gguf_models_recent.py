@@ -82,6 +82,20 @@ RECENT: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
             "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 256}},
     ),
+    "granite-swa": (
+        "GraniteSWA",
+        {"num_hidden_layers": 5, "sliding_window": 8, "layer_rope_theta": [0, 2e4, 2e4, 2e4, 0],
+         "attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+         "logits_scaling": 1.5, "attention_bias": True, "mlp_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
+    "granite-moe-swa": (
+        "GraniteMoeSWA",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 8,
+         "shared_intermediate_size": 80, "attention_multiplier": 0.25,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "deepseek-v3.2": (
         "DeepseekV32",
         {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
@@ -114,6 +128,7 @@ RECENT_SAID_BEYOND = {
     # llama.cpp asks for it, unless there are 26 or 27 blocks.
     "youtu-untied": {"deepseek2.attention.q_lora_rank"},
     "minicpm3": {"minicpm3.rope.freq_base", "minicpm3.attention.value_length"},
+    "granite-swa": {"granite_swa.attention.rope_pattern"},
     "deepseek-v3.2": {"deepseek32.expert_gating_func"},
     "glm-5": {"glm-dsa.expert_gating_func"},
     "glm-5-full": {"glm-dsa.expert_gating_func"},

@@ -35,6 +35,8 @@ _BIASES = {
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "starcoder": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "granite_swa": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+                    ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
     **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1", "dbrx"), ()),

@@ -30,6 +30,7 @@ MODEL_TYPES = {
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "SolarOpenForCausalLM": "solar_open", "YoutuForCausalLM": "youtu",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GraniteMoeSWAForCausalLM": "granitemoe_swa",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 
@@ -59,6 +60,8 @@ def class_of(source: GgufSource) -> str:
         return "FalconMambaForCausalLM"
     if name == "olmo2" and said("attention.sliding_window"):
         return "Olmo3ForCausalLM"
+    if name == "granite_swa" and said("expert_count"):
+        return "GraniteMoeSWAForCausalLM"
     if name == "glm4moe" and _is_solar(source, said):
         return "SolarOpenForCausalLM"
     for found, row in TABLE.items():

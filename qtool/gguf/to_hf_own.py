@@ -39,6 +39,12 @@ def put_own(
         config["use_conv_bias"] = _biased_taps(names)
     if row.name in ("gpt-oss", "granitehybrid", "granitemoe", "llama4"):
         config["num_local_experts"] = config.pop("num_experts", 0)
+    if row.name == "granite_swa" and "num_experts" in config:
+        config["num_local_experts"] = config.pop("num_experts")
+    rotating = source.metadata.get("granite_swa.attention.rope_pattern")
+    if row.name == "granite_swa" and rotating is not None:
+        theta = config["rope_theta"]
+        config["layer_rope_theta"] = [theta if one else 0 for one in rotating.value]
     if row.name == "llama4":
         config["use_qk_norm"] = config["num_local_experts"] != WITHOUT_NORMS
     if row.name == "granitehybrid":

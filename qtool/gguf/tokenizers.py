@@ -56,6 +56,7 @@ _OF_GLM = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>"}
 _GLM4 = Policy(model=False, named={**_OF_GLM, "bos": "<|endoftext|>"})
 POLICIES = {
     "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
+    "granite_swa": _LLAMA,
     "smollm3": _LLAMA, "arcee": _LLAMA,
     "gemma": Policy(no_space=True, turn_end=107),
     "gemma2": Policy(no_space=True),

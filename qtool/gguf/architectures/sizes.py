@@ -101,6 +101,7 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
     ),
     "inner of the shared MLP": _setting("shared_intermediate_size"),
+    "gate and up of the shared MLP": lambda config: 2 * count(config, "shared_intermediate_size"),
     "moe's width": _either("moe_latent_size", "hidden_size"),
     "state": _state,
     "state's heads": _state_heads,
