@@ -31,6 +31,7 @@ MODEL_TYPES = {
     "SolarOpenForCausalLM": "solar_open", "YoutuForCausalLM": "youtu",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GraniteMoeSWAForCausalLM": "granitemoe_swa",
+    "BambaForCausalLM": "bamba",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 
@@ -62,6 +63,8 @@ def class_of(source: GgufSource) -> str:
         return "Olmo3ForCausalLM"
     if name == "granite_swa" and said("expert_count"):
         return "GraniteMoeSWAForCausalLM"
+    if name == "granitehybrid" and said("rope.scaling.finetuned"):
+        return "BambaForCausalLM"
     if name == "glm4moe" and _is_solar(source, said):
         return "SolarOpenForCausalLM"
     for found, row in TABLE.items():

@@ -49,6 +49,10 @@ def put_own(
         config["use_qk_norm"] = config["num_local_experts"] != WITHOUT_NORMS
     if row.name == "granitehybrid":
         config["mamba_conv_bias"] = _biased_taps(names)
+    if config["architectures"][0] == "BambaForCausalLM":
+        kinds, _ = config.pop("layer_types"), config.pop("num_local_experts")
+        attending = [b for b, kind in enumerate(kinds) if kind == "full_attention"]
+        config |= {"attn_layer_indices": attending, "mamba_expand": 2}
     if row.name == "afmoe":
         config["mup_enabled"] = True
     if config["architectures"][0] in _MLPS_BY_BLOCK:

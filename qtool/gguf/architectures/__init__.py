@@ -11,6 +11,7 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
 from qtool.gguf.architectures.dense import DENSE
@@ -44,7 +45,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.

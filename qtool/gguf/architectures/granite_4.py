@@ -105,7 +105,7 @@ def shared_width(config: Config) -> Value | None:
     return u32(count(config, name)) if config.get(name) else None
 
 
-def _twice_as_wide(config: Config) -> str | None:
+def twice_as_wide(config: Config) -> str | None:
     inner, width = SIZES["state"](config), count(config, "hidden_size")
     return (
         None if inner == 2 * width else f"state spaces are {inner} wide, and it takes {2 * width}"
@@ -151,7 +151,7 @@ GRANITE_4: dict[str, Architecture] = {
         ),
         _GRANITE_DEFAULTS, rope=LLAMA_ROPE,
         refuse=(limits.plain_heads, limits.no_biases("mamba_proj_bias"), no_limit,
-                _twice_as_wide, _one_width, _positions(None)),
+                twice_as_wide, _one_width, _positions(None)),
         warn=(),
     ),
     "GraniteMoeHybridForCausalLM of attention": Architecture(
