@@ -71,7 +71,7 @@ def _kinds(config: dict[str, Any]) -> dict[str, Any]:
     attending = config.get("attn_layer_indices") or []
     blocks = range(count(config, "num_hidden_layers"))
     kinds = ["full_attention" if b in attending else "linear_attention" for b in blocks]
-    return {**config, "layers_block_type": kinds}
+    return {"mamba_d_head": "auto", **config, "layers_block_type": kinds}
 
 
 def _even(config: Config) -> str | None:
@@ -89,7 +89,7 @@ BAMBA: dict[str, Architecture] = {
             *sized("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads"),
         ),
         {"num_key_value_heads": 8, "mamba_n_heads": 128, "mamba_n_groups": 1,
-         "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_d_head": "auto", "mamba_expand": 2,
+         "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
          "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
          "rope_partial_rotary_factor": 0.5, "vocab_size": 128000},
         rope=LLAMA_ROPE, settle=_kinds,
