@@ -42,6 +42,7 @@ _MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LONG = [1.0 + 0.5 * i for i in range(8)]
 _SLIDING = ["sliding_attention", "full_attention"]
 
+_RELEASED_AS = {"Mpt": "MPTForCausalLM", "InternLM3": "InternLM3ForCausalLM"}
 _OLDER = ("GPT2", "GPTBigCode", "Bloom", "Mpt", "Falcon", "Dbrx")  # sizes under names of their own
 
 # name -> (class of the configuration, its settings beside the small ones)
@@ -167,8 +168,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_states.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
-    if kind == "Mpt":
-        rewrite_config(folder, lambda config: config.update(architectures=["MPTForCausalLM"]))
+    if kind in _RELEASED_AS:
+        rewrite_config(folder, lambda config: config.update(architectures=[_RELEASED_AS[kind]]))
     if name == "falcon-7b":  # the number does not count there, and was not said
         rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
     if kind in ("NemotronH", "GraniteMoeHybrid"):

@@ -96,6 +96,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_positions": 96, "initializer_range": 0.05}),
     "gpt2-inner": ("GPT2", {"n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6,
                             "initializer_range": 0.05}),
+    "internlm3": ("InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}),
     "starcoder": ("GPTBigCode", {"n_positions": 96, "initializer_range": 0.05}),
     "starcoder-heads": ("GPTBigCode", {
         "n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6, "multi_query": False,

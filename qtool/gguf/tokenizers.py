@@ -17,7 +17,13 @@ from qtool.formats.gguf_values import Kind, Value, array, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
 from qtool.gguf.tokenizer_gemma4 import gemma4_metadata
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
-from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, end_metadata, special_metadata
+from qtool.gguf.tokenizer_special import (
+    ADD_KEYS,
+    ID_KEYS,
+    end_metadata,
+    special_metadata,
+    special_named,
+)
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
@@ -43,6 +49,7 @@ class Policy:
     no_bos: bool = False  # unless the files say that it is added
     ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
     end_by_config: bool = False  # Hunyuan's end of a text and of a turn
+    end: str = ""  # the token that ends a text, whatever the files say
     gemma4: bool = False  # a kind of its own, which always begins a text with bos
 
 
@@ -91,6 +98,7 @@ _OF_CLASS = {
         named={"eos": "<|endoftext|>", "eot": "<|endoftext|>", "unk": "<unk>",
                "bos": "<|startoftext|>"},
     ),
+    "InternLM3ForCausalLM": Policy(prefix=True, end="<|im_end|>"),
 }  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _TURN_END = PREFIX + "eot_token_id"
@@ -123,6 +131,8 @@ def tokenizer_metadata(
     keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size, policy.named)
     if policy.end_by_config:
         keys |= end_metadata(folder, config, vocab_size)
+    if policy.end and ID_KEYS["eos"] in keys:
+        keys |= special_named(tokenizer_config, policy.end, "eos")
     keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
     if policy.gemma4:
         keys[PREFIX + "add_space_prefix"] = boolean(False)

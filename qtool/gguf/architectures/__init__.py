@@ -53,7 +53,11 @@ _PHI_MOE = (
     "phimoe subtracts no mean in its norms, and gives a token's two experts weights that add up to "
     "one, where those of the model are nearly one each"
 )
-_OTHERWISE = {"PhiMoEForCausalLM": _PHI_MOE, "PhimoeForCausalLM": _PHI_MOE}
+_OTHERWISE = {
+    "PhiMoEForCausalLM": _PHI_MOE,
+    "PhimoeForCausalLM": _PHI_MOE,
+    "BitNetForCausalLM": "bitnet computes silu, where the model squares what is above zero",
+}
 
 # Decoders that are told from others of a class by their own settings.
 _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
