@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf_models
 import gguf_models_hybrid
+import gguf_models_remote
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
@@ -38,7 +39,7 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
 _OTHER_GELU = ("gpt-neox-rotary",)
 _OTHER_SLOPE = ("gpt-oss",)  # and not whether YaRN's slope is rounded, which gpt-oss is said not to
 # In MXFP4, which comes back as plain numbers; see below.
-_NO_WAY_BACK = gguf_models_sparse.NO_WAY_BACK
+_NO_WAY_BACK = gguf_models_sparse.NO_WAY_BACK | gguf_models_remote.NO_WAY_BACK
 _EACH_PLAIN = [
     name
     for name in gguf_models.MODELS

@@ -36,8 +36,14 @@ _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
+_REMOTE = {row.name for row in TABLE.values() if row.remote}
+_REMOTE -= {row.name for row in TABLE.values() if not row.remote}
 # Why a file cannot be made a checkpoint again, by architecture.
-_NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
+_NO_WAY_BACK = {
+    "apertus": "of the architecture apertus a checkpoint keeps what activations learned in "
+    "tensors, and the file in keys, which cannot be turned back yet",
+    **{name: f"transformers has no class for the architecture {name}" for name in _REMOTE},
+}  # fmt: skip
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.
 _OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}
@@ -53,9 +59,8 @@ def check_way_back(source: GgufSource) -> None:
     name = source.architecture
     if not has_way_back(name):
         raise UnsupportedError(
-            f"{source.path}: of the architecture {name} a checkpoint keeps {_NO_WAY_BACK[name]}, "
-            "which cannot be turned back yet, so that the file is neither run nor converted here; "
-            "use the checkpoint that it was made of, and llama-perplexity to measure the file"
+            f"{source.path}: {_NO_WAY_BACK[name]}, so that the file is neither run nor converted "
+            "here; use the checkpoint that it was made of, and llama-perplexity to measure the file"
         )
     for tensor in source.tensors:
         if name in _OLDER and tensor.name.endswith(_OLDER[name]):

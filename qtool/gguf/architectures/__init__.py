@@ -33,6 +33,7 @@ from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.recent import RECENT
+from qtool.gguf.architectures.remote_code import REMOTE_CODE
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
@@ -45,7 +46,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.

@@ -44,7 +44,7 @@ def _has_query_latents(config: Config) -> str | None:
     return None if config.get("q_lora_rank") else "q_lora_rank is null, and it takes query latents"
 
 
-def _known_longrope(config: Config) -> str | None:
+def known_longrope(config: Config) -> str | None:
     """Its divisors alone are in a file."""
     rope = config["rope_parameters"]["full_attention"]
     if not rope.get("long_factor"):
@@ -88,7 +88,7 @@ LATENT_MLP: dict[str, Architecture] = {
          "rope_theta": 1e4, "vocab_size": 73448, "tie_word_embeddings": True},
         rope=("default", "longrope", "su"), settle=_rotated_head,
         refuse=(limits.as_many_key_heads, limits.no_biases("attention_bias", "mlp_bias"),
-                _has_query_latents, _known_longrope,
+                _has_query_latents, known_longrope,
                 limits.taken(("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256))),
         warn=(),
     ),
