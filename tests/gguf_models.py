@@ -150,7 +150,7 @@ def build(
     wanted = {**_SMALL, **settings}
     if "layers_block_type" in settings:
         del wanted["num_hidden_layers"]
-    if kind in ("GPTNeoX", *_OLDER):
+    if kind in ("GPTNeoX", "HrmText", *_OLDER):
         del wanted["num_key_value_heads"]
     if kind in _OLDER:
         del wanted["intermediate_size"], wanted["max_position_embeddings"]

@@ -39,7 +39,7 @@ _BIASES = {
                     ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
-    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1", "dbrx"), ()),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1", "dbrx", "hrm_text"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),

@@ -22,6 +22,7 @@ from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.granite_windows import GRANITE_WINDOWS
+from qtool.gguf.architectures.hrm_text import HRM_TEXT
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
@@ -46,7 +47,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.
