@@ -34,7 +34,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("MiniCPM3ForCausalLM", {"rope_scaling": _YARN}, "its longrope goes from 32 tokens to 64"),
     ("GPTBigCodeForCausalLM", {"scale_attn_weights": False}, "scale_attn_weights is False"),
     ("DbrxForCausalLM", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "is 2.0, and it"),
-    ("DbrxForCausalLM", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "the activation is 'ge"),
     ("GraniteSWAForCausalLM", {"layer_rope_theta": [1e4, 0, 2e4]}, "it has one for all"),
     ("BambaForCausalLM", {"mamba_expand": 3}, "state spaces are 192 wide, and it takes 128"),
     ("HrmTextForCausalLM", {"attention_bias": True}, "attention_bias is true"),

@@ -68,7 +68,10 @@ _MODULES = (
 
 def _kinds(config: dict[str, Any]) -> dict[str, Any]:
     """Of each block, where config.json lists those that attend."""
-    attending = config.get("attn_layer_indices") or []
+    attending = config.get("attn_layer_indices")
+    if attending is None and config.get("layer_types") is not None:
+        return {"mamba_d_head": "auto", **config}
+    attending = attending or []
     blocks = range(count(config, "num_hidden_layers"))
     kinds = ["full_attention" if b in attending else "linear_attention" for b in blocks]
     return {"mamba_d_head": "auto", **config, "layers_block_type": kinds}

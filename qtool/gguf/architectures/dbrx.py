@@ -52,11 +52,15 @@ OF_ATTENTION = {"num_key_value_heads": "kv_n_heads", "clip_qkv": "clip_qkv"}
 OF_EXPERTS = {
     "intermediate_size": "ffn_hidden_size", "num_experts": "moe_num_experts",
     "num_experts_per_tok": "moe_top_k",
+    "moe_normalize_expert_weights": "moe_normalize_expert_weights",
 }  # fmt: skip
 OLD_SIZES = {
     "hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
 }  # fmt: skip
-_USUAL = {"kv_n_heads": 1, "ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1}
+_USUAL = {
+    "kv_n_heads": 1, "ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1,
+    "moe_normalize_expert_weights": 1.0,
+}  # fmt: skip
 
 
 def _part(config: Config, name: str) -> Config:
@@ -65,31 +69,26 @@ def _part(config: Config, name: str) -> Config:
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta inside attn_config is what the model was trained with, and counts."""
+    """What counts of the two objects, in their place. rope_theta inside attn_config is what the
+    model was trained with."""
     attention, experts = _part(config, "attn_config"), _part(config, "ffn_config")
     found = {
-        **{name: {**_USUAL, **attention}.get(there) for name, there in OF_ATTENTION.items()},
-        **{name: {**_USUAL, **experts}.get(there) for name, there in OF_EXPERTS.items()},
+        key: value for key, value in config.items() if key not in ("attn_config", "ffn_config")
     }
-    rope = config["rope_parameters"]
+    for part, names in ((attention, OF_ATTENTION), (experts, OF_EXPERTS)):
+        for name, there in names.items():
+            found[name] = part.get(there, config.get(name, _USUAL.get(there)))
+    act, rope = experts.get("ffn_act_fn"), config["rope_parameters"]
+    found["hidden_act"] = act.get("name") if isinstance(act, dict) else "silu"
     full = rope["full_attention"]
     if attention.get("rope_theta") is not None:
         full = {**full, "rope_theta": attention["rope_theta"]}
-    return {**config, **found, "rope_parameters": {**rope, "full_attention": full}}
+    return {**found, "rope_parameters": {**rope, "full_attention": full}}
 
 
 def _clamp(config: Config) -> Value:
     """llama.cpp asks for it, and clamps nothing at zero."""
     return f32(0.0 if config.get("clip_qkv") is None else number(config, "clip_qkv"))
-
-
-def _usual_experts(config: Config) -> str | None:
-    own = _part(config, "ffn_config")
-    given = own.get("moe_normalize_expert_weights", 1.0)
-    if given != 1:
-        return f"moe_normalize_expert_weights is {given}, and it takes 1.0"
-    kind = (own.get("ffn_act_fn") or {}).get("name", "silu")
-    return None if kind == "silu" else f"the activation is {kind!r}, and it computes silu"
 
 
 DBRX: dict[str, Architecture] = {
@@ -102,6 +101,6 @@ DBRX: dict[str, Architecture] = {
          Key("attention.layer_norm_epsilon", "", lambda _: f32(_EPSILON))),
         {"max_seq_len": 2048, "rope_theta": 1e4},
         rope=("default",), needs_head=True, settle=_settled,
-        refuse=(_usual_experts, limits.plain_heads), warn=(),
+        refuse=(limits.taken(("moe_normalize_expert_weights", 1.0)), limits.plain_heads), warn=(),
     ),
 }  # fmt: skip
