@@ -20,7 +20,8 @@ from qtool.layer_names import FUSED, experts_of, is_head, number_of
 _INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")
 # Towers that see or hear; they can be larger than a small decoder beside them.
 OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
-_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+# The first counts blocks, where the second counts how often blocks run.
+_COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _GROUPED = {"wo_a", "o_a_proj"}  # DeepSeek V4's first half of an output projection

@@ -13,6 +13,7 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_remote
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
@@ -41,6 +42,9 @@ _LLAMA3 = {
 _MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LONG = [1.0 + 0.5 * i for i in range(8)]
 _SLIDING = ["sliding_attention", "full_attention"]
+
+_RELEASED_AS = {"Mpt": "MPTForCausalLM", "InternLM3": "InternLM3ForCausalLM"}
+_OLDER = ("GPT2", "GPTBigCode", "Bloom", "Mpt", "Falcon", "Dbrx")  # sizes under names of their own
 
 # name -> (class of the configuration, its settings beside the small ones)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,7 +113,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
-MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS
+MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_remote.MODELS
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -118,6 +122,7 @@ SAID_BEYOND = {
     **gguf_models_dense.SAID_BEYOND,
     **gguf_models_gemma4.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
+    **gguf_models_remote.SAID_BEYOND,
 }
 
 
@@ -131,8 +136,13 @@ def auto_model(config: Any) -> Any:
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
-def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
-    """Write the checkpoint; every norm and bias gets values that differ from channel to channel."""
+def build(
+    name: str, folder: Path, *, dtype: str = "float32", seed: int = 0, renamed: bool = True
+) -> Path:
+    """Write the checkpoint; every norm and bias gets values that differ from channel to channel.
+
+    renamed: as those whose class comes with them, not as the class of transformers that made it.
+    """
     import torch
     import transformers
 
@@ -140,9 +150,9 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     wanted = {**_SMALL, **settings}
     if "layers_block_type" in settings:
         del wanted["num_hidden_layers"]
-    if kind in ("GPTNeoX", "GPT2", "Bloom", "Mpt", "Falcon"):
+    if kind in ("GPTNeoX", "HrmText", *_OLDER):
         del wanted["num_key_value_heads"]
-    if kind in ("GPT2", "Bloom", "Mpt", "Falcon"):
+    if kind in _OLDER:
         del wanted["intermediate_size"], wanted["max_position_embeddings"]
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]
@@ -165,12 +175,14 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_states.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
-    if kind == "Mpt":
-        rewrite_config(folder, lambda config: config.update(architectures=["MPTForCausalLM"]))
+    if kind in _RELEASED_AS:
+        rewrite_config(folder, lambda config: config.update(architectures=[_RELEASED_AS[kind]]))
     if name == "falcon-7b":  # the number does not count there, and was not said
         rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
     if kind in ("NemotronH", "GraniteMoeHybrid"):
         gguf_models_hybrid.as_released(folder)
+    if name in gguf_models_remote.MODELS and renamed:
+        gguf_models_remote.rename(name, folder)
     if name == "gemma3n":
         gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:

@@ -71,6 +71,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-tied": ("Glm4", {"head_dim": 16, "attention_bias": False, "tie_word_embeddings": True,
                            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4,
                                                "partial_rotary_factor": 0.25}}),
+    # As the converter takes it for granted of all of them.
+    "glm": ("Glm", {"head_dim": 16, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                        "partial_rotary_factor": 0.25}}),
+    "glm-own": ("Glm", {"head_dim": 16, "attention_bias": False, "rms_norm_eps": 1e-3,
+                        "tie_word_embeddings": True,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 2e3,
+                                            "partial_rotary_factor": 0.5}}),
     "arcee": ("Arcee", {"head_dim": 32, "rope_parameters": {
         **_YARN, "beta_fast": 32.0, "beta_slow": 1.0}}),
     "arcee-llama3": ("Arcee", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}),
@@ -88,6 +96,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_positions": 96, "initializer_range": 0.05}),
     "gpt2-inner": ("GPT2", {"n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6,
                             "initializer_range": 0.05}),
+    "internlm3": ("InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}),
+    "starcoder": ("GPTBigCode", {"n_positions": 96, "initializer_range": 0.05}),
+    "starcoder-heads": ("GPTBigCode", {
+        "n_positions": 64, "n_inner": 160, "layer_norm_epsilon": 1e-6, "multi_query": False,
+        "tie_word_embeddings": False, "initializer_range": 0.05}),
     "bloom": ("Bloom", {"layer_norm_epsilon": 1e-6}),
     "mpt": ("Mpt", {"max_seq_len": 96, "attn_config": {"clip_qkv": 0.5}}),
     "mpt-plain": ("Mpt", {"max_seq_len": 64, "layer_norm_epsilon": 1e-5}),

@@ -111,6 +111,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_OF_GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0,
          "shared_intermediate_size": 96, "mamba_n_groups": 2, "tie_word_embeddings": True},
     ),
+    "hrm-text": (
+        "HrmText",
+        {"head_dim": 32, "H_cycles": 3, "L_cycles": 2, "embedding_scale": 5.0,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
+    "bamba": (
+        "Bamba",
+        {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16,
+         "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 3, "hidden_size": 64,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
+                             "partial_rotary_factor": 0.5}},
+    ),
     "granite-4-h-moe": (
         "GraniteMoeHybrid",
         {**_OF_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3,

@@ -9,10 +9,11 @@ YARN = {
     "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0,
 }  # fmt: skip
 USUAL_YARN = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}
-LATENT = {
-    **ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
-    "qk_rope_head_dim": 8, "v_head_dim": 12,
+_LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 20, "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
 }  # fmt: skip
+LATENT = {**ROUTED, **_LATENT}
 # Many heads: of a few, scores are zero at the same time, and the choice among zeros is chance.
 _INDEXED = {**LATENT, "index_n_heads": 16, "index_head_dim": 64, "index_topk": 8}
 RECENT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +62,40 @@ RECENT: dict[str, tuple[str, dict[str, Any]]] = {
                              "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
                              "partial_rotary_factor": 8 / 28}},
     ),
+    "youtu": (
+        "Youtu",
+        {**_LATENT, "q_lora_rank": 40, "num_hidden_layers": 3, "tie_word_embeddings": True,
+         "rope_parameters": {**USUAL_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "youtu-untied": (
+        "Youtu",
+        {**_LATENT, "q_lora_rank": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-5},
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {**_LATENT, "q_lora_rank": 40, "num_hidden_layers": 3, "tie_word_embeddings": False,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
+    "minicpm3-long": (
+        "MiniCPM3",
+        {**_LATENT, "q_lora_rank": 32, "v_head_dim": 16, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
+            "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 256}},
+    ),
+    "granite-swa": (
+        "GraniteSWA",
+        {"num_hidden_layers": 5, "sliding_window": 8, "layer_rope_theta": [0, 2e4, 2e4, 2e4, 0],
+         "attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+         "logits_scaling": 1.5, "attention_bias": True, "mlp_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
+    "granite-moe-swa": (
+        "GraniteMoeSWA",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 8,
+         "shared_intermediate_size": 80, "attention_multiplier": 0.25,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
+    ),
     "deepseek-v3.2": (
         "DeepseekV32",
         {**_INDEXED, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
@@ -90,11 +125,23 @@ RECENT_SAID_BEYOND = {
         "mistral4.attention.temperature_scale",
         "mistral4.attention.temperature_length",
     },
+    # llama.cpp asks for it, unless there are 26 or 27 blocks.
+    "youtu-untied": {"deepseek2.attention.q_lora_rank"},
+    "minicpm3": {"minicpm3.rope.freq_base", "minicpm3.attention.value_length"},
+    "granite-swa": {"granite_swa.attention.rope_pattern"},
     "deepseek-v3.2": {"deepseek32.expert_gating_func"},
     "glm-5": {"glm-dsa.expert_gating_func"},
     "glm-5-full": {"glm-dsa.expert_gating_func"},
 }
-RECENT_LATENT = ("deepseek-v3.2", "glm-5", "glm-5-full", "mistral4", "glm-4.7-flash")
+RECENT_LATENT = (
+    "youtu",
+    "youtu-untied",
+    "deepseek-v3.2",
+    "glm-5",
+    "glm-5-full",
+    "mistral4",
+    "glm-4.7-flash",
+)
 RECENT_AHEAD = ("deepseek-v3.2", "glm-5", "glm-4.7-flash", "hy-v3")
 # One token for another, where inputs are rounded to float16: these are compared in float32.
 NOT_ROUNDED = ("deepseek-v3.2", "glm-5", "glm-5-full")

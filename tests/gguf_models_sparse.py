@@ -30,6 +30,13 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         {**ROUTED, "norm_topk_prob": False, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
          "head_dim": 16, "num_nextn_predict_layers": 1},
     ),
+    "solar-open": (
+        "SolarOpen",
+        {**ROUTED, "head_dim": 32, "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+         "n_group": 3, "topk_group": 2, "attention_bias": True, "first_k_dense_replace": 0,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
+                             "partial_rotary_factor": 1.0}},
+    ),
     "minimax-m2": (
         "MiniMaxM2",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16,
@@ -99,6 +106,13 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoe",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True,
          "attention_bias": True, "attention_multiplier": 0.25},
+    ),
+    "dbrx": (
+        "Dbrx",
+        {"d_model": 64, "max_seq_len": 96,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 3e4},
+         "ffn_config": {"moe_num_experts": 5, "moe_top_k": 3, "ffn_hidden_size": 80},
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4}},
     ),
     "llama4": (
         "Llama4Text",

@@ -14,7 +14,7 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
-from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.hf_config import complete
 from qtool.gguf.to_hf import hf_model

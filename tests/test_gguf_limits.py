@@ -80,6 +80,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere2-moe", {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, and its norms subtract"),
     ("cohere2-moe", {"prefix_dense_sliding_window_pattern": 2}, "pattern is 2, and it rotates in"),
     ("cohere2-moe-softmax", {"norm_topk_prob": False}, "softmax of the chosen adds up to one"),
+    ("dbrx", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "the activation is 'gelu'"),
     ("granite-4", {"position_embedding_type": "nope"}, "is nope, and it has rotations"),
 ]
 

@@ -137,7 +137,8 @@ def gguf_names(architecture: Architecture, config: Config) -> dict[tuple[str, in
 
     def named(module: Module, block: int) -> str:
         if module.called:
-            return f"blk.{block}.{module.called}" if "{b}" in module.name else module.called
+            at = block + (count(config, module.behind) if module.behind else 0)
+            return f"blk.{at}.{module.called}" if "{b}" in module.name else module.called
         return mapping[module.name.replace("{b}", str(block))]
 
     return {

@@ -17,7 +17,7 @@ WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 FOUR_WIDTHS = "4 * hidden_size"
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "intermediate_size": ("n_inner", "ffn_hidden_size"),
     "num_experts": ("num_local_experts",),

@@ -107,6 +107,9 @@ NAMES = {
     "7fc505bd3104ca10": "viking",
     "f4f37b6c8eb9ea29": "minimax-m2",
     "6c81ce329e080288": "exaone-moe",
+    "96a5f08be6259352": "bailingmoe",
+    "9b1be57e70d20d95": "bailingmoe2",
+    "9d70134b369a70e5": "youtu",
 }
 # No other regular expression is run: one that a file brings may take for ever.
 _PATTERNS = {told for row in TABLE for kind, told in row.steps if kind == "Split"}

@@ -49,6 +49,14 @@ _EXAONE_MOE = (
     rf"{_CONTRACTIONS}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+_BAILING = (
+    rf"{_CONTRACTIONS}|{_LEAD}\p{{L}}+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_YOUTU = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+    _cased(_CONTRACTIONS + "?", r"\p{N}"),
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -115,6 +123,8 @@ TABLE = (
         ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
         (*_split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3), BYTE_LEVEL),
     ),
+    PreTokenizer(("bailingmoe2", "bailingmoe"), (*_split(_BAILING), BYTE_LEVEL)),
+    PreTokenizer(("youtu",), (*_split(*_YOUTU), BYTE_LEVEL), ignore_merges=True),
     PreTokenizer(("exaone-moe",), (*_split(_EXAONE_MOE), BYTE_LEVEL)),
     PreTokenizer(
         ("deepseek-coder",),
@@ -209,6 +219,7 @@ def read_steps(entry: Any) -> tuple[Step, ...] | None:
 _SPELLINGS = (
     ("\r", r"\r"), ("\n", r"\n"), ("'(?i:[sdmt]|ll|ve|re)", _CONTRACTIONS),
     ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _CONTRACTIONS),
+    ("]?+", "]?"), ("]++", "]+"),  # what follows them takes none of their characters
 )  # fmt: skip
 
 

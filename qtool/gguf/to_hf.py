@@ -31,7 +31,8 @@ from qtool.gguf.joined import Part, joined
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf_biases import check_biases
-from qtool.gguf.to_hf_config import check_way_back, class_of, hf_config
+from qtool.gguf.to_hf_classes import class_of
+from qtool.gguf.to_hf_config import check_way_back, hf_config
 from qtool.gguf_types import F32
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}

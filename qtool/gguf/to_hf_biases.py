@@ -24,6 +24,7 @@ _BIASES = {
     "qwen2vl": (("", ("attn_q", "attn_k", "attn_v")),),
     "seed_oss": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "glm4": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
+    "chatglm": (("attention_bias", ("attn_q", "attn_k", "attn_v")),),
     "ernie4_5": (("use_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),),
     "nemotron": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                  ("mlp_bias", ("ffn_up", "ffn_down"))),
@@ -32,15 +33,18 @@ _BIASES = {
     "starcoder2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "phi2": (("", ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")),),
     "gpt2": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "starcoder": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
     "bloom": (("", ("attn_qkv", "attn_output", "ffn_up", "ffn_down")),),
+    "granite_swa": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
+                    ("mlp_bias", ("ffn_gate", "ffn_up", "ffn_down"))),
     "gpt-oss": (("attention_bias", ("attn_q", "attn_k", "attn_v", "attn_output")),
                 ("", ("ffn_gate_inp",))),
-    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1"), ()),
+    **dict.fromkeys(("mpt", "mamba", "mamba2", "jamba", "falcon-h1", "dbrx", "hrm_text"), ()),
     "falcon": (),
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt")
+_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt", "dbrx")
 _WITH_STATES = (
     "mamba",
     "mamba2",

@@ -17,6 +17,7 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_biases import bias_settings
 from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
+from qtool.gguf.to_hf_classes import MODEL_TYPES, class_of
 from qtool.gguf.to_hf_gemma4 import put_blocks, put_rotations
 from qtool.gguf.to_hf_keys import (
     NONE_AT_ZERO,
@@ -27,39 +28,22 @@ from qtool.gguf.to_hf_keys import (
     one_for_all,
     plain,
 )
-from qtool.gguf.to_hf_latent import attends_to_latents, put_latents
+from qtool.gguf.to_hf_latent import attends_to_latents, put_latents, put_whole_latents
 from qtool.gguf.to_hf_own import put_asked, put_own
 from qtool.gguf.to_hf_rope import put_rope
 
-# model_type of transformers where it is not the architecture's name in llama.cpp.
-_MODEL_TYPES = {
-    "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma3ForCausalLM": "gemma3_text",
-    "Glm4MoeForCausalLM": "glm4_moe", "Gemma4ForCausalLM": "gemma4_text",
-    "Gemma3nForCausalLM": "gemma3n_text",
-    "MiniMaxM2ForCausalLM": "minimax_m2", "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
-    "GPTNeoXForCausalLM": "gpt_neox", "MistralForCausalLM": "mistral",
-    "Ministral3ForCausalLM": "ministral3", "CohereForCausalLM": "cohere",
-    "Olmo3ForCausalLM": "olmo3", "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
-    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe", "Lfm2MoeForCausalLM": "lfm2_moe",
-    "NemotronHForCausalLM": "nemotron_h", "ExaoneMoeForCausalLM": "exaone_moe",
-    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32", "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa", "GptOssForCausalLM": "gpt_oss",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
-    "GraniteMoeSharedForCausalLM": "granitemoeshared", "Llama4ForCausalLM": "llama4_text",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "FalconMambaForCausalLM": "falcon_mamba",
-    "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
-    "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-}  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
+_REMOTE = {row.name for row in TABLE.values() if row.remote}
+_REMOTE -= {row.name for row in TABLE.values() if not row.remote}
 # Why a file cannot be made a checkpoint again, by architecture.
-_NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
+_NO_WAY_BACK = {
+    "apertus": "of the architecture apertus a checkpoint keeps what activations learned in "
+    "tensors, and the file in keys, which cannot be turned back yet",
+    **{name: f"transformers has no class for the architecture {name}" for name in _REMOTE},
+}  # fmt: skip
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.
 _OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}
@@ -75,9 +59,8 @@ def check_way_back(source: GgufSource) -> None:
     name = source.architecture
     if not has_way_back(name):
         raise UnsupportedError(
-            f"{source.path}: of the architecture {name} a checkpoint keeps {_NO_WAY_BACK[name]}, "
-            "which cannot be turned back yet, so that the file is neither run nor converted here; "
-            "use the checkpoint that it was made of, and llama-perplexity to measure the file"
+            f"{source.path}: {_NO_WAY_BACK[name]}, so that the file is neither run nor converted "
+            "here; use the checkpoint that it was made of, and llama-perplexity to measure the file"
         )
     for tensor in source.tensors:
         if name in _OLDER and tensor.name.endswith(_OLDER[name]):
@@ -85,37 +68,6 @@ def check_way_back(source: GgufSource) -> None:
                 f"{source.path}: {tensor.name} is of an older llama.cpp converter, and two tensors "
                 "today; convert the checkpoint once more"
             )
-
-
-def class_of(source: GgufSource) -> str:
-    """The class of transformers that computes what llama.cpp's architecture does."""
-    name = source.architecture
-    experts = source.metadata.get(f"{name}.expert_count")
-    if name == "llama" and experts is not None and experts.value != 0:
-        return "MixtralForCausalLM"
-    ahead = source.metadata.get(f"{name}.nextn_predict_layers")
-    if name == "deepseek2" and ahead is not None and ahead.value != 0:
-        return "Glm4MoeLiteForCausalLM"
-    if name == "deepseek2" and any(t.name.endswith(".exp_probs_b.bias") for t in source.tensors):
-        return "DeepseekV3ForCausalLM"
-    if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
-        return "Ministral3ForCausalLM"
-    if "granitemoe.expert_shared_feed_forward_length" in source.metadata:
-        return "GraniteMoeSharedForCausalLM"
-    norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
-    if name == "mamba" and norms is not None and norms.value:
-        return "FalconMambaForCausalLM"
-    window = source.metadata.get(f"{name}.attention.sliding_window")
-    if name == "olmo2" and window is not None and window.value != 0:
-        return "Olmo3ForCausalLM"
-    for found, row in TABLE.items():
-        if row.name == name:
-            return found
-    known = ", ".join(sorted({row.name for row in TABLE.values()}))
-    raise UnsupportedError(
-        f"{source.path}: the architecture {name!r} is not in the table of what can be written as a "
-        f"Hugging Face checkpoint ({known})"
-    )
 
 
 def hf_config(
@@ -136,7 +88,7 @@ def hf_config(
     alone = (row.alone or named).partition(" ")[0]
     config: dict[str, Any] = {
         "architectures": [alone],
-        "model_type": _MODEL_TYPES.get(alone, row.name),
+        "model_type": MODEL_TYPES.get(alone, row.name),
         "torch_dtype": dtype,
         "vocab_size": rows["token_embd.weight"],
         "tie_word_embeddings": row.drops_head or "output.weight" not in rows,
@@ -160,6 +112,8 @@ def hf_config(
         config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
     if attends_to_latents(row):
         put_latents(row, named, config, given, source)
+    if row.name == "minicpm3":
+        put_whole_latents(config, given)
     put_layer_types(row, config, given)
     if row.name in WITH_STATES:
         put_state_spaces(config, given, rows.keys())

@@ -36,6 +36,7 @@ _NO_NUMBERS = {
     "rope.scaling.finetuned": frozenset({Kind.BOOL}),
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
+    "attention.rope_pattern": frozenset(),
     "attention.indexer.types": frozenset(),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),

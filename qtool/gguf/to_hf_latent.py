@@ -39,6 +39,24 @@ def put_latents(
         "num_key_value_heads": config["num_attention_heads"],
         "norm_topk_prob": bool(config.get("norm_topk_prob")),
     }
+    if named == "YoutuForCausalLM":
+        for name in ("norm_topk_prob", "moe_intermediate_size", "num_shared_expert"):
+            config.pop(name, None)
     if named == "DeepseekV2ForCausalLM":
         grouped = config.get("n_group", 1) != 1
         config["topk_method"] = "group_limited_greedy" if grouped else "greedy"
+
+
+def put_whole_latents(config: dict[str, Any], given: Mapping[str, Value]) -> None:
+    """Of MiniCPM 3, whose heads of values are as wide as usual where no key says so."""
+    rotated, values = config["qk_rope_head_dim"], given.get("attention.value_length")
+    usual = config["hidden_size"] // config["num_attention_heads"]
+    whole = given["attention.key_length"].value if "attention.key_length" in given else usual
+    config |= {
+        "qk_nope_head_dim": whole - rotated,
+        "head_dim": rotated,
+        "v_head_dim": usual if values is None else values.value,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }

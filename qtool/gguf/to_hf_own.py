@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from qtool.gguf.architectures import Architecture
+from qtool.gguf.architectures.dbrx import OF_ATTENTION, OF_EXPERTS, OLD_SIZES
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
@@ -38,10 +39,20 @@ def put_own(
         config["use_conv_bias"] = _biased_taps(names)
     if row.name in ("gpt-oss", "granitehybrid", "granitemoe", "llama4"):
         config["num_local_experts"] = config.pop("num_experts", 0)
+    if row.name == "granite_swa" and "num_experts" in config:
+        config["num_local_experts"] = config.pop("num_experts")
+    rotating = source.metadata.get("granite_swa.attention.rope_pattern")
+    if row.name == "granite_swa" and rotating is not None:
+        theta = config["rope_theta"]
+        config["layer_rope_theta"] = [theta if one else 0 for one in rotating.value]
     if row.name == "llama4":
         config["use_qk_norm"] = config["num_local_experts"] != WITHOUT_NORMS
     if row.name == "granitehybrid":
         config["mamba_conv_bias"] = _biased_taps(names)
+    if config["architectures"][0] == "BambaForCausalLM":
+        kinds, _ = config.pop("layer_types"), config.pop("num_local_experts")
+        attending = [b for b, kind in enumerate(kinds) if kind == "full_attention"]
+        config |= {"attn_layer_indices": attending, "mamba_expand": 2}
     if row.name == "afmoe":
         config["mup_enabled"] = True
     if config["architectures"][0] in _MLPS_BY_BLOCK:
@@ -49,8 +60,18 @@ def put_own(
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
-    if row.name == "gpt2":
+    if row.name in ("gpt2", "starcoder"):
         config["n_inner"] = config["intermediate_size"]
+    if row.name == "starcoder":
+        config["multi_query"] = config["num_key_value_heads"] == 1
+    if row.name == "dbrx":
+        config["attn_config"]["clip_qkv"] = config["attn_config"]["clip_qkv"] or None
+        for part, names in (("attn_config", OF_ATTENTION), ("ffn_config", OF_EXPERTS)):
+            own = {there: config.pop(name) for name, there in names.items() if name in config}
+            config[part] = {**config.get(part, {}), **own}
+        config["attn_config"]["rope_theta"] = config["rope_theta"]
+        # Which its class reads before it knows that they are the same.
+        config |= {there: config.pop(name) for name, there in OLD_SIZES.items()}
     if row.name == "falcon":
         both, heads = "blk.0.attn_norm_2.weight" in names, config.pop("num_key_value_heads")
         config |= {

@@ -68,6 +68,8 @@ def put_rope(
         for name in ("long", "short"):
             factors = vectors[f"rope_factors_{name}.weight"]
             scaling[f"{name}_factor"] = [float(str(value)) for value in factors]
+        if row.name == "minicpm3":
+            scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
     elif kind is not None and kind.value != "none":
         scaling = {"rope_type": kind.value}
         for key, name in _SCALING_KEYS.items():

@@ -97,6 +97,15 @@ def end_metadata(folder: Path, config: Mapping[str, Any], limit: int) -> dict[st
     return {ID_KEYS[kind]: u32(number) for kind, number in ids.items()}
 
 
+def special_named(tokenizer_config: Mapping[str, Any], text: str, kind: str) -> dict[str, Value]:
+    """The key of a kind with the special token of this text, where tokenizer_config.json has it."""
+    entries = tokenizer_config.get("added_tokens_decoder")
+    for number, entry in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(entry, dict) and entry.get("content") == text and entry.get("special"):
+            return {ID_KEYS[kind]: u32(int(number))} if str(number).isdecimal() else {}
+    return {}
+
+
 def _added(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [token for token in data.get("added_tokens") or () if isinstance(token, dict)]
 

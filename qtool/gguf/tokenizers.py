@@ -17,7 +17,13 @@ from qtool.formats.gguf_values import Kind, Value, array, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
 from qtool.gguf.tokenizer_gemma4 import gemma4_metadata
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
-from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, end_metadata, special_metadata
+from qtool.gguf.tokenizer_special import (
+    ADD_KEYS,
+    ID_KEYS,
+    end_metadata,
+    special_metadata,
+    special_named,
+)
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
@@ -43,6 +49,7 @@ class Policy:
     no_bos: bool = False  # unless the files say that it is added
     ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
     end_by_config: bool = False  # Hunyuan's end of a text and of a turn
+    end: str = ""  # the token that ends a text, whatever the files say
     gemma4: bool = False  # a kind of its own, which always begins a text with bos
 
 
@@ -52,13 +59,11 @@ _GLM = Policy(
     model=False,
     named={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
 )
-_GLM4 = Policy(
-    model=False,
-    named={"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>",
-           "bos": "<|endoftext|>"},
-)  # fmt: skip
+_OF_GLM = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>"}
+_GLM4 = Policy(model=False, named={**_OF_GLM, "bos": "<|endoftext|>"})
 POLICIES = {
     "llama": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA, "granitemoe": _LLAMA,
+    "granite_swa": _LLAMA,
     "smollm3": _LLAMA, "arcee": _LLAMA,
     "gemma": Policy(no_space=True, turn_end=107),
     "gemma2": Policy(no_space=True),
@@ -75,14 +80,26 @@ POLICIES = {
    
     "gpt2": _JSON, "bloom": _JSON, "mpt": _JSON, "falcon": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
-    "starcoder2": _JSON, "granitehybrid": Policy(), "nemotron_h": _JSON,
+    "exaone": _JSON, "bailingmoe": _JSON, "bailingmoe2": _JSON, "smallthinker": _JSON,
+    "hrm_text": _JSON, "starcoder": _JSON, "dbrx": _JSON, "starcoder2": _JSON,
+    "granitehybrid": Policy(), "nemotron_h": _JSON,
     "nemotron_h_moe": _JSON, "lfm2": _JSON, "lfm2moe": _JSON,
     "phi2": Policy(model=False, no_bos=True),
     "ernie4_5": Policy(prefix_last=True),
     "nemotron": Policy(ids=(("pad", 0), ("unk", 1))),
     "glm4": _GLM4,
+    "chatglm": Policy(model=False, named=_OF_GLM, no_bos=True),
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
+}  # fmt: skip
+# Of classes that share an architecture with others.
+_OF_CLASS = {
+    "SolarOpenForCausalLM": Policy(
+        model=False,
+        named={"eos": "<|endoftext|>", "eot": "<|endoftext|>", "unk": "<unk>",
+               "bos": "<|startoftext|>"},
+    ),
+    "InternLM3ForCausalLM": Policy(prefix=True, end="<|im_end|>"),
 }  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _TURN_END = PREFIX + "eot_token_id"
@@ -102,7 +119,8 @@ def tokenizer_metadata(
     arch: general.architecture; vocab_size: rows of the embedding; config: config.json; pre: the
     name of the pre-tokenizer, where it is known better than by the folder.
     """
-    policy = POLICIES.get(arch, Policy())
+    named = config.get("architectures") or [""]
+    policy = _OF_CLASS.get(str(named[0])) or POLICIES.get(arch, Policy())
     tokenizer_config = read_object(folder / CONFIG)
     keys: dict[str, Value] = {}
     given = tokenizer_config.get("add_prefix_space")
@@ -114,6 +132,8 @@ def tokenizer_metadata(
     keys |= special_metadata(folder, data, tokenizer_config, config, vocab_size, policy.named)
     if policy.end_by_config:
         keys |= end_metadata(folder, config, vocab_size)
+    if policy.end and ID_KEYS["eos"] in keys:
+        keys |= special_named(tokenizer_config, policy.end, "eos")
     keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
     if policy.gemma4:
         keys[PREFIX + "add_space_prefix"] = boolean(False)

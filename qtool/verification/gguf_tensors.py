@@ -15,9 +15,10 @@ from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
-from qtool.gguf.to_hf_config import class_of
+from qtool.gguf.to_hf_classes import class_of
 from qtool.gguf.to_hf_gemma4 import put_blocks
 from qtool.gguf.to_hf_keys import one_for_all
+from qtool.gguf.to_hf_latent import put_whole_latents
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -119,6 +120,8 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         put_layer_types(row, settings, _given(source))
         if row.name in WITH_STATES:
             put_state_spaces(settings, _given(source), tensors)
+        if row.name == "minicpm3":
+            put_whole_latents(settings, _given(source))
         if row.name == "gemma4":
             put_blocks(settings, _given(source), tensors, source)
             settings["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors

@@ -29,7 +29,7 @@ _TIED = "tie_word_embeddings"
 _SHOWN = 60  # characters of a value
 _CLASSES = ("architectures", "model_type")
 # But for a window, which is a setting of its own, these compute the same; GGUF calls both llama.
-_SAME_CLASS = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
+_SAME_CLASS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "InternLM3ForCausalLM"})
 # What running a model does not depend on, and spellings of what has one form in `_whole`.
 _IDLE = (
     "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
@@ -71,7 +71,7 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if _TIED in different and here[_TIED] is True and head_is_embedding(source):
         different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
     # A language model alone, or one class under two names.
-    if alone or {class_of(config) for config in (here, there)} == _SAME_CLASS:
+    if alone or {class_of(config) for config in (here, there)} <= _SAME_CLASS:
         different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
     if different and not {*_CLASSES} & {*different}:

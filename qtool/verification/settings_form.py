@@ -5,7 +5,7 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.architectures.shapes import inner_of_lfm2
+from qtool.gguf.architectures.sizes import inner_of_lfm2
 from qtool.gguf.architectures.state_spaces import MLP, kinds_of
 from qtool.gguf.hf_config import complete
 

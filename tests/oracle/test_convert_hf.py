@@ -26,7 +26,13 @@ pytestmark = pytest.mark.oracle
 
 # StableLM: its generator returns where it should yield, and norms of heads are lost. OLMo 2: it
 # writes no head, and llama.cpp does not load such a file. GPT-2: it takes four widths for n_inner.
-_FAILS_THERE = ("stablelm-12b", "olmo2-tied", "gpt2-inner", *gguf_models_sparse.FAILS_THERE)
+# StarCoder: so it does there, and one head of keys. Bamba: it rearranges whole heads, of which a
+# half is rotated, so that other elements turn together.
+# GLM: it takes 1e-5 for rms_norm_eps, 10000 for rope_theta, and the width for the length of texts.
+_FAILS_THERE = (
+    "stablelm-12b", "olmo2-tied", "gpt2-inner", "glm-own", "starcoder-heads", "bamba",
+    *gguf_models_sparse.FAILS_THERE
+)  # fmt: skip
 _NAMES = [name for name in gguf_models.MODELS if name not in _FAILS_THERE]
 # Where dtypes make a difference: norms plus one, routers, biases.
 _DTYPES = ("gemma2", "mixtral", "qwen2-moe", "qwen3.5", "llama-biases-tied")
@@ -78,6 +84,8 @@ def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
     for name, info in theirs.tensors.items():
         # The converter states leading axes of one; llama-quantize, as we do, does not.
         assert ours.tensors[name].shape == stored_shape(info.shape), name
+        if architecture == "dbrx" and name.endswith(".ffn_gate_inp.weight"):
+            continue  # in float32, as all routers are; this one alone is rounded there
         assert ours.tensors[name].type == info.type, name
         mine, other = gguf_from_hf.raw(ours, name), gguf_from_hf.raw(theirs, name)
         if name.endswith(".ssm_a") and architecture in gguf_models_states.OF_RATES:

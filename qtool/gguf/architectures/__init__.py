@@ -11,7 +11,9 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
+from qtool.gguf.architectures.dbrx import DBRX
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
@@ -19,9 +21,12 @@ from qtool.gguf.architectures.gemma3n import GEMMA3N
 from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
+from qtool.gguf.architectures.granite_windows import GRANITE_WINDOWS
+from qtool.gguf.architectures.hrm_text import HRM_TEXT
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
+from qtool.gguf.architectures.latent_mlp import LATENT_MLP
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
@@ -29,6 +34,7 @@ from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.recent import RECENT
+from qtool.gguf.architectures.remote_code import REMOTE_CODE
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
@@ -41,7 +47,19 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
 }  # fmt: skip
+
+# What llama.cpp has an architecture for, and computes otherwise whatever the settings.
+_PHI_MOE = (
+    "phimoe subtracts no mean in its norms, and gives a token's two experts weights that add up to "
+    "one, where those of the model are nearly one each"
+)
+_OTHERWISE = {
+    "PhiMoEForCausalLM": _PHI_MOE,
+    "PhimoeForCausalLM": _PHI_MOE,
+    "BitNetForCausalLM": "bitnet computes silu, where the model squares what is above zero",
+}
 
 # Decoders that are told from others of a class by their own settings.
 _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
@@ -76,6 +94,11 @@ def architecture_of(config: Config, where: str) -> Architecture:
         raise UnsupportedError(
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
             f"should be a list with one of {', '.join(TABLE)}"
+        )
+    if found in _OTHERWISE:
+        raise UnsupportedError(
+            f"{where}: llama.cpp does not compute what this checkpoint asks for: its "
+            f"{_OTHERWISE[found]}; recipes of safetensors, such as w4g128-gptq, take it"
         )
     stems = {name.partition("For")[0]: name for name in TABLE}
     near = [stems[stem] for stem in get_close_matches(found.partition("For")[0], stems, 3)]

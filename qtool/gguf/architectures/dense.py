@@ -33,6 +33,12 @@ DENSE: dict[str, Architecture] = {
          "rms_norm_eps": 1e-6, "rope_theta": 1e4, "vocab_size": 32000},
         rope=LLAMA_ROPE,
     ),
+    "InternLM3ForCausalLM": Architecture(
+        "llama", (*LLAMA, *block(*MLP)), keys.LLAMA,
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768,
+         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "vocab_size": 128512},
+        rope=LLAMA_ROPE, warn=(limits.no_dynamic_rope,),
+    ),
     "MistralForCausalLM": Architecture(
         "llama", (*LLAMA, *block(*MLP)), keys.LLAMA,
         {"num_key_value_heads": 8, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 131072,
@@ -133,6 +139,13 @@ DENSE: dict[str, Architecture] = {
         {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
          "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
         warn=(limits.no_dynamic_rope,),
+    ),
+    "GlmForCausalLM": Architecture(
+        "chatglm", (*QWEN, *block("mlp.gate_up_proj", "mlp.down_proj")),
+        (*keys.SIZES, *keys.SCALING, keys.BASE, keys.RMS, keys.ROTATED_OF_HEAD),
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
+        refuse=(limits.plain_heads,), warn=(limits.no_dynamic_rope,),
     ),
     "ArceeForCausalLM": Architecture(
         "arcee", (*LLAMA, *block("mlp.up_proj", "mlp.down_proj")), keys.LLAMA,

@@ -18,7 +18,7 @@ import numpy as np
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.modules import BLOCK, OUTER, Module, attention, block
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import no_limit, sized, state_space
 from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, number

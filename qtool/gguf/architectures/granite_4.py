@@ -18,7 +18,7 @@ from qtool.gguf.architectures.modules import (
     in_blocks,
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
-from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse import GRANITE_EXPERTS, SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import (
@@ -75,7 +75,7 @@ def _routed(config: Config, b: int) -> bool:
     return bool(config.get("num_experts"))
 
 
-def _shares(config: Config, b: int) -> bool:
+def shares(config: Config, b: int) -> bool:
     return _routed(config, b) and bool(config.get("shared_intermediate_size"))
 
 
@@ -85,7 +85,7 @@ def _plain(config: Config, b: int) -> bool:
 
 _BEHIND = (
     *in_blocks(_plain, _shared_mlp("")),
-    *in_blocks(_shares, _shared_mlp("_shexp")),
+    *in_blocks(shares, _shared_mlp("_shexp")),
     *in_blocks(_routed, GRANITE_EXPERTS),
 )
 _GRANITE = (
@@ -100,12 +100,12 @@ _GRANITE_KEYS = with_own(
 )  # fmt: skip
 
 
-def _shared_width(config: Config) -> Value | None:
+def shared_width(config: Config) -> Value | None:
     name = "shared_intermediate_size"
     return u32(count(config, name)) if config.get(name) else None
 
 
-def _twice_as_wide(config: Config) -> str | None:
+def twice_as_wide(config: Config) -> str | None:
     inner, width = SIZES["state"](config), count(config, "hidden_size")
     return (
         None if inner == 2 * width else f"state spaces are {inner} wide, and it takes {2 * width}"
@@ -151,7 +151,7 @@ GRANITE_4: dict[str, Architecture] = {
         ),
         _GRANITE_DEFAULTS, rope=LLAMA_ROPE,
         refuse=(limits.plain_heads, limits.no_biases("mamba_proj_bias"), no_limit,
-                _twice_as_wide, _one_width, _positions(None)),
+                twice_as_wide, _one_width, _positions(None)),
         warn=(),
     ),
     "GraniteMoeHybridForCausalLM of attention": Architecture(
@@ -165,10 +165,10 @@ GRANITE_4: dict[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": replace(
         SPARSE["GraniteMoeForCausalLM"],
         modules=(*SPARSE["GraniteMoeForCausalLM"].modules,
-                 *in_blocks(_shares, _shared_mlp("_shexp"))),
+                 *in_blocks(shares, _shared_mlp("_shexp"))),
         keys=with_own(
             SPARSE["GraniteMoeForCausalLM"].keys,
-            Key("expert_shared_feed_forward_length", "shared_intermediate_size", _shared_width),
+            Key("expert_shared_feed_forward_length", "shared_intermediate_size", shared_width),
         ),
         defaults={**SPARSE["GraniteMoeForCausalLM"].defaults, "shared_intermediate_size": 0},
     ),

@@ -59,7 +59,7 @@ def _values_of(module: Module, config: Config) -> Module:
 
 _AT = BLOCK + "self_attn."
 _BOTH = _AT + "kv_b_proj"
-_ATTENTION = (
+LATENT_HEADS = (
     Module(_AT + "q_proj", shape=("queries", "width"), blocks=_has_none),
     Module(_AT + "q_a_proj", shape=("query latents", "width"), blocks=_has_query_latents),
     Module(_AT + "q_a_layernorm", shape=("query latents",), blocks=_has_query_latents),
@@ -72,7 +72,7 @@ _ATTENTION = (
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
-LATENT_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
+LATENT_MODULES = (*OUTER, *LATENT_HEADS, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 
 def _query_latents(config: Config) -> Value:

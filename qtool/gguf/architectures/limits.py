@@ -4,17 +4,19 @@ the same. Source: llama.cpp, src/models/."""
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 from qtool.errors import SourceError
 from qtool.gguf.hf_config import Config, count, head_width, layer_types, number, plain_head_width
 
 Limit = Callable[[Config], str | None]
+_SOME_DENSE = "some blocks have no experts, and it expects experts in each"
 
 
 def experts_everywhere(config: Config) -> str | None:
     if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
         return None
-    return "some blocks have no experts, and it expects experts in each"
+    return _SOME_DENSE
 
 
 def chosen_add_up(to_one: bool) -> Limit:
@@ -271,10 +273,7 @@ def dense_first(config: Config) -> str | None:
 
 
 def no_dense_blocks(config: Config) -> str | None:
-    given = config.get("mlp_layer_types") or []
-    return (
-        "some blocks have no experts, and it expects experts in each" if "dense" in given else None
-    )
+    return _SOME_DENSE if "dense" in (config.get("mlp_layer_types") or []) else None
 
 
 def some_windows(config: Config) -> str | None:
@@ -286,3 +285,15 @@ def some_windows(config: Config) -> str | None:
 def one_group(config: Config) -> str | None:
     given = config.get("n_group") or 1
     return None if given == 1 else f"n_group is {given}, and it chooses among all experts"
+
+
+def taken(*settings: tuple[str, Any]) -> Limit:
+    """Settings that it takes for granted."""
+
+    def check(config: Config) -> str | None:
+        for name, usual in settings:
+            if config.get(name, usual) != usual:
+                return f"{name} is {config[name]}, and it takes {usual}"
+        return None
+
+    return check

@@ -47,6 +47,7 @@ class Module:
     # How its tensors end here and in a checkpoint; the first is needed where the module is.
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
+    behind: str = ""  # the setting that counts blocks of another stack, which come before its own
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
     # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
     cut: Cut | None = None

@@ -1,4 +1,5 @@
-"""Decoders of the first years: GPT-2, whose matrices are stored as [in, out], Bloom, MPT, Falcon.
+"""Decoders of the first years: GPT-2, whose matrices are stored as [in, out], StarCoder, Bloom,
+MPT, Falcon.
 
 Falcon has queries, a key and a value group by group in one matrix; llama.cpp has all queries, then
 all keys, then all values. Positions are added, told by distance (ALiBi), or rotated.
@@ -13,7 +14,6 @@ import numpy as np
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.architectures.limits import Limit
 from qtool.gguf.architectures.modules import Module, Where, in_blocks
 from qtool.gguf.architectures.row import GELU, Architecture
 from qtool.gguf.hf_config import FOUR_WIDTHS, Config, count, number
@@ -26,18 +26,6 @@ _HEAD = Module("lm_head", needed=False)
 def _named(name: str, *shape: str, called: str = "", **more: Any) -> Module:
     """Released checkpoints leave `transformer.` out."""
     return Module(_T + name, also=(name,), shape=shape, called=called, **more)
-
-
-def _taken(*settings: tuple[str, Any]) -> Limit:
-    """Settings that it takes for granted."""
-
-    def check(config: Config) -> str | None:
-        for name, usual in settings:
-            if config.get(name, usual) != usual:
-                return f"{name} is {config[name]}, and it takes {usual}"
-        return None
-
-    return check
 
 
 _EPSILON = Key("attention.layer_norm_epsilon", "layer_norm_epsilon", real=True)
@@ -56,6 +44,17 @@ _GPT2 = (
     _named("h.{b}.ln_2", "width", called="ffn_norm"),
     _named("h.{b}.mlp.c_fc", *_INNER, called="ffn_up", turned=True),
     _named("h.{b}.mlp.c_proj", "width", "inner", called="ffn_down", turned=True),
+)
+
+
+def _by_head(module: Module, config: Config) -> Module:
+    """Query, key and value of each head, where not one key and value are of all heads."""
+    return module if config.get("multi_query") else replace(module, rows=QKV_BY_KIND)
+
+
+_STARCODER = (
+    *(replace(m, turned=False) for m in _GPT2 if m.called != "attn_qkv"),
+    _named("h.{b}.attn.c_attn", "queries, keys, values", "width", called="attn_qkv", fit=_by_head),
 )
 _BLOOM = (
     _named("word_embeddings", "vocabulary", "width", called="token_embd"),
@@ -140,6 +139,12 @@ _FALCON = (
 )  # fmt: skip
 
 
+def _key_heads_told(config: dict[str, Any]) -> dict[str, Any]:
+    """Of StarCoder, whose class makes the number of key heads of what else is said."""
+    heads = 1 if config["multi_query"] else config.get("num_attention_heads")
+    return {**config, "num_key_value_heads": heads}
+
+
 def _of_attention(make: Callable[[Config], Value | None]) -> Callable[[Config], Value | None]:
     """Of MPT, which says how it attends in an object of its own."""
 
@@ -164,7 +169,7 @@ def _known_attention(config: Config) -> str | None:
     heads = own.get("kv_n_heads")
     if heads is not None and heads != count(config, "num_attention_heads"):
         return f"kv_n_heads is {heads}, and transformers has as many as heads"
-    return _taken(*usual.items())({**usual, **own})
+    return limits.taken(*usual.items())({**usual, **own})
 
 
 def _other_slope(config: Config) -> str | None:
@@ -185,7 +190,7 @@ _MPT_ROW = Architecture(
      Key("attention.clamp_kqv", "attn_config", _of_attention(_clamp))),
     {**_DEFAULTS, "max_seq_len": 2048, "intermediate_size": FOUR_WIDTHS},
     activations=GELU,
-    refuse=(_known_attention, _taken(("expansion_ratio", 4), ("logit_scale", None))),
+    refuse=(_known_attention, limits.taken(("expansion_ratio", 4), ("logit_scale", None))),
     warn=(_other_slope,),
 )
 
@@ -194,8 +199,17 @@ OLDER: dict[str, Architecture] = {
         "gpt2", _GPT2, (*_SIZES, Key("context_length", "n_positions"), _EPSILON),
         {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS},
         activations=("gelu_new", "gelu_pytorch_tanh", "gelu"),
-        refuse=(_taken(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
-                       ("add_cross_attention", False)),),
+        refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False),
+                             ("scale_attn_by_inverse_layer_idx", False)),),
+        warn=(),
+    ),
+    "GPTBigCodeForCausalLM": Architecture(
+        "starcoder", _STARCODER,
+        (*_SIZES, Key("context_length", "n_positions"), _EPSILON,
+         Key("attention.head_count_kv", "num_key_value_heads")),
+        {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS, "multi_query": True},
+        activations=GELU, settle=_key_heads_told,
+        refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False)),),
         warn=(),
     ),
     "BloomForCausalLM": Architecture(
@@ -204,7 +218,7 @@ OLDER: dict[str, Architecture] = {
          Key("context_length", "seq_length")),
         {**_DEFAULTS, "intermediate_size": FOUR_WIDTHS, "seq_length": "hidden_size"},
         activations=GELU,
-        refuse=(_taken(("apply_residual_connection_post_layernorm", False)),), warn=(),
+        refuse=(limits.taken(("apply_residual_connection_post_layernorm", False)),), warn=(),
     ),
     "MPTForCausalLM": _MPT_ROW,
     "MptForCausalLM": _MPT_ROW,  # as transformers calls it
@@ -218,7 +232,7 @@ OLDER: dict[str, Architecture] = {
         {**_DEFAULTS, "intermediate_size": FOUR_WIDTHS, "rope_theta": 1e4, "multi_query": True,
          "new_decoder_architecture": False, "parallel_attn": True},
         activations=GELU, rope=("default",),
-        refuse=(limits.no_biases("bias", "alibi"), _taken(("parallel_attn", True))), warn=(),
+        refuse=(limits.no_biases("bias", "alibi"), limits.taken(("parallel_attn", True))), warn=(),
     ),
 }
 # fmt: on

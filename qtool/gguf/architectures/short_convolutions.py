@@ -47,7 +47,7 @@ def _key_heads(config: Config) -> Value:
 
 
 def _inner_width(config: Config) -> Value:
-    from qtool.gguf.architectures.shapes import SIZES
+    from qtool.gguf.architectures.sizes import SIZES
 
     return u32(SIZES["inner of LFM2"](config))
 

@@ -145,6 +145,18 @@ SPARSE: dict[str, Architecture] = {
          "rope_partial_rotary_factor": 0.5},
         predicts="num_nextn_predict_layers",
     ),
+    "SolarOpenForCausalLM": Architecture(  # GLM-4.5 without its norms, and experts in each block
+        "glm4moe",
+        (*QWEN, *experts("mlp.experts", "gate_proj", "up_proj", "down_proj", "n_routed_experts"),
+         *block("mlp.gate", *_NUMBERED), choice_bias("mlp.gate.e_score_correction")),
+        with_own(sparse_keys.DOTS1, sparse_keys.ROTATED),
+        {"num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128,
+         "num_experts_per_tok": 8, "moe_intermediate_size": 1280, "n_shared_experts": 1,
+         "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+         "rope_partial_rotary_factor": 1.0},
+        refuse=(limits.taken(("first_k_dense_replace", 0)),),
+    ),
     "MiniMaxM2ForCausalLM": Architecture(
         "minimax-m2",
         (*QWEN, *wide_norms(), Module(BLOCK + "block_sparse_moe.gate"),

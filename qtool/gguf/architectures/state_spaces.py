@@ -8,7 +8,7 @@ from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where
-from qtool.gguf.architectures.shapes import SIZES
+from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.hf_config import Config, count, layer_types, number
 from qtool.gguf.value_maps import MINUS_EXP
 
