@@ -13,6 +13,7 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_newest
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
@@ -109,7 +110,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
-MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS
+MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_newest.MODELS
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -118,6 +119,7 @@ SAID_BEYOND = {
     **gguf_models_dense.SAID_BEYOND,
     **gguf_models_gemma4.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
+    **gguf_models_newest.SAID_BEYOND,
 }
 
 
@@ -171,6 +173,8 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         rewrite_config(folder, lambda config: config.pop("num_kv_heads"))
     if kind in ("NemotronH", "GraniteMoeHybrid"):
         gguf_models_hybrid.as_released(folder)
+    if name in gguf_models_newest.MODELS:
+        gguf_models_newest.finish(name, folder)
     if name == "gemma3n":
         gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:

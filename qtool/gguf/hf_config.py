@@ -23,6 +23,8 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
     "tie_word_embeddings": ("tie_embedding",),
+    "rms_norm_eps": ("layernorm_epsilon",),
+    "rope_local_base_freq": ("swa_rope_theta",),
     "layer_norm_eps": ("norm_eps", "norm_epsilon", "layer_norm_epsilon"),
 }
 _NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")

@@ -50,7 +50,7 @@ _MODEL_TYPES = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
     "GraniteMoeSharedForCausalLM": "granitemoeshared", "Llama4ForCausalLM": "llama4_text",
     "Qwen3NextForCausalLM": "qwen3_next",
-    "FalconMambaForCausalLM": "falcon_mamba",
+    "FalconMambaForCausalLM": "falcon_mamba", "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip

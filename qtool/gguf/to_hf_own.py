@@ -45,8 +45,14 @@ def put_own(
     if row.name == "afmoe":
         config["mup_enabled"] = True
     if config["architectures"][0] in _MLPS_BY_BLOCK:
-        leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+        leading, blocks = config["first_k_dense_replace"], _blocks(config)
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "mimo2":
+        heads = source.metadata["mimo2.attention.head_count_kv"]
+        config["num_key_value_heads"] = min(heads.value) if heads.element else heads.value
+        sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
+        config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
+        config.setdefault("attention_value_scale", 1.0)
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name == "gpt2":
@@ -69,3 +75,7 @@ def put_own(
 
 def _biased_taps(names: Collection[str]) -> bool:
     return any(name.endswith(".ssm_conv1d.bias") for name in names)
+
+
+def _blocks(config: dict[str, Any]) -> range:
+    return range(config["num_hidden_layers"])

@@ -15,6 +15,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
 
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
+_BY_KIND = ("olmo2", "mellum", "mimo2")  # that are told of each kind of block
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 
 
@@ -96,11 +97,12 @@ def put_rope(
         original = given.get("rope.scaling.original_context_length")
         if original is not None:
             config["original_max_position_embeddings"] = original.value
-    if "rope.freq_base_swa" in given and row.name in ("olmo2", "mellum"):
+    if "rope.freq_base_swa" in given and row.name in _BY_KIND:
         local = float(plain(given["rope.freq_base_swa"]))
+        whole = {share: config[share]} if row.name == "mimo2" and share in config else {}
         config["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "default", "rope_theta": theta, **whole, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local, **whole},
         }
     elif scaling and row.name == "mistral4":  # whose class does not know the older name
         config["rope_parameters"] = {"rope_theta": theta, **scaling}

@@ -173,6 +173,9 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     ),
     "indexer's key": _setting("index_head_dim"),
     "indexer's heads": _setting("index_n_heads"),
+    "key heads of values": lambda config: (
+        count(config, "num_key_value_heads") * count(config, "v_head_dim")
+    ),
     "heads of values": lambda config: (
         count(config, "num_attention_heads") * count(config, "v_head_dim")
     ),

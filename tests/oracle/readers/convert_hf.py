@@ -47,6 +47,10 @@ def main() -> None:
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
         if settings["model_type"] == "gpt2":
             settings["n_ctx"] = settings["n_positions"]  # of the same meaning, and dropped
+        if settings["model_type"] == "mimo_v2_flash":  # of all blocks, and the converter asks so
+            rope = settings["rope_parameters"]
+            rope["partial_rotary_factor"] = rope["full_attention"]["partial_rotary_factor"]
+            model.no_mtp = True
         if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
             # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
             model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))

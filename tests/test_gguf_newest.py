@@ -1,0 +1,54 @@
+"""The newest decoders as GGUF: settings under the names that released checkpoints have."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import pytest
+from test_gguf_to_hf import keys_of, source_of, without_tokenizers
+
+from qtool.errors import UnsupportedError
+
+__all__ = ["without_tokenizers"]
+
+_WINDOW = {"rope_type": "default", "rope_theta": 2e3}
+REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "mimo-v2": (
+        ({"swa_head_dim": 16}, "swa_head_dim is 16, and it takes 32"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5"),
+        ({"rope_parameters": {"sliding_attention": {**_WINDOW, "partial_rotary_factor": 0.5}}},
+         "another share of a head"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / "model")
+    given = (folder / "config.json").read_text()
+    for settings, said in REFUSED[name]:
+        gguf_models.rewrite_config(folder, lambda config: config.update(settings))  # noqa: B023
+        with pytest.raises(UnsupportedError, match=said):
+            source_of(folder)
+        (folder / "config.json").write_text(given)
+
+
+def test_mimo_v2_as_released(tmp_path: Path) -> None:
+    """Without what the class of transformers calls the same; a window counts the token itself."""
+    folder = gguf_models.build("mimo-v2", tmp_path / "model")
+    first = keys_of(source_of(folder))
+
+    def change(config: dict[str, object]) -> None:
+        rope = config.pop("rope_parameters")
+        assert isinstance(rope, dict)
+        config |= {
+            "rope_theta": rope["full_attention"]["rope_theta"],
+            "swa_rope_theta": rope["sliding_attention"]["rope_theta"],
+            "moe_layer_freq": [int(k == "sparse") for k in config.pop("mlp_layer_types")],
+            "sliding_window_size": 7,
+            "sliding_window": 7,
+        }
+        del config["layer_types"], config["rms_norm_eps"]
+
+    gguf_models.rewrite_config(folder, change)
+    assert keys_of(source_of(folder)) == first
