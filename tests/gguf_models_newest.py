@@ -18,7 +18,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
              "sliding_attention": {"rope_type": "default", "rope_theta": 2e3,
                                    "partial_rotary_factor": 0.334}}},
     ),
+    "qwen4-exp": (
+        "Qwen4ExpText",
+        {"num_hidden_layers": 3, "head_dim": 32, "linear_conv_kernel_dim": 3,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 6, "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "hc_count": 3,
+         "hc_lowrank": 24, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 24,
+         "indexer_budget": 8, "indexer_compress_ratio": 1, "output_gate_type": "sigmoid",
+         "layer_types": ["linear_attention", "full_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e5,
+                             "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}},
+    ),
 }  # fmt: skip
+# As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
+NOT_ROUNDED = ("qwen4-exp",)
 SAID_BEYOND: dict[str, set[str]] = {}
 
 
@@ -35,4 +49,7 @@ def finish(name: str, folder: Path) -> None:
             "topk_method": "noaux_tc",
             "layernorm_epsilon": config["rms_norm_eps"],
         }
+    if name == "qwen4-exp":
+        kinds = {"indexed_attention": "full_attention"}
+        config["layer_types"] = [kinds.get(kind, kind) for kind in config["layer_types"]]
     path.write_text(json.dumps(config))

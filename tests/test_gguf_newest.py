@@ -19,6 +19,11 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"rope_parameters": {"sliding_attention": {**_WINDOW, "partial_rotary_factor": 0.5}}},
          "another share of a head"),
     ),
+    "qwen4-exp": (
+        ({"output_gate_type": "silu"}, "output_gate_type is silu"),
+        ({"ple_layer_ids": [1]}, "embeddings of n-grams"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ),
 }  # fmt: skip
 
 

@@ -121,7 +121,8 @@ _NEVER_IN = {
 # What a converter treats otherwise than llama-quantize: these are in the type of the file,
 CONVERTED = (
     "per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight",
-    "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
+    "altup_router.weight", "laurel_l.weight", "laurel_r.weight", "indexer.q_proj.weight",
+    "indexer.k_proj.weight",
 )  # fmt: skip
 # and these in float32.
 FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)

@@ -51,6 +51,7 @@ _MODEL_TYPES = {
     "GraniteMoeSharedForCausalLM": "granitemoeshared", "Llama4ForCausalLM": "llama4_text",
     "Qwen3NextForCausalLM": "qwen3_next",
     "FalconMambaForCausalLM": "falcon_mamba", "MiMoV2FlashForCausalLM": "mimo_v2_flash",
+    "Qwen4ExpForCausalLM": "qwen4_exp_text",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
@@ -254,6 +255,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "activation_sparsity_scale": _to(
         "activation_sparsity_pattern", lambda value: [0.95 if one > 0 else 0.0 for one in value]
     ),
+    "attention.compress_ratios": _to("indexer_compress_ratio", most),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),

@@ -37,6 +37,7 @@ _NO_NUMBERS = {
     "attention.sliding_window_pattern": WHOLE,  # or an array
     "attention.recurrent_layers": frozenset(),  # an array
     "attention.indexer.types": frozenset(),
+    "attention.compress_ratios": frozenset(),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }

@@ -30,7 +30,7 @@ def put_own(
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
     if row.name == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
-    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
+    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next", "qwen4exp"):
         config["norm_topk_prob"] = True
     if row.name.startswith(("nemotron_h", "granitehybrid")):
         config["max_position_embeddings"] = plain(source.metadata[f"{row.name}.context_length"])
@@ -53,6 +53,8 @@ def put_own(
         sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
         config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
         config.setdefault("attention_value_scale", 1.0)
+    if row.name == "qwen4exp":
+        config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name == "gpt2":

@@ -13,6 +13,7 @@ import gguf_from_hf
 import gguf_models
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_newest
 import gguf_models_recent
 import gguf_models_sparse
 import numpy as np
@@ -96,6 +97,7 @@ def test_random_models(
         *gguf_models_hybrid.NOT_ROUNDED,
         *gguf_models_recent.NOT_ROUNDED,
         *gguf_models_gemma4.NOT_ROUNDED,
+        *gguf_models_newest.NOT_ROUNDED,
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)

@@ -29,6 +29,7 @@ from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.mimo_v2 import MIMO_V2
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
+from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
 from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
@@ -42,7 +43,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **MIMO_V2,
+    **MIMO_V2, **QWEN4_EXP,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 from qtool.gguf.architectures.modules import Module
+from qtool.gguf.architectures.shapes_newest import NEWEST
 from qtool.gguf.hf_config import Config, count, head_width, number, of_block
 
 
@@ -173,12 +174,10 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     ),
     "indexer's key": _setting("index_head_dim"),
     "indexer's heads": _setting("index_n_heads"),
-    "key heads of values": lambda config: (
-        count(config, "num_key_value_heads") * count(config, "v_head_dim")
-    ),
     "heads of values": lambda config: (
         count(config, "num_attention_heads") * count(config, "v_head_dim")
     ),
+    **NEWEST,
 }
 
 # By how a module's name ends; the longest end that fits counts.

@@ -9,6 +9,10 @@ import sys
 import types
 from pathlib import Path
 
+# transformers 5 calls kinds of blocks otherwise than the converter, and adds experts, or heads of
+# keys.
+_CALLED_OTHERWISE = ("nemotron_h", "granitemoehybrid", "falcon", "qwen4_exp_text")
+
 
 def names_in(folder: Path) -> list[str]:
     """The tensors of a checkpoint in one file."""
@@ -34,9 +38,7 @@ def main() -> None:
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
     for folder, kind, output in request["jobs"]:
         settings = ModelBase.load_hparams(Path(folder), False)
-        if settings["model_type"] in ("nemotron_h", "granitemoehybrid", "falcon"):
-            # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts,
-            # or heads of keys.
+        if settings["model_type"] in _CALLED_OTHERWISE:
             settings = json.loads((Path(folder) / "config.json").read_text())
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
         if not request["vocabulary"]:

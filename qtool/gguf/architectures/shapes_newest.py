@@ -1,0 +1,27 @@
+"""Sizes of the newest decoders, as `shapes` has those of the others."""
+
+from collections.abc import Callable, Mapping
+
+from qtool.gguf.hf_config import Config, count
+
+
+def product(*names: str) -> Callable[[Config], int]:
+    """Of settings."""
+
+    def size(config: Config) -> int:
+        found = 1
+        for name in names:
+            found *= count(config, name)
+        return found
+
+    return size
+
+
+NEWEST: Mapping[str, Callable[[Config], int]] = {
+    "key heads of values": product("num_key_value_heads", "v_head_dim"),
+    "residual streams": product("hc_count"),
+    "all residual streams": product("hc_count", "hidden_size"),
+    "rank of mixing": product("hc_lowrank"),
+    "queries that choose": product("indexer_n_heads", "indexer_head_dim"),
+    "key that is chosen by": product("indexer_head_dim"),
+}
