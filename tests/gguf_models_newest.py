@@ -30,10 +30,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 2e5,
                              "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}},
     ),
+    "laguna": (
+        "Laguna",
+        {"num_hidden_layers": 4, "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "sliding_window": 8,
+         "num_attention_heads_per_layer": [4, 6, 2, 4], "moe_routed_scaling_factor": 1.5,
+         "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 2,
+         "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 4.0,
+                                "original_max_position_embeddings": 16,
+                                "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 2e3,
+                                   "partial_rotary_factor": 0.75}}},
+    ),
+    "laguna-full": (
+        "Laguna",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16,
+         "shared_expert_intermediate_size": 32, "gating": "per-element", "sliding_window": 0,
+         "tie_word_embeddings": True},
+    ),
 }  # fmt: skip
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
 NOT_ROUNDED = ("qwen4-exp",)
-SAID_BEYOND: dict[str, set[str]] = {}
+SAID_BEYOND: dict[str, set[str]] = {"laguna": {"laguna.attention.sliding_window_pattern"}}
 
 
 def finish(name: str, folder: Path) -> None:

@@ -24,6 +24,12 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"ple_layer_ids": [1]}, "embeddings of n-grams"),
         ({"norm_topk_prob": False}, "norm_topk_prob is False"),
     ),
+    "laguna": (
+        ({"moe_router_logit_softcapping": 5.0}, "softcapping is 5.0"),
+        ({"gating_types": ["per_element"] * 4}, "gating_types says of some blocks"),
+        ({"gating": "none"}, "gating is none"),
+        ({"layer_types": ["sliding_attention", *["full_attention"] * 3]}, "rotates 24 elements"),
+    ),
 }  # fmt: skip
 
 

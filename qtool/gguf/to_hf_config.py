@@ -143,8 +143,8 @@ def hf_config(
         "tie_word_embeddings": row.drops_head or "output.weight" not in rows,
     }
     if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
-        config["num_key_value_heads"] = given["attention.head_count"].value
-    heads = given["attention.head_count"].value
+        config["num_key_value_heads"] = most(given["attention.head_count"].value)
+    heads = most(given["attention.head_count"].value)
     if heads and isinstance(row.defaults.get("head_dim"), int):
         config["head_dim"] = given["embedding_length"].value // heads
     known = {key.name: key for key in row.keys}
@@ -247,6 +247,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "rope.freq_base_swa": _to("rope_local_base_freq", float),
     "block_count": _to("num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
+    "attention.head_count": _to("num_attention_heads", most),
     "attention.head_count_kv": _to("num_key_value_heads", most),
     "feed_forward_length": _to("intermediate_size", most),
     "attention.max_alibi_bias": _in_attention("alibi_bias_max"),

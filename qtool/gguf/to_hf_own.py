@@ -10,7 +10,8 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
 
 # Classes that are told of each block whether its MLP is dense.
-_MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM")
+_MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
+                  "LagunaForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -53,6 +54,12 @@ def put_own(
         sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
         config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
         config.setdefault("attention_value_scale", 1.0)
+    if row.name == "laguna":
+        heads = source.metadata["laguna.attention.head_count"]
+        each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+        config["num_attention_heads_per_layer"] = [*each]
+        gates = next((t.rows for t in source.tensors if t.name == "blk.0.attn_gate.weight"), 0)
+        config["gating"] = True if gates == each[0] else "per-element"
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
     if row.name == "gemma3n":

@@ -17,8 +17,15 @@ def product(*names: str) -> Callable[[Config], int]:
     return size
 
 
+def _gates(config: Config) -> int:
+    """One for each head, or for each of its elements."""
+    of_heads = config.get("gating") in (True, "per-head", "per_head")
+    return count(config, "num_attention_heads") * (1 if of_heads else count(config, "head_dim"))
+
+
 NEWEST: Mapping[str, Callable[[Config], int]] = {
     "key heads of values": product("num_key_value_heads", "v_head_dim"),
+    "gates": _gates,
     "residual streams": product("hc_count"),
     "all residual streams": product("hc_count", "hidden_size"),
     "rank of mixing": product("hc_lowrank"),
