@@ -1,6 +1,7 @@
 """Small checkpoints of the newest decoders; rows as in `gguf_models`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "shared_expert_intermediate_size": 32, "gating": "per-element", "sliding_window": 0,
          "tie_word_embeddings": True},
     ),
+    "kimi-linear": (
+        "KimiLinear",
+        {"num_key_value_heads": 4, "num_hidden_layers": 3, "num_local_experts": 6,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "n_group": 3, "topk_group": 2, "kv_lora_rank": 24, "qk_nope_head_dim": 20,
+         "qk_rope_head_dim": 8, "v_head_dim": 12, "linear_head_dim": 24, "linear_num_heads": 4,
+         "linear_conv_kernel_dim": 3, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    ),
 }  # fmt: skip
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
 NOT_ROUNDED = ("qwen4-exp",)
-SAID_BEYOND: dict[str, set[str]] = {"laguna": {"laguna.attention.sliding_window_pattern"}}
+SAID_BEYOND: dict[str, set[str]] = {
+    "laguna": {"laguna.attention.sliding_window_pattern"},
+    "kimi-linear": {"kimi-linear.expert_group_count"},
+}
 
 
 def finish(name: str, folder: Path) -> None:
@@ -72,4 +85,27 @@ def finish(name: str, folder: Path) -> None:
     if name == "qwen4-exp":
         kinds = {"indexed_attention": "full_attention"}
         config["layer_types"] = [kinds.get(kind, kind) for kind in config["layer_types"]]
+    if name == "kimi-linear":
+        full = [b + 1 for b, k in enumerate(config["layer_types"]) if k == "full_attention"]
+        config |= {
+            "first_k_dense_replace": 1,
+            "moe_router_activation_func": "sigmoid",
+            "rope_theta": 10000.0,
+            "linear_attn_config": {
+                "head_dim": config["linear_head_dim"],
+                "num_heads": config["linear_num_heads"],
+                "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+                "full_attn_layers": full,
+            },
+        }
+        renamed(folder, lambda key: key.replace(".0.block_sparse_moe.", ".0.mlp."))
     path.write_text(json.dumps(config))
+
+
+def renamed(folder: Path, new: Callable[[str], str]) -> None:
+    """Tensors under other names."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    state = {new(key): value for key, value in state.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})

@@ -30,6 +30,10 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"gating": "none"}, "gating is none"),
         ({"layer_types": ["sliding_attention", *["full_attention"] * 3]}, "rotates 24 elements"),
     ),
+    "kimi-linear": (
+        ({"linear_attn_config": {"num_heads": 2}}, "2 delta nets in a block, and it takes 4"),
+        ({"q_lora_rank": 8}, "q_lora_rank is 8"),
+    ),
 }  # fmt: skip
 
 

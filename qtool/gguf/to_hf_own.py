@@ -11,7 +11,7 @@ from qtool.gguf.to_hf_keys import plain
 
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
-                  "LagunaForCausalLM")  # fmt: skip
+                  "LagunaForCausalLM", "KimiLinearForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -60,6 +60,9 @@ def put_own(
         config["num_attention_heads_per_layer"] = [*each]
         gates = next((t.rows for t in source.tensors if t.name == "blk.0.attn_gate.weight"), 0)
         config["gating"] = True if gates == each[0] else "per-element"
+    if row.name == "kimi-linear":
+        config["norm_topk_prob"] = True
+        config["linear_num_heads"] = config["num_attention_heads"]
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
     if row.name == "gemma3n":

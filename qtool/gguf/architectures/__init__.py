@@ -21,6 +21,7 @@ from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
+from qtool.gguf.architectures.kimi_linear import KIMI_LINEAR
 from qtool.gguf.architectures.laguna import LAGUNA
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
@@ -44,7 +45,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **MIMO_V2, **QWEN4_EXP, **LAGUNA,
+    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

@@ -72,6 +72,10 @@ _ATTENTION = (
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
+# Where there are no latents of queries.
+LATENT_ATTENTION_OF_ONE = tuple(
+    replace(module, blocks=None) for module in _ATTENTION if module.blocks is not _has_query_latents
+)
 LATENT_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 

@@ -26,6 +26,9 @@ def _gates(config: Config) -> int:
 NEWEST: Mapping[str, Callable[[Config], int]] = {
     "key heads of values": product("num_key_value_heads", "v_head_dim"),
     "gates": _gates,
+    "number of delta nets": product("linear_num_heads"),
+    "head of a delta net": product("linear_head_dim"),
+    "heads of delta nets": product("linear_num_heads", "linear_head_dim"),
     "residual streams": product("hc_count"),
     "all residual streams": product("hc_count", "hidden_size"),
     "rank of mixing": product("hc_lowrank"),
