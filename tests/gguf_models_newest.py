@@ -1,6 +1,7 @@
 """Small checkpoints of the newest decoders; rows as in `gguf_models`."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "linear_conv_kernel_dim": 3, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6,
          "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     ),
+    "hy-v4": (
+        "HYV4",
+        {"num_hidden_layers": 3, "n_routed_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 32, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
+         "kv_lora_rank": 24, "q_lora_rank": 32, "qk_nope_head_dim": 20, "qk_rope_head_dim": 8,
+         "v_head_dim": 12, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6, "hc_mult": 3,
+         "hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 0.25, "index_topk": 8,
+         "index_head_dim": 24, "index_n_heads": 16,
+         "indexer_types": ["full", "shared", "full"]},
+    ),
 }  # fmt: skip
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
-NOT_ROUNDED = ("qwen4-exp",)
+NOT_ROUNDED = ("qwen4-exp", "hy-v4")
 SAID_BEYOND: dict[str, set[str]] = {
     "laguna": {"laguna.attention.sliding_window_pattern"},
     "kimi-linear": {"kimi-linear.expert_group_count"},
@@ -99,7 +110,15 @@ def finish(name: str, folder: Path) -> None:
             },
         }
         renamed(folder, lambda key: key.replace(".0.block_sparse_moe.", ".0.mlp."))
+    if name == "hy-v4":
+        renamed(folder, _released_hunyuan)
     path.write_text(json.dumps(config))
+
+
+def _released_hunyuan(key: str) -> str:
+    key = re.sub(r"hc_pre\.(hc_(?:attn|mlp)_layer)", r"\1.hc_pre", key)
+    key = key.replace("model.hc_pre.", "model.")
+    return re.sub(r"(mlp\.(?:shared_experts\.)?)linear_gate", r"\1gate_proj", key)
 
 
 def renamed(folder: Path, new: Callable[[str], str]) -> None:
@@ -109,3 +128,24 @@ def renamed(folder: Path, new: Callable[[str], str]) -> None:
     state = load_file(folder / "model.safetensors")
     state = {new(key): value for key, value in state.items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+# Whose class rotates halves of a head, where llama.cpp and other engines rotate neighbours.
+NEIGHBOURS = {"hy-v4": "hy_v4"}
+
+
+def rotate_neighbours(name: str, monkeypatch: Any) -> None:
+    """As they were trained."""
+    import torch
+    from transformers.models.hy_v4 import modeling_hy_v4
+
+    def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        cos, sin, even, odd = cos[..., :half], sin[..., :half], x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+
+    def rotate(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return turned(q, cos, sin), turned(k, cos, sin)
+
+    monkeypatch.setattr(modeling_hy_v4, "apply_rotary_pos_emb", rotate)

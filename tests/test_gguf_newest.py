@@ -34,6 +34,10 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"linear_attn_config": {"num_heads": 2}}, "2 delta nets in a block, and it takes 4"),
         ({"q_lora_rank": 8}, "q_lora_rank is 8"),
     ),
+    "hy-v4": (
+        ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
+        ({"indexer_types": ["shared", "full", "full"]}, "the first block is shared"),
+    ),
 }  # fmt: skip
 
 

@@ -125,7 +125,9 @@ CONVERTED = (
     "indexer.k_proj.weight",
 )  # fmt: skip
 # and these in float32.
-FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
+FLOAT32_WHERE_CONVERTED = (
+    ".indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
+)  # fmt: skip
 
 
 def kept_reason(tensor: Tensor, architecture: str) -> str | None:

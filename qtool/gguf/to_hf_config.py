@@ -257,6 +257,9 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
         "activation_sparsity_pattern", lambda value: [0.95 if one > 0 else 0.0 for one in value]
     ),
     "attention.compress_ratios": _to("indexer_compress_ratio", most),
+    "swiglu_clamp_exp": _to("swiglu_limit", most),
+    "expert_group_count": _to("n_group"),
+    "expert_group_used_count": _to("topk_group"),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),

@@ -38,6 +38,7 @@ _NO_NUMBERS = {
     "attention.recurrent_layers": frozenset(),  # an array
     "attention.indexer.types": frozenset(),
     "attention.compress_ratios": frozenset(),
+    "swiglu_clamp_exp": frozenset(),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }
@@ -158,7 +159,7 @@ def _check(
     source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
 ) -> None:
     pattern = listed and value.kind == Kind.ARRAY
-    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE, *kinds)):
+    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *_REAL, *kinds)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
             + " or ".join(sorted({_WORDS.get(kind, "a number") for kind in kinds}))

@@ -11,7 +11,7 @@ from qtool.gguf.to_hf_keys import plain
 
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
-                  "LagunaForCausalLM", "KimiLinearForCausalLM")  # fmt: skip
+                  "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from qtool.gguf.architectures.gemma4 import GEMMA4
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
+from qtool.gguf.architectures.hy_v4 import HY_V4
 from qtool.gguf.architectures.indexed import INDEXED
 from qtool.gguf.architectures.kimi_linear import KIMI_LINEAR
 from qtool.gguf.architectures.laguna import LAGUNA
@@ -45,7 +46,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR,
+    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

@@ -26,6 +26,10 @@ def _gates(config: Config) -> int:
 NEWEST: Mapping[str, Callable[[Config], int]] = {
     "key heads of values": product("num_key_value_heads", "v_head_dim"),
     "gates": _gates,
+    "two": lambda _: 2,
+    "streams of mixing": product("hc_mult"),
+    "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),
+    "all streams of mixing": product("hc_mult", "hidden_size"),
     "number of delta nets": product("linear_num_heads"),
     "head of a delta net": product("linear_head_dim"),
     "heads of delta nets": product("linear_num_heads", "linear_head_dim"),
