@@ -71,9 +71,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "index_head_dim": 24, "index_n_heads": 16,
          "indexer_types": ["full", "shared", "full"]},
     ),
+    "dots3-note": (
+        "Dots3NoteText",
+        {"num_key_value_heads": 4, "num_hidden_layers": 4, "n_routed_experts": 6,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "shared_experts_intermediate_size": 32, "kv_lora_rank": 24, "q_lora_rank": 32,
+         "qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 12, "head_dim": 28,
+         "routed_scaling_factor": 1.5, "sliding_window": 8, "index_topk": 8,
+         "index_head_dim": 64, "index_n_heads": 16, "rope_theta": 3e4, "swa_rope_theta": 2e3,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+         "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 32,
+         "swa_kv_lora_rank": 40, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16,
+         "swa_qk_rope_head_dim": 8, "swa_v_head_dim": 20},
+    ),
 }  # fmt: skip
+MULTIPLIED = ("dots3-note",)  # norms, by what llama.cpp has no number for
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
-NOT_ROUNDED = ("qwen4-exp", "hy-v4")
+NOT_ROUNDED = ("qwen4-exp", "hy-v4", "dots3-note")
 SAID_BEYOND: dict[str, set[str]] = {
     "laguna": {"laguna.attention.sliding_window_pattern"},
     "kimi-linear": {"kimi-linear.expert_group_count"},
@@ -112,6 +126,22 @@ def finish(name: str, folder: Path) -> None:
         renamed(folder, lambda key: key.replace(".0.block_sparse_moe.", ".0.mlp."))
     if name == "hy-v4":
         renamed(folder, _released_hunyuan)
+    if name == "dots3-note":
+        own = config.pop("per_layer_config")["1"]
+        ropes = config.pop("rope_parameters")
+        config |= {f"swa_{setting}": value for setting, value in own.items()}
+        config |= {
+            "layer_types": [k.replace("indexed", "full") for k in config["layer_types"]],
+            "swa_q_lora_rank": config["q_lora_rank"],
+            "swa_qk_rope_head_dim": config["qk_rope_head_dim"],
+            "sliding_window_size": config.pop("sliding_window"),
+            "moe_shared_expert_intermediate_size": config.pop("shared_experts_intermediate_size"),
+            "first_k_dense_replace": 1,
+            "rope_theta": ropes["indexed_attention"]["rope_theta"],
+            "swa_rope_theta": ropes["sliding_attention"]["rope_theta"],
+            "apply_mla_qkv_lora_rescale": True,
+            "scoring_func": "sigmoid",
+        }
     path.write_text(json.dumps(config))
 
 
@@ -130,22 +160,35 @@ def renamed(folder: Path, new: Callable[[str], str]) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
-# Whose class rotates halves of a head, where llama.cpp and other engines rotate neighbours.
-NEIGHBOURS = {"hy-v4": "hy_v4"}
+# Whose class rotates otherwise than llama.cpp: Hunyuan 4 halves of a head in place of neighbours, as
+# no other engine does, and the indexer of dots3-note the other way round.
+ROTATED = ("hy-v4", "dots3-note")
 
 
-def rotate_neighbours(name: str, monkeypatch: Any) -> None:
-    """As they were trained."""
+def rotate_as_there(name: str, monkeypatch: Any) -> None:
+    """As llama.cpp does."""
     import torch
-    from transformers.models.hy_v4 import modeling_hy_v4
+    from transformers.models.dots3_note import modeling_dots3_note as dots
+    from transformers.models.hy_v4 import modeling_hy_v4 as hunyuan
 
-    def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    usual = dots.apply_rotary_pos_emb_interleave
+
+    def neighbours(x: Any, cos: Any, sin: Any) -> Any:
         half = x.shape[-1] // 2
         cos, sin, even, odd = cos[..., :half], sin[..., :half], x[..., 0::2], x[..., 1::2]
         return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
-    def rotate(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    def of_hunyuan(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-        return turned(q, cos, sin), turned(k, cos, sin)
+        return neighbours(q, cos, sin), neighbours(k, cos, sin)
 
-    monkeypatch.setattr(modeling_hy_v4, "apply_rotary_pos_emb", rotate)
+    def of_dots(q: Any, k: Any, cos: Any, sin: Any, **axis: int) -> Any:
+        if not axis:  # in attention itself
+            return usual(q, k, cos, sin)
+        cos, sin = (x.unsqueeze(axis["unsqueeze_dim"]) for x in (cos, sin))
+        return tuple(x * cos + hunyuan.rotate_half(x) * sin for x in (q, k))
+
+    if name == "hy-v4":
+        monkeypatch.setattr(hunyuan, "apply_rotary_pos_emb", of_hunyuan)
+    else:
+        monkeypatch.setattr(dots, "apply_rotary_pos_emb_interleave", of_dots)

@@ -38,6 +38,11 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
         ({"indexer_types": ["shared", "full", "full"]}, "the first block is shared"),
     ),
+    "dots3-note": (
+        ({"swa_q_lora_rank": 24}, "q_lora_rank is 32 and 24 in blocks"),
+        ({"moe_shared_expert_intermediate_size": 64}, "shared experts are 64 wide"),
+        ({"use_dsa": False}, "use_dsa is false"),
+    ),
 }  # fmt: skip
 
 

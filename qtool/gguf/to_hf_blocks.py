@@ -20,7 +20,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "cohere2moe" and (selection := given.get("expert_gating_func")) is not None:
         names = {number: name for name, number in SELECTIONS.items()}
         config["expert_selection_fn"] = names.get(selection.value)
-    if (full := given.get("attention.indexer.types")) is not None:
+    full = given.get("attention.indexer.types")
+    if full is not None and row.name != "dots3note":
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
     if row.name in ("nemotron_h", "nemotron_h_moe"):
         _put_state_spaces(row, config, given)

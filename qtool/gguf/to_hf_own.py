@@ -11,7 +11,8 @@ from qtool.gguf.to_hf_keys import plain
 
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
-                  "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM")  # fmt: skip
+                  "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM",
+                  "Dots3NoteForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -63,6 +64,8 @@ def put_own(
     if row.name == "kimi-linear":
         config["norm_topk_prob"] = True
         config["linear_num_heads"] = config["num_attention_heads"]
+    if row.name == "dots3note":
+        _put_local_latents(config, source)
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
     if row.name == "gemma3n":
@@ -91,3 +94,23 @@ def _biased_taps(names: Collection[str]) -> bool:
 
 def _blocks(config: dict[str, Any]) -> range:
     return range(config["num_hidden_layers"])
+
+
+def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
+    """Sizes of blocks with a window, and of the others."""
+    heads = source.metadata["dots3note.attention.head_count"]
+    each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+    kinds = dict(zip(config["layer_types"], each, strict=True))
+    local = kinds.get("sliding_attention", max(each))
+    whole = plain(source.metadata["dots3note.attention.key_length_mla_swa"])
+    config["num_attention_heads"] = config["num_key_value_heads"] = kinds.get(
+        "full_attention", max(each)
+    )
+    config["moe_shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    config |= {
+        "swa_num_attention_heads": local, "swa_num_key_value_heads": local,
+        "swa_q_lora_rank": config["q_lora_rank"], "swa_head_dim": whole,
+        "swa_qk_rope_head_dim": config["qk_rope_head_dim"],
+        "swa_qk_nope_head_dim": whole - config["qk_rope_head_dim"],
+        "swa_rope_theta": config.pop("rope_local_base_freq", config["rope_theta"]),
+    }  # fmt: skip

@@ -101,8 +101,8 @@ def test_random_models(
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)
-    if name in gguf_models_newest.NEIGHBOURS:
-        gguf_models_newest.rotate_neighbours(name, monkeypatch)
+    if name in gguf_models_newest.ROTATED:
+        gguf_models_newest.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")

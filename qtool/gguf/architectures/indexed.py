@@ -76,18 +76,18 @@ def _whole_turns(config: Config) -> str | None:
 
 
 _PREDICTION = in_blocks(predicting, AHEAD)
-_COUNTS = (
+INDEXER_COUNTS = (
     Key("attention.indexer.head_count", "index_n_heads"),
     Key("attention.indexer.key_length", "index_head_dim"),
     Key("attention.indexer.top_k", "index_topk"),
 )
 _TYPES = Key("attention.indexer.types", "indexer_types", _full, listed=True)
-INDEXER_KEYS = (*_COUNTS, _TYPES)
+INDEXER_KEYS = (*INDEXER_COUNTS, _TYPES)
 _KEYS = with_own(
     (*KEYS, scores(sparse_keys.SIGMOID)),
     blocks_with(_AHEAD),
     PREDICTS,
-    *_COUNTS,
+    *INDEXER_COUNTS,
 )
 _REFUSE = (*REFUSE, _whole_turns, limits.dense_first)
 _DEFAULTS = {

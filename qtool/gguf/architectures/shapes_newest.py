@@ -26,6 +26,19 @@ def _gates(config: Config) -> int:
 NEWEST: Mapping[str, Callable[[Config], int]] = {
     "key heads of values": product("num_key_value_heads", "v_head_dim"),
     "gates": _gates,
+    "rotated keys": product("qk_rope_head_dim"),
+    "number of local heads": product("swa_num_attention_heads"),
+    "local latents": product("swa_kv_lora_rank"),
+    "local plain keys": product("swa_qk_nope_head_dim"),
+    "local head of values": product("swa_v_head_dim"),
+    "local heads of values": product("swa_num_attention_heads", "swa_v_head_dim"),
+    "local latents and rotated keys": lambda config: (
+        count(config, "swa_kv_lora_rank") + count(config, "swa_qk_rope_head_dim")
+    ),
+    "local queries": lambda config: (
+        count(config, "swa_num_attention_heads")
+        * (count(config, "swa_qk_nope_head_dim") + count(config, "swa_qk_rope_head_dim"))
+    ),
     "two": lambda _: 2,
     "streams of mixing": product("hc_mult"),
     "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),

@@ -11,7 +11,14 @@ from pathlib import Path
 
 # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts, or heads of
 # keys.
-_CALLED_OTHERWISE = ("nemotron_h", "granitemoehybrid", "falcon", "qwen4_exp_text", "kimi_linear")
+_CALLED_OTHERWISE = (
+    "nemotron_h",
+    "granitemoehybrid",
+    "falcon",
+    "qwen4_exp_text",
+    "kimi_linear",
+    "dots3_note_text",
+)
 
 
 def names_in(folder: Path) -> list[str]:
