@@ -160,7 +160,7 @@ def renamed(folder: Path, new: Callable[[str], str]) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
-# Whose class rotates otherwise than llama.cpp: Hunyuan 4 halves of a head in place of neighbours, as
+# Whose class rotates otherwise than llama.cpp: Hunyuan 4 halves of heads in place of neighbours, as
 # no other engine does, and the indexer of dots3-note the other way round.
 ROTATED = ("hy-v4", "dots3-note")
 
