@@ -149,7 +149,9 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]
         del wanted["num_key_value_heads"], wanted["max_position_embeddings"]
-    seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
+    seeing = {
+        **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_newest.SEEING,
+    }.get(kind)  # fmt: skip
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     # The configuration's class, and what is inside it, if that needs telling.
@@ -165,6 +167,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_sparse.fill(model)
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
+        gguf_models_newest.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     if kind == "Mpt":

@@ -84,10 +84,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "swa_kv_lora_rank": 40, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16,
          "swa_qk_rope_head_dim": 8, "swa_v_head_dim": 20},
     ),
+    "glm-5.3": (
+        "Glm5Next",
+        {"num_key_value_heads": 4, "num_hidden_layers": 3, "n_routed_experts": 6,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "n_group": 3, "topk_group": 2, "kv_lora_rank": 24, "q_lora_rank": 32,
+         "qk_nope_head_dim": 20, "v_head_dim": 12, "linear_head_dim": 24, "linear_num_heads": 4,
+         "linear_conv_kernel_dim": 3, "linear_lower_bound": -4.0, "routed_scaling_factor": 1.5,
+         "rms_norm_eps": 1e-6, "hc_eps": 1e-3, "hc_sinkhorn_iters": 3, "swiglu_limit": 0.25,
+         "index_topk": 8, "index_head_dim": 64, "index_n_heads": 16, "index_kpool": 4,
+         "mlp_layer_types": ["dense", "sparse", "sparse"],
+         "indexer_types": ["full", "full", "shared"],
+         "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"]},
+    ),
+}  # fmt: skip
+# What lies around the settings of the text, as in `gguf_models_dense`.
+SEEING: dict[str, dict[str, Any]] = {
+    "Glm5Next": {
+        "text_config": {},
+        "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+                          "patch_size": 4, "image_size": 16, "out_hidden_size": 64,
+                          "projection_intermediate_size": 48, "spatial_merge_size": 2},
+    },
 }  # fmt: skip
 MULTIPLIED = ("dots3-note",)  # norms, by what llama.cpp has no number for
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
-NOT_ROUNDED = ("qwen4-exp", "hy-v4", "dots3-note")
+NOT_ROUNDED = ("qwen4-exp", "hy-v4", "dots3-note", "glm-5.3")
 SAID_BEYOND: dict[str, set[str]] = {
     "laguna": {"laguna.attention.sliding_window_pattern"},
     "kimi-linear": {"kimi-linear.expert_group_count"},
@@ -142,7 +164,26 @@ def finish(name: str, folder: Path) -> None:
             "apply_mla_qkv_lora_rescale": True,
             "scoring_func": "sigmoid",
         }
+    if name == "glm-5.3":
+        config |= {"hidden_size": 64, "mhc": True, "mla_use_nope": True}
+        text = config["text_config"]
+        text |= {
+            "first_k_dense_replace": 1, "mla_use_nope": True, "scoring_func": "sigmoid",
+            "layer_types": [k.replace("indexed", "full") for k in text["layer_types"]],
+            "linear_attn_config": {
+                "num_heads": text["linear_num_heads"], "head_dim": text["linear_head_dim"],
+                "short_conv_kernel_size": text["linear_conv_kernel_dim"],
+                "gate_lower_bound": text["linear_lower_bound"],
+            },
+        }  # fmt: skip
     path.write_text(json.dumps(config))
+
+
+def fill(model: Any) -> None:
+    """Values for what gguf_models leaves at zero."""
+    for name, parameter in model.named_parameters():
+        if "index_kpool_compress" in name:
+            parameter.normal_(std=0.3)
 
 
 def _released_hunyuan(key: str) -> str:

@@ -43,6 +43,11 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"moe_shared_expert_intermediate_size": 64}, "shared experts are 64 wide"),
         ({"use_dsa": False}, "use_dsa is false"),
     ),
+    "glm-5.3": (
+        ({"hc_mult": 2}, "hc_mult is 2, and it takes 4"),
+        ({"index_kpool": 1}, "index_kpool is 1"),
+        ({"indexer_types": ["full", "shared", "full"]}, "the first indexer is shared"),
+    ),
 }  # fmt: skip
 
 
@@ -51,7 +56,10 @@ def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> No
     folder = gguf_models.build(name, tmp_path / "model")
     given = (folder / "config.json").read_text()
     for settings, said in REFUSED[name]:
-        gguf_models.rewrite_config(folder, lambda config: config.update(settings))  # noqa: B023
+        gguf_models.rewrite_config(
+            folder,
+            lambda config: config.get("text_config", config).update(settings),  # noqa: B023
+        )
         with pytest.raises(UnsupportedError, match=said):
             source_of(folder)
         (folder / "config.json").write_text(given)

@@ -117,7 +117,7 @@ def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     reason = kept_reason(tensor, model.facts.architecture)
     override = options.override_of(tensor.name)
     if options.converts and options.file_type.default in FLOATS:
-        if tensor.name.endswith(CONVERTED):
+        if reason == "small" and tensor.name.endswith(CONVERTED):
             reason = None
         elif tensor.name.endswith(FLOAT32_WHERE_CONVERTED) and not (override or options.pure):
             reason = "float32, as llama.cpp converts it"

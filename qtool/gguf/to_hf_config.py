@@ -61,7 +61,10 @@ _TOKEN_IDS = {
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
 # Why a file cannot be made a checkpoint again, by architecture.
-_NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
+_NO_WAY_BACK = {
+    "apertus": "what activations learned in tensors, and the file in keys",
+    "glm5-next": "the text beside a part that sees, without which transformers has no class",
+}
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.
 _OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}

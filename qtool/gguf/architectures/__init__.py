@@ -18,6 +18,7 @@ from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gemma3n import GEMMA3N
 from qtool.gguf.architectures.gemma4 import GEMMA4
+from qtool.gguf.architectures.glm5_next import GLM5_NEXT
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
@@ -47,7 +48,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE,
+    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

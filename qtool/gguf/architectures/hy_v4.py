@@ -35,14 +35,18 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def streams(at: str, other: str, called: str, *, head: bool = False) -> Iterator[Module]:
+def streams(
+    at: str, other: str, called: str, *, head: bool = False, mixed: bool = False
+) -> Iterator[Module]:
     """The weights of streams; other: how transformers calls where they are, which it saves as
     something between the two."""
     rows = "streams of mixing" if head else "two of the streams of mixing"
+    rows = "two of the streams, and streams by streams" if mixed else rows
+    scales = "one" if head else "three" if mixed else "two"
     for part, shape in (
         ("fn", (rows, "all streams of mixing")),
         ("base", (rows,)),
-        ("scale", ("one",) if head else ("two",)),
+        ("scale", (scales,)),
     ):
         theirs = f"{other}.hc_{part}" if head else f"{other}.{part}"
         path = f"{at}_{part}".replace(".hc_pre", "").split(".")

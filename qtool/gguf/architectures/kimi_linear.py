@@ -38,20 +38,25 @@ _NAMES = {
 }  # fmt: skip
 _NAMES_OF_NETS = {
     "linear_head_dim": "head_dim", "linear_num_heads": "num_heads",
-    "linear_conv_kernel_dim": "short_conv_kernel_size",
+    "linear_conv_kernel_dim": "short_conv_kernel_size", "linear_lower_bound": "gate_lower_bound",
 }  # fmt: skip
 _EVERY = 4  # blocks there is one with attention, but the first, unless config.json says otherwise
 
 
-def _settle(config: dict[str, Any]) -> dict[str, Any]:
-    blocks = count(config, "num_hidden_layers")
-    config |= {name: config[older] for name, older in _NAMES.items() if older in config}
+def flattened(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings of delta nets, which released checkpoints have in an object."""
     nets = config.get("linear_attn_config") or {}
     if not isinstance(nets, dict):
         raise SourceError("config.json: linear_attn_config is not an object")
-    config |= {name: nets[older] for name, older in _NAMES_OF_NETS.items() if older in nets}
+    return config | {name: nets[older] for name, older in _NAMES_OF_NETS.items() if older in nets}
+
+
+def _settle(config: dict[str, Any]) -> dict[str, Any]:
+    config = flattened(config)
+    blocks = count(config, "num_hidden_layers")
+    config |= {name: config[older] for name, older in _NAMES.items() if older in config}
     if config.get("layer_types") is None:
-        full = nets.get("full_attn_layers")  # counted from 1
+        full = (config.get("linear_attn_config") or {}).get("full_attn_layers")  # counted from 1
         if full is None:
             full = [b + 1 for b in range(_EVERY, blocks, _EVERY)]
         kinds = ["full_attention" if b + 1 in full else "linear_attention" for b in range(blocks)]
@@ -75,7 +80,7 @@ def _net(name: str, called: str, *shape: str, named: str = "", **more: Any) -> M
     return Module(_AT + (named or name), called=called, shape=shape, blocks=is_linear, **more)
 
 
-_DELTA_NET = (
+DELTA_NETS = (
     *(_net(f"{x}_proj", f"attn_{x}", _HEADS, "width", named=f"net.{x}_proj") for x in "qkv"),
     *(_net(f"{x}_conv1d", f"ssm_conv1d_{x}", _HEADS, "one", "kernel") for x in "qkv"),
     _net("f_a_proj", "ssm_f_a", "head of a delta net", "width"),
@@ -106,7 +111,7 @@ _EXPERTS = tuple(
 _MODULES = (
     *OUTER,
     *block(*TWO_NORMS),
-    *_DELTA_NET,
+    *DELTA_NETS,
     *in_blocks(_has_attention, LATENT_ATTENTION_OF_ONE),
     # transformers saves these as if they were among the experts.
     *in_blocks(before(_LEADING), tuple(
@@ -123,12 +128,12 @@ _MODULES = (
 )  # fmt: skip
 
 
-def _key_heads(config: Config) -> Value:
+def key_heads(config: Config) -> Value:
     blocks = range(count(config, "num_hidden_layers"))
     return array(Kind.INT32, [0 if is_linear(config, b) else 1 for b in blocks])
 
 
-def _own_heads(config: Config) -> str | None:
+def own_heads(config: Config) -> str | None:
     given, heads = count(config, "linear_num_heads"), count(config, "num_attention_heads")
     if given == heads:
         return None
@@ -146,7 +151,7 @@ _KEYS = with_own(
     BASE,
     VOCABULARY,
     Key("expert_count", "num_experts"),
-    Key("attention.head_count_kv", "", _key_heads, listed=True, lacking=True),
+    Key("attention.head_count_kv", "", key_heads, listed=True, lacking=True),
     Key("attention.value_length", "head_dim"),
     Key("ssm.conv_kernel", "linear_conv_kernel_dim"),
     Key("kda.head_dim", "linear_head_dim"),
@@ -165,7 +170,7 @@ KIMI_LINEAR: dict[str, Architecture] = {
          "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, "vocab_size": 163840},
         rope=("default",), needs_head=True, settle=_settle,
         refuse=(limits.chosen_add_up(True), limits.no_biases("attention_bias"), limits.dense_first,
-                limits.as_many_key_heads, _own_heads, _no_query_latents),
+                limits.as_many_key_heads, own_heads, _no_query_latents),
         warn=(limits.one_epsilon,),
     ),
 }  # fmt: skip

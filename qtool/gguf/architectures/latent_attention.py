@@ -76,6 +76,9 @@ _ATTENTION = (
 LATENT_ATTENTION_OF_ONE = tuple(
     replace(module, blocks=None) for module in _ATTENTION if module.blocks is not _has_query_latents
 )
+LATENT_ATTENTION_OF_QUERIES = tuple(
+    replace(module, blocks=None) for module in _ATTENTION if module.blocks is not _has_none
+)
 LATENT_MODULES = (*OUTER, *_ATTENTION, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 

@@ -39,6 +39,11 @@ NEWEST: Mapping[str, Callable[[Config], int]] = {
         count(config, "swa_num_attention_heads")
         * (count(config, "swa_qk_nope_head_dim") + count(config, "swa_qk_rope_head_dim"))
     ),
+    "three": lambda _: 3,
+    "pool": product("index_kpool"),
+    "two of the streams, and streams by streams": lambda config: (
+        (2 + count(config, "hc_mult")) * count(config, "hc_mult")
+    ),
     "two": lambda _: 2,
     "streams of mixing": product("hc_mult"),
     "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),

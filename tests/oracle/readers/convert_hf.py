@@ -18,6 +18,7 @@ _CALLED_OTHERWISE = (
     "qwen4_exp_text",
     "kimi_linear",
     "dots3_note_text",
+    "glm5_next",
 )
 
 
