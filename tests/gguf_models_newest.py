@@ -67,7 +67,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "moe_intermediate_size": 32, "n_shared_experts": 2, "n_group": 3, "topk_group": 2,
          "kv_lora_rank": 24, "q_lora_rank": 32, "qk_nope_head_dim": 20, "qk_rope_head_dim": 8,
          "v_head_dim": 12, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-6, "hc_mult": 3,
-         "hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 0.25, "index_topk": 8,
+         "hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 0.3, "index_topk": 8,
          "index_head_dim": 24, "index_n_heads": 16,
          "indexer_types": ["full", "shared", "full"]},
     ),
@@ -97,9 +97,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "indexer_types": ["full", "full", "shared"],
          "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"]},
     ),
+    "step-3.7": (
+        "Step3p7",
+        {"num_hidden_layers": 4, "head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 32, "share_expert_dim": 48, "sliding_window": 8,
+         "num_sliding_attention_heads": 6, "moe_router_scaling_factor": 1.5,
+         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+         "moe_layers_enum": "1,2,3", "swiglu_limits": [0.0, 0.3, 0.0, 0.2],
+         "swiglu_limits_shared": [0.0, 0.0, 0.25, 0.15],
+         "rope_theta": [3e4, 2e3, 2e3, 3e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+         "rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+                          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
 }  # fmt: skip
 # What lies around the settings of the text, as in `gguf_models_dense`.
 SEEING: dict[str, dict[str, Any]] = {
+    "Step3p7": {
+        "text_config": {},
+        "vision_config": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48,
+                          "num_attention_heads": 2, "patch_size": 4, "image_size": 16},
+    },
     "Glm5Next": {
         "text_config": {},
         "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
@@ -176,6 +193,28 @@ def finish(name: str, folder: Path) -> None:
                 "gate_lower_bound": text["linear_lower_bound"],
             },
         }  # fmt: skip
+    if name == "step-3.7":
+        text = config["text_config"]
+        text.pop("per_layer_config")
+        rope, mlps = text.pop("rope_parameters"), text.pop("mlp_layer_types")
+        each = [rope[kind] for kind in text["layer_types"]]
+        scaling = {k: v for k, v in rope["full_attention"].items() if k != "rope_theta"}
+        scaling.pop("partial_rotary_factor")
+        text |= {
+            "num_attention_groups": text["num_key_value_heads"],
+            "moe_num_experts": text.pop("n_routed_experts"),
+            "moe_top_k": text.pop("num_experts_per_tok"),
+            "moe_layers_enum": ",".join(str(b) for b, k in enumerate(mlps) if k == "sparse"),
+            "attention_other_setting": {
+                "num_attention_heads": text.pop("num_sliding_attention_heads"),
+                "num_attention_groups": text["num_key_value_heads"],
+            },
+            "rope_theta": [one["rope_theta"] for one in each],
+            "partial_rotary_factors": [one["partial_rotary_factor"] for one in each],
+            "rope_scaling": scaling,
+            "norm_expert_weight": True,
+            "moe_router_activation": "sigmoid",
+        }
     path.write_text(json.dumps(config))
 
 

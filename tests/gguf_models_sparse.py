@@ -170,6 +170,7 @@ SAID_BEYOND = {
 }
 NO_WAY_BACK = {
     "apertus": "what activations learned in tensors, .* cannot be turned back",
+    "step-3.7": "beside a part that sees, .* cannot be turned back",
     "glm-5.3": "beside a part that sees, .* cannot be turned back",
 }
 # It writes no head, and llama.cpp does not load such a file.

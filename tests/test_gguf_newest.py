@@ -48,6 +48,10 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"index_kpool": 1}, "index_kpool is 1"),
         ({"indexer_types": ["full", "shared", "full"]}, "the first indexer is shared"),
     ),
+    "step-3.7": (
+        ({"partial_rotary_factors": [1.0] * 4}, "full_attention rotates 1.0 of a head"),
+        ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar is 16"),
+    ),
 }  # fmt: skip
 
 

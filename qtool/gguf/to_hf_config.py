@@ -64,6 +64,7 @@ _TOKEN_IDS = {
 _NO_WAY_BACK = {
     "apertus": "what activations learned in tensors, and the file in keys",
     "glm5-next": "the text beside a part that sees, without which transformers has no class",
+    "step35": "the text beside a part that sees, without which transformers has no class",
 }
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.

@@ -40,6 +40,7 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
+from qtool.gguf.architectures.step3 import STEP3
 from qtool.gguf.hf_config import Config
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
@@ -49,6 +50,7 @@ TABLE: dict[str, Architecture] = {
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
+    **STEP3,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_KEYS, is_full, known_start
@@ -110,7 +112,7 @@ def bound(setting: str) -> Key:
 
     def make(config: Config) -> Value:
         blocks = count(config, "num_hidden_layers")
-        return array(Kind.FLOAT32, [number(config, setting)] * blocks)
+        return array(Kind.FLOAT32, [float(np.float32(number(config, setting)))] * blocks)
 
     return Key("swiglu_clamp_exp", setting, make, listed=True)
 

@@ -44,6 +44,7 @@ NEWEST: Mapping[str, Callable[[Config], int]] = {
     "two of the streams, and streams by streams": lambda config: (
         (2 + count(config, "hc_mult")) * count(config, "hc_mult")
     ),
+    "inner of the one that is shared": product("share_expert_dim"),
     "two": lambda _: 2,
     "streams of mixing": product("hc_mult"),
     "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),

@@ -19,6 +19,7 @@ _CALLED_OTHERWISE = (
     "kimi_linear",
     "dots3_note_text",
     "glm5_next",
+    "step3p7",
 )
 
 
