@@ -16,6 +16,7 @@ _INSIDE = "language_model."
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
     "vision_embedder.", "audio_tower.", "embed_audio.", "vit_large_projector.",
+    "patch_merge_mlp.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

@@ -109,9 +109,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
                           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
     ),
+    "minimax-m3": (
+        "MiniMaxM3VL",
+        {"num_hidden_layers": 3, "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3,
+         "dense_intermediate_size": 80, "shared_intermediate_size": 96, "rotary_dim": 16,
+         "routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 24,
+         "index_block_size": 4, "index_topk_blocks": 3,
+         "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
+         "mlp_layer_types": ["dense", "sparse", "sparse"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4,
+                             "partial_rotary_factor": 0.5}},
+    ),
 }  # fmt: skip
 # What lies around the settings of the text, as in `gguf_models_dense`.
 SEEING: dict[str, dict[str, Any]] = {
+    "MiniMaxM3VL": {
+        "text_config": {}, "projector_hidden_size": 32,
+        "vision_config": {"num_hidden_layers": 1, "hidden_size": 48, "intermediate_size": 48,
+                          "num_attention_heads": 2, "patch_size": 4, "image_size": 16},
+    },
     "Step3p7": {
         "text_config": {},
         "vision_config": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48,
@@ -215,6 +231,19 @@ def finish(name: str, folder: Path) -> None:
             "norm_expert_weight": True,
             "moe_router_activation": "sigmoid",
         }
+    if name == "minimax-m3":
+        text = config["text_config"]
+        text |= {
+            "n_shared_experts": 1, "scoring_func": "sigmoid",
+            "moe_layer_freq": [int(k == "sparse") for k in text["mlp_layer_types"]],
+            "sparse_attention_config": {
+                "sparse_num_index_heads": text["index_n_heads"],
+                "sparse_index_dim": text["index_head_dim"],
+                "sparse_block_size": text["index_block_size"],
+                "sparse_topk_blocks": text["index_topk_blocks"],
+                "sparse_local_block": text["index_local_blocks"],
+            },
+        }  # fmt: skip
     path.write_text(json.dumps(config))
 
 
@@ -240,6 +269,8 @@ def renamed(folder: Path, new: Callable[[str], str]) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
+# Of which llama.cpp sees all tokens where flash attention is off.
+CHOSEN_WITH_FLASH = ("minimax-m3",)
 # Whose class rotates otherwise than llama.cpp: Hunyuan 4 halves of heads in place of neighbours, as
 # no other engine does, and the indexer of dots3-note the other way round.
 ROTATED = ("hy-v4", "dots3-note")

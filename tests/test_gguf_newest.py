@@ -52,6 +52,11 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"partial_rotary_factors": [1.0] * 4}, "full_attention rotates 1.0 of a head"),
         ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar is 16"),
     ),
+    "minimax-m3": (
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0, and it takes 7.0"),
+        ({"rotary_dim": 32}, "rotary_dim is 32, and the class rotates 16 of 32"),
+        ({"layer_types": ["full_attention"] * 3}, "an indexer is not in all blocks with experts"),
+    ),
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ _BIASES = {
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
 _BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt",
-               "qwen4exp")  # fmt: skip
+               "qwen4exp", "minimax-m3")  # fmt: skip
 _WITH_STATES = (
     "mamba",
     "mamba2",

@@ -53,6 +53,7 @@ _MODEL_TYPES = {
     "FalconMambaForCausalLM": "falcon_mamba", "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "Qwen4ExpForCausalLM": "qwen4_exp_text", "KimiLinearForCausalLM": "kimi_linear",
     "Dots3NoteForCausalLM": "dots3_note_text",
+    "MiniMaxM3VLForCausalLM": "minimax_m3_vl_text",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
+from qtool.gguf.architectures.minimax_m3 import SPARSE
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
@@ -12,7 +13,7 @@ from qtool.gguf.to_hf_keys import plain
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
                   "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM",
-                  "Dots3NoteForCausalLM")  # fmt: skip
+                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -64,6 +65,19 @@ def put_own(
     if row.name == "kimi-linear":
         config["norm_topk_prob"] = True
         config["linear_num_heads"] = config["num_attention_heads"]
+    if row.name == "minimax-m3":
+        share = config.pop("partial_rotary_factor", 1.0)
+        config["rope_parameters"] = {
+            "rope_type": "default", "rope_theta": config["rope_theta"],
+            "partial_rotary_factor": share,
+        }  # fmt: skip
+        config["rotary_dim"] = int(share * config["head_dim"])
+        shared = config.get("n_shared_experts", 1) * config["intermediate_size"]
+        config["shared_intermediate_size"] = shared
+        leading = config["first_k_dense_replace"]
+        config["layer_types"] = [
+            SPARSE if b >= leading else "full_attention" for b in _blocks(config)
+        ]
     if row.name == "dots3note":
         _put_local_latents(config, source)
     if row.name == "qwen4exp":

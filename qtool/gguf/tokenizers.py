@@ -75,7 +75,7 @@ POLICIES = {
    
     "gpt2": _JSON, "bloom": _JSON, "mpt": _JSON, "falcon": _JSON,
     "olmo": _JSON, "command-r": _JSON, "cohere2": _JSON, "seed_oss": _JSON, "exaone4": _JSON,
-    "mimo2": _JSON, "laguna": _JSON, "step35": _JSON,
+    "mimo2": _JSON, "laguna": _JSON, "minimax-m3": _JSON, "step35": _JSON,
     "glm5-next": _GLM, "dots3note": _JSON, "hy_v4": _JSON, "kimi-linear": _JSON,
     "qwen4exp": _JSON,
     "starcoder2": _JSON, "granitehybrid": Policy(), "nemotron_h": _JSON,

@@ -101,6 +101,8 @@ def test_random_models(
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)
+    if name in gguf_models_newest.CHOSEN_WITH_FLASH:
+        monkeypatch.setenv("FLASH_ATTENTION", "1")
     if name in gguf_models_newest.ROTATED:
         gguf_models_newest.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")

@@ -25,7 +25,7 @@ from qtool.gguf.architectures.linear_attention import (
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.row_maps import some_rows
 
 _ATTENTION = ("indexed_attention", "full_attention")  # two names of the same
 
@@ -36,23 +36,11 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _rows_from(first: int, last: int, total: int) -> RowMap:
-    """These rows of a matrix of so many."""
-
-    def forward(rows: Rows, groups: int, count: int) -> Rows:
-        return rows + first
-
-    def inverse(rows: Rows, groups: int, count: int) -> Rows:
-        return rows - first
-
-    return RowMap(forward, inverse, "indexer_n_heads", taken=(total, last - first))
-
-
 def _part(module: Module, config: Config) -> Module:
     width = count(config, "indexer_head_dim")
     queries = count(config, "indexer_n_heads") * width
     first, last = (0, queries) if module.called.endswith("q_proj") else (queries, queries + width)
-    return replace(module, rows=_rows_from(first, last, queries + width))
+    return replace(module, rows=some_rows(first, last, queries + width, "indexer_n_heads"))
 
 
 def _has_attention(config: Config, block: int) -> bool:

@@ -20,6 +20,7 @@ _CALLED_OTHERWISE = (
     "dots3_note_text",
     "glm5_next",
     "step3p7",
+    "minimax_m3_vl",
 )
 
 
