@@ -15,7 +15,8 @@ from qtool.checkpoint import Checkpoint
 _INSIDE = "language_model."
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
-    "vision_embedder.", "audio_tower.", "embed_audio.",
+    "vision_embedder.", "audio_tower.", "embed_audio.", "vit_large_projector.",
+    "patch_merge_mlp.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

@@ -13,6 +13,7 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_newest
 import gguf_models_remote
 import gguf_models_sparse
 import gguf_models_states
@@ -114,6 +115,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_sparse.SPARSE,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_remote.MODELS
+MODELS |= gguf_models_newest.MODELS
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -123,6 +125,7 @@ SAID_BEYOND = {
     **gguf_models_gemma4.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
     **gguf_models_remote.SAID_BEYOND,
+    **gguf_models_newest.SAID_BEYOND,
 }
 
 
@@ -157,7 +160,9 @@ def build(
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]
         del wanted["num_key_value_heads"], wanted["max_position_embeddings"]
-    seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
+    seeing = {
+        **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_newest.SEEING,
+    }.get(kind)  # fmt: skip
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     # The configuration's class, and what is inside it, if that needs telling.
@@ -173,6 +178,7 @@ def build(
         gguf_models_sparse.fill(model)
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
+        gguf_models_newest.fill(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     if kind in _RELEASED_AS:
@@ -183,6 +189,8 @@ def build(
         gguf_models_hybrid.as_released(folder)
     if name in gguf_models_remote.MODELS and renamed:
         gguf_models_remote.rename(name, folder)
+    if name in gguf_models_newest.MODELS:
+        gguf_models_newest.finish(name, folder)
     if name == "gemma3n":
         gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:

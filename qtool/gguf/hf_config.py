@@ -23,8 +23,11 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
     "num_experts_per_tok": ("num_experts_per_token",),
     "tie_word_embeddings": ("tie_embedding",),
+    "rms_norm_eps": ("layernorm_epsilon",),
+    "rope_local_base_freq": ("swa_rope_theta",),
     "layer_norm_eps": ("norm_eps", "norm_epsilon", "layer_norm_epsilon"),
 }
+_FULL = ("full_attention", "indexed_attention")
 _NEEDS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope", "su")
 # How config.json called what is a part of rope_parameters now.
 _ROPE_NAMES = {
@@ -93,7 +96,7 @@ def _rope(config: Config, defaults: Config) -> dict[str, dict[str, Any]]:
     by_kind = {k: v for k, v in given.items() if k.endswith("_attention") and v is not None}
     if any(not isinstance(v, Mapping) for v in by_kind.values()):
         raise SourceError("config.json: rope_parameters of a layer type is not an object")
-    full = dict(by_kind.get("full_attention", {} if by_kind else given))
+    full = dict(next((by_kind[k] for k in _FULL if k in by_kind), {} if by_kind else given))
     found = {"full_attention": _filled(full, config, defaults)}
     local = by_kind.get("sliding_attention")
     if local is not None or "rope_local_base_freq" in defaults:

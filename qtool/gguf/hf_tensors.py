@@ -30,6 +30,9 @@ from qtool.transforms.rotated import Rotated
 # What convert_hf_to_gguf.py widens beside vectors.
 ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
+    "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
+    ".indexer_compressor_gate.weight", ".indexer_compressor_ape.weight",
+    ".ssm_conv1d_q.weight", ".ssm_conv1d_k.weight", ".ssm_conv1d_v.weight",
     ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
     ".altup_correct_coef.weight", ".altup_predict_coef.weight",
 )  # fmt: skip

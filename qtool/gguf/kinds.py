@@ -121,10 +121,17 @@ _NEVER_IN = {
 # What a converter treats otherwise than llama-quantize: these are in the type of the file,
 CONVERTED = (
     "per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight",
-    "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
+    "altup_router.weight", "laurel_l.weight", "laurel_r.weight", "indexer.q_proj.weight",
+    "indexer.k_proj.weight", "indexer.attn_q_b.weight", "indexer.attn_k.weight",
+    "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight", "ssm_beta.weight",
+    "attn_kv_a_mqa.weight", "attn_k_b.weight", "attn_v_b.weight",
 )  # fmt: skip
 # and these in float32.
-FLOAT32_WHERE_CONVERTED = (".indexer.proj.weight",)
+FLOAT32_WHERE_CONVERTED = (
+    ".indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
+    ".indexer_compressor_gate.weight", ".indexer_compressor_ape.weight",
+)  # fmt: skip
+FLOAT32_IN = {"minimax-m3": ("indexer.q_proj.weight", "indexer.k_proj.weight")}
 
 
 def kept_reason(tensor: Tensor, architecture: str) -> str | None:

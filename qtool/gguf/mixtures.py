@@ -22,6 +22,7 @@ from qtool.gguf.kinds import (
     DOWN,
     EMBEDDING,
     EMBEDDINGS,
+    FLOAT32_IN,
     FLOAT32_WHERE_CONVERTED,
     GATE,
     KEY,
@@ -117,7 +118,9 @@ def _choice(model: _Model, tensor: Tensor, kind: str) -> Choice:
     reason = kept_reason(tensor, model.facts.architecture)
     override = options.override_of(tensor.name)
     if options.converts and options.file_type.default in FLOATS:
-        if tensor.name.endswith(CONVERTED):
+        if tensor.name.endswith(FLOAT32_IN.get(model.facts.architecture, ())):
+            reason = "float32, as llama.cpp converts it"
+        elif reason == "small" and tensor.name.endswith(CONVERTED):
             reason = None
         elif tensor.name.endswith(FLOAT32_WHERE_CONVERTED) and not (override or options.pure):
             reason = "float32, as llama.cpp converts it"

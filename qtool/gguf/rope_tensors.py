@@ -32,7 +32,9 @@ def rope_tensors(config: Config) -> dict[str, NDArray[np.float32]]:
     if rope.get("partial_rotary_factor") is not None:
         rotated = int(rotated * number(rope, "partial_rotary_factor"))
     if rope["rope_type"] == "llama3":
-        return {"rope_freqs.weight": llama3_divisors(rope, rotated)}
+        found = llama3_divisors(rope, rotated)
+        rest = count(rope, "divisors") - len(found) if rope.get("divisors") else 0
+        return {"rope_freqs.weight": np.pad(found, (0, max(rest, 0)), constant_values=1)}
     return {
         f"rope_factors_{name}.weight": _listed(rope, f"{name}_factor", rotated // 2)
         for name in ("long", "short")

@@ -99,6 +99,18 @@ def _in_turns(half: int) -> tuple[Map, Map]:
     return forward, inverse
 
 
+def some_rows(first: int, last: int, total: int, groups: str) -> RowMap:
+    """These rows of a matrix of so many."""
+
+    def forward(rows: Rows, groups: int, total: int) -> Rows:
+        return rows + first
+
+    def inverse(rows: Rows, groups: int, total: int) -> Rows:
+        return rows - first
+
+    return RowMap(forward, inverse, groups, taken=(total, last - first))
+
+
 QUERY_PAIRS = RowMap(_pairs, _halves, "num_attention_heads", unit=2)
 KEY_PAIRS = RowMap(_pairs, _halves, "num_key_value_heads", unit=2)
 QKV_BY_KIND = RowMap(_by_kind, _by_head, "num_attention_heads", unit=3)

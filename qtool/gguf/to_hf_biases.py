@@ -44,7 +44,8 @@ _BIASES = {
     "gptneox": (("attention_bias", ("attn_qkv", "attn_output")),
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
-_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt", "dbrx")
+_BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt", "dbrx",
+                "qwen4exp", "minimax-m3")  # fmt: skip
 _WITH_STATES = (
     "mamba",
     "mamba2",
@@ -90,7 +91,7 @@ def check_biases(
         if (name.endswith("norm") or "_norm" in kind) and modules[name].each is None:
             expected = layer_norms and row.name not in _BARE_NORMS
         if ".indexer." in gguf_name:
-            expected = kind == "k_norm"
+            expected = kind == "k_norm" and row.name not in _BARE_NORMS
         if kind in ("ssm_conv1d", "ssm_dt") and row.name in _WITH_STATES:
             expected = True
         if row.name == "phi2" and name in HEADS:

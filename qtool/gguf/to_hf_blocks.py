@@ -7,6 +7,7 @@ from qtool.errors import FormatError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.cohere2_moe import SELECTIONS
+from qtool.gguf.architectures.laguna import usual_windows
 from qtool.gguf.architectures.short_convolutions import CONVOLUTION
 from qtool.gguf.architectures.state_spaces import ATTENTION, EXPERTS, MLP, STATE
 from qtool.gguf.to_hf_keys import WHOLE
@@ -19,7 +20,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "cohere2moe" and (selection := given.get("expert_gating_func")) is not None:
         names = {number: name for name, number in SELECTIONS.items()}
         config["expert_selection_fn"] = names.get(selection.value)
-    if (full := given.get("attention.indexer.types")) is not None:
+    full = given.get("attention.indexer.types")
+    if full is not None and row.name != "dots3note":
         config["indexer_types"] = ["full" if one else "shared" for one in full.value]
     if row.name in ("nemotron_h", "nemotron_h_moe"):
         _put_state_spaces(row, config, given)
@@ -28,6 +30,9 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
         config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
         config["num_key_value_heads"] = max(heads)
         config["mamba_d_head"] = _width_of_states(given)
+    if row.name == "kimi-linear":
+        heads = _by_block(config, given, "attention.head_count_kv")
+        config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
     if row.name in ("lfm2", "lfm2moe"):
         heads = _by_block(config, given, "attention.head_count_kv")
         config["layer_types"] = ["full_attention" if one else CONVOLUTION for one in heads]
@@ -41,10 +46,15 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
     if row.name == "exaone4" and "attention.sliding_window" not in given:
         config |= {"sliding_window": None, "layer_types": ["full_attention"] * blocks}
         return
+    if row.name == "laguna" and "attention.sliding_window" not in given:
+        config["layer_types"] = ["full_attention"] * blocks
+        return
     period = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma3n": 5}.get(row.name, 4)
     pattern = given.get("attention.sliding_window_pattern")
     if pattern is not None and pattern.kind == Kind.ARRAY:
         windows = [bool(value) for value in pattern.value]
+    elif row.name == "laguna":
+        windows = usual_windows(blocks)
     else:
         said = pattern is not None and isinstance(pattern.value, int)
         every = max(1, pattern.value) if pattern is not None and said else period

@@ -38,10 +38,12 @@ _TOKEN_IDS = {
 }  # fmt: skip
 _REMOTE = {row.name for row in TABLE.values() if row.remote}
 _REMOTE -= {row.name for row in TABLE.values() if not row.remote}
+_BESIDE = "this is the text beside a part that sees, without which transformers has no class for it"
 # Why a file cannot be made a checkpoint again, by architecture.
 _NO_WAY_BACK = {
     "apertus": "of the architecture apertus a checkpoint keeps what activations learned in "
     "tensors, and the file in keys, which cannot be turned back yet",
+    **dict.fromkeys(("glm5-next", "step35"), _BESIDE),
     **{name: f"transformers has no class for the architecture {name}" for name in _REMOTE},
 }  # fmt: skip
 
@@ -94,8 +96,8 @@ def hf_config(
         "tie_word_embeddings": row.drops_head or "output.weight" not in rows,
     }
     if "num_key_value_heads" in row.defaults:  # where llama.cpp has another default
-        config["num_key_value_heads"] = given["attention.head_count"].value
-    heads = given["attention.head_count"].value
+        config["num_key_value_heads"] = most(given["attention.head_count"].value)
+    heads = most(given["attention.head_count"].value)
     if heads and isinstance(row.defaults.get("head_dim"), int):
         config["head_dim"] = given["embedding_length"].value // heads
     known = {key.name: key for key in row.keys}
@@ -200,6 +202,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "rope.freq_base_swa": _to("rope_local_base_freq", float),
     "block_count": _to("num_hidden_layers"),
     "ssm.inner_size": _put_inner_size,
+    "attention.head_count": _to("num_attention_heads", most),
     "attention.head_count_kv": _to("num_key_value_heads", most),
     "feed_forward_length": _to("intermediate_size", most),
     "attention.max_alibi_bias": _in_attention("alibi_bias_max"),
@@ -208,6 +211,10 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "activation_sparsity_scale": _to(
         "activation_sparsity_pattern", lambda value: [0.95 if one > 0 else 0.0 for one in value]
     ),
+    "attention.compress_ratios": _to("indexer_compress_ratio", most),
+    "swiglu_clamp_exp": _to("swiglu_limit", most),
+    "expert_group_count": _to("n_group"),
+    "expert_group_used_count": _to("topk_group"),
     "expert_used_count": _to("moe_topk"),
     "expert_feed_forward_length": _to("moe_intermediate_size"),
     "expert_shared_count": _to("num_shared_expert"),

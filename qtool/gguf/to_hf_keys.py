@@ -38,6 +38,8 @@ _NO_NUMBERS = {
     "attention.recurrent_layers": frozenset(),  # an array
     "attention.rope_pattern": frozenset(),
     "attention.indexer.types": frozenset(),
+    "attention.compress_ratios": frozenset(),
+    "swiglu_clamp_exp": frozenset(),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }
@@ -46,7 +48,7 @@ _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
     "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
     "full_attention_interval", "feed_forward_length", "attention.head_count_kv",
-    "embedding_length_per_layer_input",
+    "attention.head_count", "rope.dimension_count_swa", "embedding_length_per_layer_input",
 )  # fmt: skip
 # What counts only where images are seen: of a text alone it changes nothing.
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
@@ -54,7 +56,11 @@ OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 # Of Granite 4, which says them also where no block has a state space, or experts.
 _OF_OTHER_BLOCKS = ("ssm.", "expert_shared_feed_forward_length")
-_BY_BLOCK = ("attention.head_count_kv", "feed_forward_length")  # that may be lists
+_BY_BLOCK = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "feed_forward_length",
+)  # that may be lists
 # What llama.cpp takes where a file has no such key.
 TAKEN = {
     "expert_group_count": u32(1), "expert_group_used_count": u32(1),
@@ -128,7 +134,7 @@ def _unsaid(
 ) -> dict[str, Value]:
     """What llama.cpp takes for granted where a file has no such key, and the class something else.
     Source: llama.cpp, src/llama-hparams.h and src/models/."""
-    width = given["embedding_length"].value / max(1, given["attention.head_count"].value)
+    width = given["embedding_length"].value / max(1, most(given["attention.head_count"].value))
     defaults = TAKEN | {
         "leading_dense_block_count": u32(0), "attention.scale": f32(1 / math.sqrt(width or 1)),
     }  # fmt: skip
@@ -154,7 +160,7 @@ def _check(
     source: GgufSource, name: str, value: Value, kinds: frozenset[Kind], *, listed: bool
 ) -> None:
     pattern = listed and value.kind == Kind.ARRAY
-    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *WHOLE, *kinds)):
+    if value.kind not in kinds and not (pattern and value.element in (Kind.BOOL, *_REAL, *kinds)):
         raise FormatError(
             f"{source.path}: {name} is {_short(value)} ({value.kind.name.lower()}), expected "
             + " or ".join(sorted({_WORDS.get(kind, "a number") for kind in kinds}))
@@ -180,7 +186,7 @@ def _bounded(
             f"{source.path}: {prefix}block_count is {blocks}, and there are only "
             f"{len(source.tensors)} tensors"
         )
-    heads, width = given["attention.head_count"].value, given["embedding_length"].value
+    heads, width = most(given["attention.head_count"].value), given["embedding_length"].value
     listed = [given[name] for name in _BY_BLOCK if name in given and given[name].kind == Kind.ARRAY]
     if any(len(value.value) != blocks for value in listed):
         raise FormatError(
@@ -257,7 +263,7 @@ def _says_nothing(row: Architecture, name: str, value: Value, given: Mapping[str
     """Whether a key beyond the table changes nothing."""
     if name in _HARMLESS or (row.name == "granite" and name.startswith(_OF_OTHER_BLOCKS)):
         return True
-    heads = given["attention.head_count"].value
+    heads = most(given["attention.head_count"].value)
     width = given["embedding_length"].value // max(1, heads)
     return name in _HEAD_WIDTHS and value.value == width
 

@@ -6,12 +6,15 @@ from typing import Any
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.dbrx import OF_ATTENTION, OF_EXPERTS, OLD_SIZES
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
+from qtool.gguf.architectures.minimax_m3 import SPARSE
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
 
 # Classes that are told of each block whether its MLP is dense.
-_MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM")
+_MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
+                  "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM",
+                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -31,7 +34,7 @@ def put_own(
         config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
     if row.name == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
-    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next"):
+    if row.name in ("qwen3moe", "qwen3vlmoe", "qwen3next", "qwen4exp"):
         config["norm_topk_prob"] = True
     if row.name.startswith(("nemotron_h", "granitehybrid")):
         config["max_position_embeddings"] = plain(source.metadata[f"{row.name}.context_length"])
@@ -56,8 +59,40 @@ def put_own(
     if row.name == "afmoe":
         config["mup_enabled"] = True
     if config["architectures"][0] in _MLPS_BY_BLOCK:
-        leading, blocks = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+        leading, blocks = config["first_k_dense_replace"], _blocks(config)
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
+    if row.name == "mimo2":
+        heads = source.metadata["mimo2.attention.head_count_kv"]
+        config["num_key_value_heads"] = min(heads.value) if heads.element else heads.value
+        sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
+        config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
+        config.setdefault("attention_value_scale", 1.0)
+    if row.name == "laguna":
+        heads = source.metadata["laguna.attention.head_count"]
+        each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+        config["num_attention_heads_per_layer"] = [*each]
+        gates = next((t.rows for t in source.tensors if t.name == "blk.0.attn_gate.weight"), 0)
+        config["gating"] = True if gates == each[0] else "per-element"
+    if row.name == "kimi-linear":
+        config["norm_topk_prob"] = True
+        config["linear_num_heads"] = config["num_attention_heads"]
+    if row.name == "minimax-m3":
+        share = config.pop("partial_rotary_factor", 1.0)
+        config["rope_parameters"] = {
+            "rope_type": "default", "rope_theta": config["rope_theta"],
+            "partial_rotary_factor": share,
+        }  # fmt: skip
+        config["rotary_dim"] = int(share * config["head_dim"])
+        shared = config.get("n_shared_experts", 1) * config["intermediate_size"]
+        config["shared_intermediate_size"] = shared
+        leading = config["first_k_dense_replace"]
+        config["layer_types"] = [
+            SPARSE if b >= leading else "full_attention" for b in _blocks(config)
+        ]
+    if row.name == "dots3note":
+        _put_local_latents(config, source)
+    if row.name == "qwen4exp":
+        config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name in ("gpt2", "starcoder"):
@@ -90,3 +125,27 @@ def put_own(
 
 def _biased_taps(names: Collection[str]) -> bool:
     return any(name.endswith(".ssm_conv1d.bias") for name in names)
+
+
+def _blocks(config: dict[str, Any]) -> range:
+    return range(config["num_hidden_layers"])
+
+
+def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
+    """Sizes of blocks with a window, and of the others."""
+    heads = source.metadata["dots3note.attention.head_count"]
+    each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+    kinds = dict(zip(config["layer_types"], each, strict=True))
+    local = kinds.get("sliding_attention", max(each))
+    whole = plain(source.metadata["dots3note.attention.key_length_mla_swa"])
+    config["num_attention_heads"] = config["num_key_value_heads"] = kinds.get(
+        "full_attention", max(each)
+    )
+    config["moe_shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    config |= {
+        "swa_num_attention_heads": local, "swa_num_key_value_heads": local,
+        "swa_q_lora_rank": config["q_lora_rank"], "swa_head_dim": whole,
+        "swa_qk_rope_head_dim": config["qk_rope_head_dim"],
+        "swa_qk_nope_head_dim": whole - config["qk_rope_head_dim"],
+        "swa_rope_theta": config.pop("rope_local_base_freq", config["rope_theta"]),
+    }  # fmt: skip

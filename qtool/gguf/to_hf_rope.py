@@ -15,6 +15,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_keys import plain
 
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
+_BY_KIND = ("olmo2", "mellum", "mimo2", "laguna")  # that are told of each kind of block
 _LLAMA3_LENGTHS = tuple(1 << k for k in range(5, 20))
 
 
@@ -98,16 +99,29 @@ def put_rope(
         original = given.get("rope.scaling.original_context_length")
         if original is not None:
             config["original_max_position_embeddings"] = original.value
-    if "rope.freq_base_swa" in given and row.name in ("olmo2", "mellum"):
+    if "rope.freq_base_swa" in given and row.name in _BY_KIND:
         local = float(plain(given["rope.freq_base_swa"]))
+        whole, own = _shares(row, given, width)
         config["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "default", "rope_theta": theta, **whole, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local, **own},
         }
     elif scaling and row.name == "mistral4":  # whose class does not know the older name
         config["rope_parameters"] = {"rope_theta": theta, **scaling}
     elif scaling:
         config["rope_scaling"] = scaling
+
+
+def _shares(
+    row: Architecture, given: Mapping[str, Value], width: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Of a head that is rotated, in blocks without a window and in those with one."""
+    full = given.get("rope.dimension_count")
+    if full is None or row.name not in ("mimo2", "laguna"):
+        return {}, {}
+    local = given.get("rope.dimension_count_swa", full)
+    name = "partial_rotary_factor"
+    return {name: full.value / width}, {name: local.value / width}
 
 
 def _alpha(theta: float, width: int) -> tuple[float, dict[str, Any]]:

@@ -13,6 +13,7 @@ import gguf_from_hf
 import gguf_models
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_newest
 import gguf_models_recent
 import gguf_models_remote
 import gguf_models_sparse
@@ -97,9 +98,14 @@ def test_random_models(
         *gguf_models_hybrid.NOT_ROUNDED,
         *gguf_models_recent.NOT_ROUNDED,
         *gguf_models_gemma4.NOT_ROUNDED,
+        *gguf_models_newest.NOT_ROUNDED,
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)
+    if name in gguf_models_newest.CHOSEN_WITH_FLASH:
+        monkeypatch.setenv("FLASH_ATTENTION", "1")
+    if name in gguf_models_newest.ROTATED:
+        gguf_models_newest.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")

@@ -15,30 +15,39 @@ from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
 from qtool.gguf.architectures.dense import DENSE
+from qtool.gguf.architectures.dots3_note import DOTS3_NOTE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gemma3n import GEMMA3N
 from qtool.gguf.architectures.gemma4 import GEMMA4
+from qtool.gguf.architectures.glm5_next import GLM5_NEXT
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.granite_windows import GRANITE_WINDOWS
 from qtool.gguf.architectures.hrm_text import HRM_TEXT
 from qtool.gguf.architectures.hunyuan import HUNYUAN
+from qtool.gguf.architectures.hy_v4 import HY_V4
 from qtool.gguf.architectures.indexed import INDEXED
+from qtool.gguf.architectures.kimi_linear import KIMI_LINEAR
+from qtool.gguf.architectures.laguna import LAGUNA
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.latent_mlp import LATENT_MLP
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.mamba import MAMBA
+from qtool.gguf.architectures.mimo_v2 import MIMO_V2
+from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
+from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
 from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.remote_code import REMOTE_CODE
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
+from qtool.gguf.architectures.step3 import STEP3
 from qtool.gguf.hf_config import Config
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
@@ -48,6 +57,8 @@ TABLE: dict[str, Architecture] = {
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
+    **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
+    **STEP3, **MINIMAX_M3,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.

@@ -27,7 +27,7 @@ from qtool.gguf.hf_config import Config, count
 _AHEAD = "num_nextn_predict_layers"
 _ROTATED = 64  # elements of an indexer's keys that llama.cpp turns together, at least
 _AT = BLOCK + "self_attn.indexer."
-_INDEXER = (
+INDEXER = (
     Module(_AT + "wq_b", shape=("indexer's queries", "query latents")),
     Module(_AT + "wk", shape=("indexer's key", "width")),
     Module(_AT + "k_norm", shape=("indexer's key",)),
@@ -54,7 +54,7 @@ def _kinds(config: Config) -> list[str]:
     return given
 
 
-def _is_full(config: Config, b: int) -> bool:
+def is_full(config: Config, b: int) -> bool:
     return not predicting(config, b) and _kinds(config)[b] == "full"
 
 
@@ -62,7 +62,7 @@ def _full(config: Config) -> Value:
     return array(Kind.BOOL, [kind == "full" for kind in _kinds(config)])
 
 
-def _known_start(config: Config) -> str | None:
+def known_start(config: Config) -> str | None:
     if _kinds(config)[0] == "full":
         return None
     return "the first block is shared, and there is none before it to share with"
@@ -76,13 +76,18 @@ def _whole_turns(config: Config) -> str | None:
 
 
 _PREDICTION = in_blocks(predicting, AHEAD)
+INDEXER_COUNTS = (
+    Key("attention.indexer.head_count", "index_n_heads"),
+    Key("attention.indexer.key_length", "index_head_dim"),
+    Key("attention.indexer.top_k", "index_topk"),
+)
+_TYPES = Key("attention.indexer.types", "indexer_types", _full, listed=True)
+INDEXER_KEYS = (*INDEXER_COUNTS, _TYPES)
 _KEYS = with_own(
     (*KEYS, scores(sparse_keys.SIGMOID)),
     blocks_with(_AHEAD),
     PREDICTS,
-    Key("attention.indexer.head_count", "index_n_heads"),
-    Key("attention.indexer.key_length", "index_head_dim"),
-    Key("attention.indexer.top_k", "index_topk"),
+    *INDEXER_COUNTS,
 )
 _REFUSE = (*REFUSE, _whole_turns, limits.dense_first)
 _DEFAULTS = {
@@ -92,20 +97,20 @@ _DEFAULTS = {
 }  # fmt: skip
 # What a block that predicts has may be left out: llama.cpp goes without.
 _OF_GLM = (
-    *in_blocks(_is_full, _INDEXER),
+    *in_blocks(is_full, INDEXER),
     *(
         replace(
             module, name=module.name.replace("indexer.", "indexer.ahead."), also=(module.name,),
             blocks=predicting, needed=False, called=f"indexer.{called}",
         )
-        for module, called in zip(_INDEXER, ("attn_q_b", "attn_k", "k_norm", "proj"), strict=True)
+        for module, called in zip(INDEXER, ("attn_q_b", "attn_k", "k_norm", "proj"), strict=True)
     ),
 )  # fmt: skip
 
 # fmt: off
 INDEXED: dict[str, Architecture] = {
     "DeepseekV32ForCausalLM": Architecture(
-        "deepseek32", (*LATENT_MODULES, *CHOICE_BIAS, *_INDEXER, *_PREDICTION), _KEYS,
+        "deepseek32", (*LATENT_MODULES, *CHOICE_BIAS, *INDEXER, *_PREDICTION), _KEYS,
         {**_DEFAULTS, "n_group": 8, "topk_group": 4, "index_n_heads": 64,
          "max_position_embeddings": 163840, "vocab_size": 129280},
         rope=("default", "yarn"), yarn=True, names="glm-dsa", refuse=_REFUSE, warn=(),
@@ -113,11 +118,11 @@ INDEXED: dict[str, Architecture] = {
     ),
     "GlmMoeDsaForCausalLM": Architecture(
         "glm-dsa", (*LATENT_MODULES, *CHOICE_BIAS, *_OF_GLM, *_PREDICTION),
-        (*_KEYS, Key("attention.indexer.types", "indexer_types", _full, listed=True)),
+        (*_KEYS, _TYPES),
         {**_DEFAULTS, "n_group": 1, "topk_group": 1, "index_n_heads": 32, "q_lora_rank": 2048,
          "v_head_dim": 256, "qk_nope_head_dim": 192, "rms_norm_eps": 1e-5,
          "max_position_embeddings": 202752, "vocab_size": 154880},
-        rope=("default",), refuse=(*_REFUSE, _known_start, limits.whole_heads_rotated), warn=(),
+        rope=("default",), refuse=(*_REFUSE, known_start, limits.whole_heads_rotated), warn=(),
         predicts=_AHEAD,
     ),
 }

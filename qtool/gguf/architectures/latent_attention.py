@@ -72,6 +72,15 @@ LATENT_HEADS = (
            fit=_values_of),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
 )  # fmt: skip
+# Where there are no latents of queries.
+LATENT_ATTENTION_OF_ONE = tuple(
+    replace(module, blocks=None)
+    for module in LATENT_HEADS
+    if module.blocks is not _has_query_latents
+)
+LATENT_ATTENTION_OF_QUERIES = tuple(
+    replace(module, blocks=None) for module in LATENT_HEADS if module.blocks is not _has_none
+)
 LATENT_MODULES = (*OUTER, *LATENT_HEADS, *block(*TWO_NORMS), *LATER_EXPERTS)
 
 

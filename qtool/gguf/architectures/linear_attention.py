@@ -145,31 +145,29 @@ def _delta_net(*modules: Module) -> tuple[Module, ...]:
 
 
 _WIDE = ("keys and values", "width")
-_ATTENTION = tuple(
+FULL_ATTENTION = tuple(
     replace(module, blocks=_has_attention)
     for module in (
         Module(BLOCK + "self_attn.q_proj", shape=("two of each head", "width")),
         *block("self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", *QK_NORMS),
     )
 )
-_AROUND = norms_plus_one((*OUTER, *_ATTENTION, *block(*TWO_NORMS), *PREDICTION))
+_AROUND = norms_plus_one((*OUTER, *FULL_ATTENTION, *block(*TWO_NORMS), *PREDICTION))
 _CONV = ("keys and values", "kernel")
-_QWEN35 = (
-    *_AROUND,
-    *_delta_net(
-        Module("in_proj_qkv", shape=_WIDE, fit=_values_after_keys),
-        Module("in_proj_z", shape=("values", "width"), fit=_values),
-        Module("in_proj_b", shape=("value heads", "width"), fit=_value_heads),
-        Module("in_proj_a", shape=("value heads", "width"), fit=_value_heads),
-        Module("conv1d", shape=_CONV, squeezed=True, fit=_values_after_keys),
-        Module("dt_bias", ends=((".bias", ""),), called="ssm_dt", shape=("value heads",),
-               fit=_value_heads),
-        Module("A_log", ends=BARE, called="ssm_a", shape=("value heads",), values=MINUS_EXP,
-               fit=_value_heads),
-        Module("norm", shape=("value head",)),
-        Module("out_proj", shape=("width", "values"), fit=_value_columns),
-    ),
+DELTA_NET = _delta_net(
+    Module("in_proj_qkv", shape=_WIDE, fit=_values_after_keys),
+    Module("in_proj_z", shape=("values", "width"), fit=_values),
+    Module("in_proj_b", shape=("value heads", "width"), fit=_value_heads),
+    Module("in_proj_a", shape=("value heads", "width"), fit=_value_heads),
+    Module("conv1d", shape=_CONV, squeezed=True, fit=_values_after_keys),
+    Module("dt_bias", ends=((".bias", ""),), called="ssm_dt", shape=("value heads",),
+           fit=_value_heads),
+    Module("A_log", ends=BARE, called="ssm_a", shape=("value heads",), values=MINUS_EXP,
+           fit=_value_heads),
+    Module("norm", shape=("value head",)),
+    Module("out_proj", shape=("width", "values"), fit=_value_columns),
 )  # fmt: skip
+_QWEN35 = (*_AROUND, *DELTA_NET)
 _QWEN3_NEXT = (
     *_AROUND,
     *_delta_net(
@@ -185,7 +183,7 @@ _QWEN3_NEXT = (
         Module("out_proj", shape=("width", "values")),
     ),
 )  # fmt: skip
-_SPARSE = (*QWEN_EXPERTS, *block("mlp.gate", "mlp.shared_expert_gate", *SHARED_EXPERT))
+SPARSE_MLP = (*QWEN_EXPERTS, *block("mlp.gate", "mlp.shared_expert_gate", *SHARED_EXPERT))
 
 
 def _blocks(config: Config) -> Value:
@@ -220,7 +218,7 @@ def _inner(config: Config) -> Value:
     return u32(values * count(config, "linear_value_head_dim"))
 
 
-_KEYS = (
+KEYS = (
     *(key for key in keys.USUAL if key.name != "block_count"),
     Key("block_count", "num_hidden_layers", _blocks),
     Key("nextn_predict_layers", "mtp_num_hidden_layers", _predicting),
@@ -233,12 +231,12 @@ _KEYS = (
     Key("full_attention_interval", "layer_types", lambda config: u32(_interval(config))),
     Key("rope.dimension_count", "rope_parameters", _rotated),
 )
-_SECTIONED = Key("rope.dimension_sections", "rope_parameters", _sections, listed=True)
-_OF_EXPERTS = (
+SECTIONED = Key("rope.dimension_sections", "rope_parameters", _sections, listed=True)
+OF_EXPERTS = (
     Key("expert_feed_forward_length", "moe_intermediate_size"),
     Key("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
 )
-_DEFAULTS = {
+DEFAULTS = {
     "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
     "rope_partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
@@ -249,13 +247,13 @@ _WARN = (limits.no_dynamic_rope, limits.one_epsilon)
 
 # fmt: off
 _QWEN3_5 = Architecture(
-    "qwen35", (*_QWEN35, *block(*MLP)), (*_KEYS, _SECTIONED),
-    {**_DEFAULTS, "num_key_value_heads": 4},
+    "qwen35", (*_QWEN35, *block(*MLP)), (*KEYS, SECTIONED),
+    {**DEFAULTS, "num_key_value_heads": 4},
     refuse=_REFUSE, warn=_WARN, predicts=MTP,
 )
 _QWEN3_5_MOE = Architecture(
-    "qwen35moe", (*_QWEN35, *_SPARSE), (*_KEYS, *_OF_EXPERTS, _SECTIONED),
-    {**_DEFAULTS, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+    "qwen35moe", (*_QWEN35, *SPARSE_MLP), (*KEYS, *OF_EXPERTS, SECTIONED),
+    {**DEFAULTS, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
      "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     refuse=_REFUSE, warn=_WARN, predicts=MTP,
 )
@@ -266,8 +264,8 @@ LINEAR_ATTENTION: dict[str, Architecture] = {
     "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
     "Qwen3NextForCausalLM": Architecture(
-        "qwen3next", (*_QWEN3_NEXT, *_SPARSE), (*_KEYS, *_OF_EXPERTS),
-        {**_DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
+        "qwen3next", (*_QWEN3_NEXT, *SPARSE_MLP), (*KEYS, *OF_EXPERTS),
+        {**DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
          "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
          "norm_topk_prob": True, "decoder_sparse_step": 1},
         refuse=(*_REFUSE, limits.experts_everywhere, limits.chosen_add_up(True)), warn=_WARN,

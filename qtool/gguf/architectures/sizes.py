@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from qtool.gguf.architectures.shapes_newest import NEWEST
 from qtool.gguf.hf_config import Config, count, head_width, number
 
 
@@ -84,6 +85,10 @@ def _falcon_rows(config: Config) -> int:
     return (heads + 2 * key_heads(config)) * (count(config, "hidden_size") // heads)
 
 
+def _rotated(config: Config) -> int:
+    return count(config, "qk_rope_head_dim") if config.get("qk_rope_head_dim") else 0
+
+
 def _setting(name: str) -> Callable[[Config], int]:
     return lambda config: count(config, name)
 
@@ -150,12 +155,10 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "kernel": _setting("linear_conv_kernel_dim"),
     "query latents": _setting("q_lora_rank"),
     "latents": _setting("kv_lora_rank"),
-    "latents and rotated keys": lambda config: (
-        count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim")
-    ),
+    "latents and rotated keys": lambda config: count(config, "kv_lora_rank") + _rotated(config),
     "queries": lambda config: (
         count(config, "num_attention_heads")
-        * (count(config, "qk_nope_head_dim") + count(config, "qk_rope_head_dim"))
+        * (count(config, "qk_nope_head_dim") + _rotated(config))
     ),
     "plain keys": _setting("qk_nope_head_dim"),
     "head of values": _setting("v_head_dim"),
@@ -171,4 +174,5 @@ SIZES: Mapping[str, Callable[[Config], int]] = {
     "heads of values": lambda config: (
         count(config, "num_attention_heads") * count(config, "v_head_dim")
     ),
+    **NEWEST,
 }

@@ -9,6 +9,20 @@ import sys
 import types
 from pathlib import Path
 
+# transformers 5 calls kinds of blocks otherwise than the converter, and adds experts, or heads of
+# keys.
+_CALLED_OTHERWISE = (
+    "nemotron_h",
+    "granitemoehybrid",
+    "falcon",
+    "qwen4_exp_text",
+    "kimi_linear",
+    "dots3_note_text",
+    "glm5_next",
+    "step3p7",
+    "minimax_m3_vl",
+)
+
 
 def names_in(folder: Path) -> list[str]:
     """The tensors of a checkpoint in one file."""
@@ -34,9 +48,7 @@ def main() -> None:
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
     for folder, kind, output in request["jobs"]:
         settings = ModelBase.load_hparams(Path(folder), False)
-        if settings["model_type"] in ("nemotron_h", "granitemoehybrid", "falcon"):
-            # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts,
-            # or heads of keys.
+        if settings["model_type"] in _CALLED_OTHERWISE:
             settings = json.loads((Path(folder) / "config.json").read_text())
         model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
         if not request["vocabulary"]:
@@ -47,6 +59,10 @@ def main() -> None:
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
         if settings["model_type"] == "gpt2":
             settings["n_ctx"] = settings["n_positions"]  # of the same meaning, and dropped
+        if settings["model_type"] == "mimo_v2_flash":  # of all blocks, and the converter asks so
+            rope = settings["rope_parameters"]
+            rope["partial_rotary_factor"] = rope["full_attention"]["partial_rotary_factor"]
+            model.no_mtp = True
         if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
             # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
             model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))

@@ -1,6 +1,7 @@
 /* llama_logits MODEL OUT TOKENS...: float32 logits of every position, as llama.cpp computes them.
  *
  * TOKENS is one prompt, numbers with commas between them; OUT gets [prompts][positions][vocabulary].
+ * Attention is exact unless the environment has FLASH_ATTENTION, without which some choose nothing.
  * Compiled against the headers of the llama.cpp that it runs with, so that no struct is guessed.
  */
 #include <stdio.h>
@@ -38,7 +39,8 @@ int main(int argc, char **argv) {
         params.n_ctx = params.n_batch = params.n_ubatch = 64;
         params.n_threads = params.n_threads_batch = 1;
         params.type_k = params.type_v = GGML_TYPE_F32;
-        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.flash_attn_type = getenv("FLASH_ATTENTION") ? LLAMA_FLASH_ATTN_TYPE_ENABLED
+                                                           : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         struct llama_context *context = llama_init_from_model(model, params);
         if (context == NULL || llama_decode(context, batch) != 0) return 2;
         for (int i = 0; i < count; i++)

@@ -1,0 +1,95 @@
+"""The newest decoders as GGUF: settings under the names that released checkpoints have."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import pytest
+from test_gguf_to_hf import keys_of, source_of, without_tokenizers
+
+from qtool.errors import UnsupportedError
+
+__all__ = ["without_tokenizers"]
+
+_WINDOW = {"rope_type": "default", "rope_theta": 2e3}
+REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "mimo-v2": (
+        ({"swa_head_dim": 16}, "swa_head_dim is 16, and it takes 32"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5"),
+        ({"rope_parameters": {"sliding_attention": {**_WINDOW, "partial_rotary_factor": 0.5}}},
+         "another share of a head"),
+    ),
+    "qwen4-exp": (
+        ({"output_gate_type": "silu"}, "output_gate_type is silu"),
+        ({"ple_layer_ids": [1]}, "embeddings of n-grams"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ),
+    "laguna": (
+        ({"moe_router_logit_softcapping": 5.0}, "softcapping is 5.0"),
+        ({"gating_types": ["per_element"] * 4}, "gating_types says of some blocks"),
+        ({"gating": "none"}, "gating is none"),
+        ({"layer_types": ["sliding_attention", *["full_attention"] * 3]}, "rotates 24 elements"),
+    ),
+    "kimi-linear": (
+        ({"linear_attn_config": {"num_heads": 2}}, "2 delta nets in a block, and it takes 4"),
+        ({"q_lora_rank": 8}, "q_lora_rank is 8"),
+    ),
+    "hy-v4": (
+        ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
+        ({"indexer_types": ["shared", "full", "full"]}, "the first block is shared"),
+    ),
+    "dots3-note": (
+        ({"swa_q_lora_rank": 24}, "q_lora_rank is 32 and 24 in blocks"),
+        ({"moe_shared_expert_intermediate_size": 64}, "shared experts are 64 wide"),
+        ({"use_dsa": False}, "use_dsa is false"),
+    ),
+    "glm-5.3": (
+        ({"hc_mult": 2}, "hc_mult is 2, and it takes 4"),
+        ({"index_kpool": 1}, "index_kpool is 1"),
+        ({"indexer_types": ["full", "shared", "full"]}, "the first indexer is shared"),
+    ),
+    "step-3.7": (
+        ({"partial_rotary_factors": [1.0] * 4}, "full_attention rotates 1.0 of a head"),
+        ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar is 16"),
+    ),
+    "minimax-m3": (
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0, and it takes 7.0"),
+        ({"rotary_dim": 32}, "rotary_dim is 32, and the class rotates 16 of 32"),
+        ({"layer_types": ["full_attention"] * 3}, "an indexer is not in all blocks with experts"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / "model")
+    given = (folder / "config.json").read_text()
+    for settings, said in REFUSED[name]:
+        gguf_models.rewrite_config(
+            folder,
+            lambda config: config.get("text_config", config).update(settings),  # noqa: B023
+        )
+        with pytest.raises(UnsupportedError, match=said):
+            source_of(folder)
+        (folder / "config.json").write_text(given)
+
+
+def test_mimo_v2_as_released(tmp_path: Path) -> None:
+    """Without what the class of transformers calls the same; a window counts the token itself."""
+    folder = gguf_models.build("mimo-v2", tmp_path / "model")
+    first = keys_of(source_of(folder))
+
+    def change(config: dict[str, object]) -> None:
+        rope = config.pop("rope_parameters")
+        assert isinstance(rope, dict)
+        config |= {
+            "rope_theta": rope["full_attention"]["rope_theta"],
+            "swa_rope_theta": rope["sliding_attention"]["rope_theta"],
+            "moe_layer_freq": [int(k == "sparse") for k in config.pop("mlp_layer_types")],
+            "sliding_window_size": 7,
+            "sliding_window": 7,
+        }
+        del config["layer_types"], config["rms_norm_eps"]
+
+    gguf_models.rewrite_config(folder, change)
+    assert keys_of(source_of(folder)) == first
