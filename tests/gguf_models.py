@@ -13,6 +13,7 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_seeing
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
@@ -108,8 +109,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_dense.MODELS,
     **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
+    **gguf_models_seeing.MODELS,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS
+_SEEING = {
+    **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_seeing.SEEING,
+}  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -118,6 +123,7 @@ SAID_BEYOND = {
     **gguf_models_dense.SAID_BEYOND,
     **gguf_models_gemma4.SAID_BEYOND,
     **gguf_models_sparse.SAID_BEYOND,
+    **gguf_models_seeing.SAID_BEYOND,
 }
 
 
@@ -147,7 +153,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]
         del wanted["num_key_value_heads"], wanted["max_position_embeddings"]
-    seeing = {**gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING}.get(kind)
+    seeing = _SEEING.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     # The configuration's class, and what is inside it, if that needs telling.

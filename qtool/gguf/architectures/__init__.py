@@ -21,6 +21,7 @@ from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.indexed import INDEXED
+from qtool.gguf.architectures.inside import AROUND, INSIDE, with_decoder
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
@@ -33,7 +34,7 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
-from qtool.gguf.hf_config import Config
+from qtool.gguf.hf_config import Config, text_settings
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
@@ -41,6 +42,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
+    **INSIDE,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.
@@ -49,8 +51,9 @@ _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausal
 
 def variant(name: str | None, config: Config) -> str | None:
     """The table's name of a class that llama.cpp has several architectures for."""
-    text = config.get("text_config")
-    inside = text.get("model_type") if isinstance(text, dict) else None
+    if name in AROUND:
+        return with_decoder(name, config)
+    inside = text_settings(config).get("model_type")
     if inside in _INSIDE:
         return _INSIDE[inside]
     whole = TABLE[name].completed(config) if name in NEMOTRON_H or name in GRANITE_4 else {}
@@ -72,17 +75,18 @@ def architecture_of(config: Config, where: str) -> Architecture:
     found = class_named(config)
     if found in TABLE:
         return TABLE[found]
+    known = [name for name in TABLE if " " not in name]
     if found is None:
         raise UnsupportedError(
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
-            f"should be a list with one of {', '.join(TABLE)}"
+            f"should be a list with one of {', '.join(known)}"
         )
-    stems = {name.partition("For")[0]: name for name in TABLE}
+    stems = {name.partition("For")[0]: name for name in known}
     near = [stems[stem] for stem in get_close_matches(found.partition("For")[0], stems, 3)]
     like = f" (it is nearest to {', '.join(near)})" if near else ""
     raise UnsupportedError(
         f"{where}: config.json names the architecture {found}, which is not in the table of "
-        f"{len(TABLE)} that can be written as GGUF{like}; recipes of safetensors, such as "
+        f"{len(known)} that can be written as GGUF{like}; recipes of safetensors, such as "
         "w4g128-gptq or w4a16-ct, take any decoder, and a new architecture is a few lines of "
         "qtool/gguf/architectures/"
     )

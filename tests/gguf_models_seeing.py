@@ -1,0 +1,47 @@
+"""Small checkpoints of models that also see, around decoders of other classes; rows as in
+`gguf_models`, and what lies around the settings of the text."""
+
+from typing import Any
+
+_ROTATED = {"rope_type": "default", "rope_theta": 2e4}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("Llava", {"head_dim": 32, "rope_parameters": _LLAMA3}),
+    "pixtral": ("Llava of Mistral", {"head_dim": 32, "sliding_window": None}),
+    "idefics3": ("Idefics3", {"rope_parameters": _ROTATED}),
+    "smolvlm": ("SmolVLM", {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "internvl": ("InternVL", {"rope_parameters": _ROTATED}),
+    "lfm2-vl": (
+        "Lfm2Vl",
+        {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+         "block_multiple_of": 16, "block_ffn_dim_multiplier": 0.9},
+    ),
+}  # fmt: skip
+SAID_BEYOND: dict[str, set[str]] = {}
+_SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "patch_size": 4, "image_size": 16,
+}  # fmt: skip
+_SIGLIP = {**_SMALL, "model_type": "siglip2_vision_model", "num_patches": 16}
+
+
+def _inside(kind: str, name: str) -> dict[str, Any]:
+    """As released checkpoints say it, whose converter goes by the name."""
+    return {"model_type": kind, "architectures": [name]}
+
+
+SEEING: dict[str, dict[str, Any]] = {
+    "Llava": {"text_config": {"model_type": "llama"},
+              "vision_config": {**_SMALL, "model_type": "clip_vision_model"}},
+    "Llava of Mistral": {"text_config": {"model_type": "mistral"},
+                         "vision_config": {**_SMALL, "model_type": "pixtral"}},
+    "Idefics3": {"text_config": _inside("llama", "LlamaForCausalLM"), "vision_config": _SMALL},
+    "SmolVLM": {"text_config": _inside("llama", "VLlama3ForCausalLM"), "vision_config": _SMALL},
+    "InternVL": {"text_config": _inside("qwen2", "Qwen2ForCausalLM"), "tie_word_embeddings": False,
+                 "vision_config": {**_SMALL, "image_size": [16, 16], "patch_size": [4, 4]}},
+    "Lfm2Vl": {"text_config": _inside("lfm2", "Lfm2ForCausalLM"), "vision_config": _SIGLIP},
+}  # fmt: skip
