@@ -14,17 +14,17 @@ from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.hf_config import Config, text_settings
 
-# The class around -> what is inside where config.json does not say.
-AROUND = {
-    "LlavaForConditionalGeneration": "llama",
-    "Idefics3ForConditionalGeneration": "llama",
-    "SmolVLMForConditionalGeneration": "llama",
-    "InternVLForConditionalGeneration": "qwen2",
-    "InternVLChatModel": "qwen2",
-    "Lfm2VlForConditionalGeneration": "lfm2",
+# The class around -> what may be inside, first what is where config.json does not say.
+AROUND: Mapping[str, tuple[str, ...]] = {
+    "LlavaForConditionalGeneration": ("llama", "mistral", "qwen2"),
+    "Idefics3ForConditionalGeneration": ("llama",),
+    "SmolVLMForConditionalGeneration": ("llama",),
+    "InternVLForConditionalGeneration": ("qwen2", "llama", "qwen3", "qwen3_moe"),
+    "InternVLChatModel": ("qwen2", "llama", "phi3", "qwen3", "qwen3_moe"),
+    "Lfm2VlForConditionalGeneration": ("lfm2",),
 }
 # Of these transformers ties the head unless config.json says no, outside of text_config.
-_TIED = ("InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration")
+TIED = ("InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration")
 
 
 def _sizes(hidden: int, inner: int, blocks: int, heads: int) -> dict[str, int]:
@@ -35,7 +35,9 @@ def _sizes(hidden: int, inner: int, blocks: int, heads: int) -> dict[str, int]:
 
 
 def _of(row: Architecture, **defaults: Any) -> Architecture:
-    return replace(row, defaults={**row.defaults, **defaults})
+    """Sizes stand first, since others are derived from them."""
+    sizes = {name: size for name, size in defaults.items() if name not in row.defaults}
+    return replace(row, defaults={**sizes, **row.defaults, **defaults})
 
 
 _QWEN = {**_sizes(4096, 22016, 32, 32), "vocab_size": 151936}
@@ -50,16 +52,22 @@ _DECODERS: Mapping[str, Architecture] = {
     "phi3": _of(DENSE["Phi3ForCausalLM"], **_sizes(3072, 8192, 32, 32), vocab_size=32064),
     "lfm2": _of(SHORT_CONVOLUTIONS["Lfm2ForCausalLM"], **_sizes(2560, 12288, 32, 32)),
 }
+
+
+def _rows(name: str, kinds: tuple[str, ...]) -> dict[str, Architecture]:
+    tied = {"tie_word_embeddings": True} if name in TIED else {}
+    return {
+        name if kind == kinds[0] else f"{name} of {kind}": _of(_DECODERS[kind], **tied)
+        for kind in kinds
+    }
+
+
 INSIDE: dict[str, Architecture] = {
-    name if kind == usual else f"{name} of {kind}": (
-        _of(row, tie_word_embeddings=True) if name in _TIED else row
-    )
-    for name, usual in AROUND.items()
-    for kind, row in _DECODERS.items()
+    name: row for around, kinds in AROUND.items() for name, row in _rows(around, kinds).items()
 }
 
 
 def with_decoder(name: str, config: Config) -> str:
     """The table's name of one of these classes."""
     kind = text_settings(config).get("model_type")
-    return name if kind in (None, AROUND[name]) else f"{name} of {kind}"
+    return name if kind in (None, AROUND[name][0]) else f"{name} of {kind}"
