@@ -20,11 +20,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
          "block_multiple_of": 16, "block_ffn_dim_multiplier": 0.9},
     ),
+    "exaone4.5": (
+        "Exaone4_5_",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2,
+         "num_nextn_predict_layers": 1, "rope_parameters": _LLAMA3},
+    ),
 }  # fmt: skip
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "patch_size": 4, "image_size": 16,
+}  # fmt: skip
+# Of those whose vision is Qwen's.
+_QWEN = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "in_channels": 3,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64,
+    "intermediate_size": 48,
 }  # fmt: skip
 _SIGLIP = {**_SMALL, "model_type": "siglip2_vision_model", "num_patches": 16}
 
@@ -44,4 +55,7 @@ SEEING: dict[str, dict[str, Any]] = {
     "InternVL": {"text_config": _inside("qwen2", "Qwen2ForCausalLM"), "tie_word_embeddings": False,
                  "vision_config": {**_SMALL, "image_size": [16, 16], "patch_size": [4, 4]}},
     "Lfm2Vl": {"text_config": _inside("lfm2", "Lfm2ForCausalLM"), "vision_config": _SIGLIP},
+    "Exaone4_5_": {"text_config": {"model_type": "exaone4"},
+                   "vision_config": {**_QWEN, "num_key_value_heads": 1,
+                                     "fullatt_block_indexes": [0]}},
 }  # fmt: skip

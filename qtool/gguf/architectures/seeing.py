@@ -9,7 +9,7 @@ from dataclasses import replace
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
-from qtool.gguf.architectures.dense import LLAMA, QWEN
+from qtool.gguf.architectures.dense import DENSE, LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key, rope_key
 from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
@@ -99,5 +99,6 @@ SEEING: dict[str, Architecture] = {
                              "llama_4_scaling_beta": 0.1}},
         rope=("yarn",), yarn=True, refuse=(limits.mscale_of_one,),
     ),
+    "Exaone4_5_ForConditionalGeneration": DENSE["Exaone4ForCausalLM"],
 }
 # fmt: on
