@@ -138,7 +138,8 @@ SAID_BY_OTHERS = {
         "rope.scaling.finetuned", "attention.head_count_kv", "expert_shared_feed_forward_length",
         "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank",
         "ssm.inner_size",
-    }
+    },
+    "glm4v": {"attention.key_length", "attention.value_length"},
 }  # fmt: skip
 # One expert for another, where llama.cpp rounds inputs to float16, stays in a delta net's state
 # for the rest of the text: these are compared in float32.

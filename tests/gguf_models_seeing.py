@@ -25,6 +25,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": ["full_attention"] * 2,
          "num_nextn_predict_layers": 1, "rope_parameters": _LLAMA3},
     ),
+    "glm4v": ("Glm4v", {"attention_bias": True, "rope_parameters": {
+        **_ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}}),
+    "glm-ocr": (
+        "GlmOcr",
+        {"head_dim": 32, "num_nextn_predict_layers": 1, "rope_parameters": {
+            **_ROTATED, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}},
+    ),
+    "glm4v-moe": (
+        "Glm4vMoe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
+         "rope_parameters": {**_ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+    ),
 }  # fmt: skip
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
@@ -45,6 +58,7 @@ def _inside(kind: str, name: str) -> dict[str, Any]:
     return {"model_type": kind, "architectures": [name]}
 
 
+_GLM = {"text_config": {}, "vision_config": {**_QWEN, "image_size": 16}}
 SEEING: dict[str, dict[str, Any]] = {
     "Llava": {"text_config": {"model_type": "llama"},
               "vision_config": {**_SMALL, "model_type": "clip_vision_model"}},
@@ -58,4 +72,5 @@ SEEING: dict[str, dict[str, Any]] = {
     "Exaone4_5_": {"text_config": {"model_type": "exaone4"},
                    "vision_config": {**_QWEN, "num_key_value_heads": 1,
                                      "fullatt_block_indexes": [0]}},
+    "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip

@@ -90,7 +90,9 @@ def put_rope(
         scaling = {"rope_type": "default"}  # which the class does not take for granted
     sections = given.get("rope.dimension_sections")
     if sections is not None:
-        own = {"mrope_section": [int(one) for one in sections.value[:3]], "mrope_interleaved": True}
+        own: dict[str, Any] = {"mrope_section": [int(one) for one in sections.value[:3]]}
+        if not row.name.startswith("glm4"):
+            own["mrope_interleaved"] = True
         scaling = {"rope_type": "default", **scaling, **own}
     if row.name == "phi3":
         original = given.get("rope.scaling.original_context_length")

@@ -128,15 +128,6 @@ DENSE: dict[str, Architecture] = {
     ),
     "Ernie4_5ForCausalLM": _ERNIE,
     "Ernie4_5_ForCausalLM": _ERNIE,
-    "Glm4ForCausalLM": Architecture(
-        "glm4",
-        (*OUTER, *attention(), *block("mlp.gate_up_proj", "mlp.down_proj", *TWO_NORMS,
-                                      "post_self_attn_layernorm", "post_mlp_layernorm")),
-        (*keys.USUAL, keys.ROTATED_OF_HEAD),
-        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
-         "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
-        warn=(limits.no_dynamic_rope,),
-    ),
     "ArceeForCausalLM": Architecture(
         "arcee", (*LLAMA, *block("mlp.up_proj", "mlp.down_proj")), keys.LLAMA,
         {**OWN_HEADS, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 4096,

@@ -6,35 +6,18 @@ inputs of blocks; so each is one of the decoders of text, under a name and with 
 
 from dataclasses import replace
 
-from qtool.errors import SourceError
-from qtool.formats.gguf_values import Kind, Value, array, u32
+from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.dense import DENSE, LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key, rope_key
 from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
+from qtool.gguf.architectures.sections import sections
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS
 from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
 
-_SECTIONS = 4  # time, height, width, and one more that llama.cpp has
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")
-
-
-def _sections(usual: list[int]) -> Key:
-    """Which share of a head is rotated by time, height and width; usual: where none are said."""
-
-    def make(config: Config) -> Value:
-        given = config["rope_parameters"]["full_attention"].get("mrope_section") or usual
-        whole = isinstance(given, list) and all(type(n) is int and 0 <= n < 1 << 31 for n in given)
-        if not given or not whole or len(given) > _SECTIONS:
-            raise SourceError(
-                f"config.json: mrope_section is {str(given)[:80]}, expected the numbers of pairs "
-                "of elements that are rotated by time, height and width"
-            )
-        return array(Kind.INT32, [*given, *[0] * (_SECTIONS - len(given))])
-
-    return Key("rope.dimension_sections", "rope_parameters", make, listed=True)
 
 
 def _stacked_sights(config: Config) -> Value:
@@ -46,7 +29,7 @@ def _stacked_sights(config: Config) -> Value:
 
 # fmt: off
 _QWEN2 = Architecture(
-    "qwen2vl", (*QWEN, *block(*MLP)), (*keys.USUAL, _sections([])),
+    "qwen2vl", (*QWEN, *block(*MLP)), (*keys.USUAL, sections([])),
     {"num_key_value_heads": 8, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
      "rope_theta": 1e6, "use_sliding_window": False},
     rope=_ROPE, alone="Qwen2ForCausalLM",
@@ -67,7 +50,7 @@ SEEING: dict[str, Architecture] = {
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": Architecture(
         "qwen3vl", (*QWEN, *block(*QK_NORMS, *MLP)),
-        (*keys.USUAL, _sections([24, 20, 20]), _STACKED_SIGHTS),
+        (*keys.USUAL, sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
          "rms_norm_eps": 1e-6, "rope_theta": 5e5},
         rope=_ROPE, alone="Qwen3ForCausalLM",
@@ -75,7 +58,7 @@ SEEING: dict[str, Architecture] = {
     ),
     "Qwen3VLMoeForConditionalGeneration": Architecture(
         "qwen3vlmoe", (*QWEN, *block(*QK_NORMS, "mlp.gate"), *_TURNED),
-        (*keys.MOE, _sections([24, 20, 20]), _STACKED_SIGHTS),
+        (*keys.MOE, sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
          "moe_intermediate_size": 1408, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
          "rope_theta": 5e5, "decoder_sparse_step": 1},
