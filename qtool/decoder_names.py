@@ -18,6 +18,7 @@ _INSIDE = ("language_model.", "text_model.", "thinker.")
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
     "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.",
+    "vit.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

@@ -139,6 +139,10 @@ SAID_BY_OTHERS = {
         "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank",
         "ssm.inner_size",
     },
+    "hunyuan-vl": {
+        "context_length", "rope.freq_base", "rope.scaling.alpha",
+        "rope.scaling.original_context_length",
+    },
     "glm4v": {"attention.key_length", "attention.value_length"},
 }  # fmt: skip
 # One expert for another, where llama.cpp rounds inputs to float16, stays in a delta net's state

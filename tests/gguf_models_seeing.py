@@ -38,6 +38,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "num_hidden_layers": 3, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
          "rope_parameters": {**_ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
     ),
+    "hunyuan-vl": (
+        "HunYuanVL",
+        {"head_dim": 32, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0,
+            "mrope_section": [4, 4, 4, 4]}},
+    ),
 }  # fmt: skip
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
@@ -72,5 +78,6 @@ SEEING: dict[str, dict[str, Any]] = {
     "Exaone4_5_": {"text_config": {"model_type": "exaone4"},
                    "vision_config": {**_QWEN, "num_key_value_heads": 1,
                                      "fullatt_block_indexes": [0]}},
+    "HunYuanVL": {"text_config": {}, "vision_config": _SMALL},
     "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip

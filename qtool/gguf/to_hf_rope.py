@@ -47,6 +47,10 @@ def put_rope(
         config[share] = rotated.value / width
     if row.name in ("hunyuan-dense", "hunyuan-moe") and kind is not None and kind.value == "none":
         theta, scaling = _alpha(theta, width)
+    if row.name == "hunyuan_vl" and "rope.scaling.alpha" in given:
+        factor, alpha = (plain(given[f"rope.scaling.{name}"]) for name in ("factor", "alpha"))
+        scaling = {"rope_type": "dynamic", "factor": float(factor), "alpha": float(alpha)}
+        kind = None
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     if {*vectors} not in _ROPE_TENSORS:
         raise FormatError(

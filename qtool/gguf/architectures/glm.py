@@ -77,6 +77,7 @@ _ROW = Architecture(
     warn=(limits.no_dynamic_rope,), predicts=_NEXT,
 )
 _MOE = replace(_PLAIN_MOE, keys=(*_PLAIN_MOE.keys, IF_SAID))
+_WITHOUT_NORMS = {name: one for name, one in _MOE.defaults.items() if name != "use_qk_norm"}
 _SEES = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
 
 GLM: dict[str, Architecture] = {
@@ -89,7 +90,7 @@ GLM: dict[str, Architecture] = {
         _ROW, defaults={**_SEES, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     ),
     "Glm4vMoeForConditionalGeneration": replace(
-        _MOE, defaults={**_MOE.defaults, "use_qk_norm": False, "max_position_embeddings": 65536},
+        _MOE, defaults={**_WITHOUT_NORMS, "max_position_embeddings": 65536},
     ),
 }
 # fmt: on
