@@ -17,8 +17,10 @@ from qtool.checkpoint import Checkpoint
 _INSIDE = ("language_model.", "text_model.", "thinker.")
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
-    "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.",
-    "vit.",
+    "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.", "vit.", "mlp_AR.",
+    "projector.", "merger.", "aligner.", "vqmodel.", "generation_embeddings.",
+    "generation_aligner.", "generation_head.", "layerwise_projectors.", "spatial_projectors.",
+    "image_newline",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

@@ -143,6 +143,8 @@ SAID_BY_OTHERS = {
         "context_length", "rope.freq_base", "rope.scaling.alpha",
         "rope.scaling.original_context_length",
     },
+    "granite-4-vision": {"deepstack_mapping"},
+    "paddleocr-vl": {"vocab_size", "rope.dimension_count"},
     "glm4v": {"attention.key_length", "attention.value_length"},
 }  # fmt: skip
 # One expert for another, where llama.cpp rounds inputs to float16, stays in a delta net's state

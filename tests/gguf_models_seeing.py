@@ -44,6 +44,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0,
             "mrope_section": [4, 4, 4, 4]}},
     ),
+    "paddleocr-vl": ("PaddleOCRVL", {"head_dim": 32, "rope_parameters": {
+        **_ROTATED, "mrope_section": [6, 5, 5]}}),
+    "minicpm-v-4.6": ("MiniCPMV4_6", {
+        "num_hidden_layers": 2, "head_dim": 32, "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}),
+    "granite-4-vision": ("Granite4Vision", {
+        "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+        "logits_scaling": 2.0, "num_hidden_layers": 3}),
+    "janus": ("Janus", {"num_key_value_heads": 4, "tie_word_embeddings": False,
+                        "rope_parameters": _ROTATED}),
 }  # fmt: skip
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
@@ -79,5 +90,18 @@ SEEING: dict[str, dict[str, Any]] = {
                    "vision_config": {**_QWEN, "num_key_value_heads": 1,
                                      "fullatt_block_indexes": [0]}},
     "HunYuanVL": {"text_config": {}, "vision_config": _SMALL},
+    "PaddleOCRVL": {"text_config": {}, "vision_config": _SMALL},
+    "MiniCPMV4_6": {"text_config": {"model_type": "qwen3_5_text"}, "insert_layer_id": 0,
+                    "vision_config": _SMALL},
+    "Granite4Vision": {
+        "text_config": {"architectures": ["GraniteForCausalLM"]},
+        "vision_config": {**_SMALL, "model_type": "siglip_vision_model", "hidden_size": 64},
+        "downsample_rate": "1/2", "deepstack_layer_map": [[-1, 1], [0, 0]],
+        "spatial_target_layers": [2]},
+    "Janus": {"text_config": {"model_type": "llama"}, "tie_word_embeddings": False,
+              "vision_config": {**_SMALL, "projection_dim": 64},
+              "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1,
+                            "latent_channels": 32, "num_embeddings": 16, "projection_dim": 64,
+                            "image_token_embed_dim": 64}},
     "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip

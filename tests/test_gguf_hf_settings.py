@@ -197,7 +197,8 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     kind = name.partition(" ")[0]  # of the class, of which there may be several rows
     kind = kind.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").rstrip("_")
     kind = kind.removesuffix("LMHeadModel")
-    kind = {"Mistral3": "Mistral", "MPT": "Mpt", "Exaone4_5": "Exaone4"}.get(kind, kind)
+    kind = {"Mistral3": "Mistral", "MPT": "Mpt", "Exaone4_5": "Exaone4",
+            "PaddleOCRVL": "PaddleOCR", "MiniCPMV4_6": "Qwen3_5"}.get(kind, kind)  # fmt: skip
     if not hasattr(transformers, f"{kind}Config") or hasattr(transformers, f"{kind}TextConfig"):
         kind += "Text"
     around, _, inside = name.partition(" of ")

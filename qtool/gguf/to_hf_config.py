@@ -52,6 +52,7 @@ _MODEL_TYPES = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "FalconMambaForCausalLM": "falcon_mamba",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
+    "LlamaForCausalLM": "llama",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 _TOKEN_IDS = {
@@ -102,6 +103,8 @@ def class_of(source: GgufSource) -> str:
         return "Ministral3ForCausalLM"
     if "granitemoe.expert_shared_feed_forward_length" in source.metadata:
         return "GraniteMoeSharedForCausalLM"
+    if "granite.deepstack_mapping" in source.metadata:
+        return "Granite4VisionForConditionalGeneration"
     norms = source.metadata.get("mamba.ssm.dt_b_c_rms")
     if name == "mamba" and norms is not None and norms.value:
         return "FalconMambaForCausalLM"

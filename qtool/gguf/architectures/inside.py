@@ -19,12 +19,17 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "LlavaForConditionalGeneration": ("llama", "mistral", "qwen2"),
     "Idefics3ForConditionalGeneration": ("llama",),
     "SmolVLMForConditionalGeneration": ("llama",),
+    "JanusForConditionalGeneration": ("llama",),
     "InternVLForConditionalGeneration": ("qwen2", "llama", "qwen3", "qwen3_moe"),
     "InternVLChatModel": ("qwen2", "llama", "phi3", "qwen3", "qwen3_moe"),
     "Lfm2VlForConditionalGeneration": ("lfm2",),
 }
 # Of these transformers ties the head unless config.json says no, outside of text_config.
-TIED = ("InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration")
+TIED = (
+    "InternVLForConditionalGeneration",
+    "JanusForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
+)
 
 
 def _sizes(hidden: int, inner: int, blocks: int, heads: int) -> dict[str, int]:

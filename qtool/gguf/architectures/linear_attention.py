@@ -259,6 +259,7 @@ _QWEN3_5_MOE = Architecture(
 LINEAR_ATTENTION: dict[str, Architecture] = {
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "MiniCPMV4_6ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
     "Qwen3NextForCausalLM": Architecture(

@@ -6,7 +6,8 @@ inputs of blocks; so each is one of the decoders of text, under a name and with 
 
 from dataclasses import replace
 
-from qtool.formats.gguf_values import Value, u32
+from qtool.errors import SourceError
+from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.dense import DENSE, LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key, rope_key
@@ -15,7 +16,7 @@ from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sections import sections
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS
 from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
+from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count
 
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")
 
@@ -25,6 +26,26 @@ def _stacked_sights(config: Config) -> Value:
     vision = config.get("vision_config")
     given = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
     return u32(len(given) if isinstance(given, list) else 3)
+
+
+def _sights(config: Config) -> Value | None:
+    """Which part of what is seen each block's input gets, -1 for none; the first is the input."""
+    blocks = count(config, "num_hidden_layers")
+    stacked, spatial = (
+        config.get(name) or [] for name in ("deepstack_layer_map", "spatial_target_layers")
+    )
+    pairs = [one for one in stacked if isinstance(one, list) and len(one) == len(("from", "to"))]
+    whole = all(type(number) is int for number in [*spatial, *(n for pair in pairs for n in pair)])
+    targets = [to % blocks for _, to in sorted(pairs)] + spatial if whole else []
+    if len(pairs) < len(stacked) or not whole or any(not 0 <= to < blocks for to in targets):
+        raise SourceError(
+            "config.json: deepstack_layer_map and spatial_target_layers are not numbers of blocks"
+        )
+    found = [-1] * blocks
+    for part, to in enumerate(sorted(targets)):
+        if part:
+            found[to] = part
+    return array(Kind.INT32, found) if targets else None
 
 
 # fmt: off
@@ -43,6 +64,7 @@ _MISTRAL = (
 
 # Where all experts are in two tensors, each is transposed.
 _TURNED = tuple(replace(module, cut=Cut(turned=True)) for module in QWEN_EXPERTS)
+_GRANITE = DENSE["GraniteForCausalLM"]
 _STACKED_SIGHTS = Key("n_deepstack_layers", "vision_config", _stacked_sights)
 
 SEEING: dict[str, Architecture] = {
@@ -81,6 +103,17 @@ SEEING: dict[str, Architecture] = {
                              "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
                              "llama_4_scaling_beta": 0.1}},
         rope=("yarn",), yarn=True, refuse=(limits.mscale_of_one,),
+    ),
+    "PaddleOCRVLForConditionalGeneration": Architecture(
+        "paddleocr", (*QWEN, *block(*MLP)), (*keys.USUAL, sections([16, 24, 24])),
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+        rope=_ROPE, alone="LlamaForCausalLM", refuse=(limits.no_biases("use_bias"),),
+    ),
+    "Granite4VisionForConditionalGeneration": replace(
+        _GRANITE,
+        keys=(*_GRANITE.keys, Key("deepstack_mapping", "vision_config", _sights, listed=True)),
+        alone="GraniteForCausalLM",
     ),
     "Exaone4_5_ForConditionalGeneration": DENSE["Exaone4ForCausalLM"],
 }

@@ -47,7 +47,7 @@ def main() -> None:
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
         if settings["model_type"] == "gpt2":
             settings["n_ctx"] = settings["n_positions"]  # of the same meaning, and dropped
-        if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        if settings["model_type"].startswith(("qwen3_5", "qwen3_next", "minicpmv4_6")):
             # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
             model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))
         ftype = gguf.LlamaFileType[kinds[kind]]
