@@ -20,7 +20,7 @@ _SEES = (
     "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.", "vit.", "mlp_AR.",
     "projector.", "merger.", "aligner.", "vqmodel.", "generation_embeddings.",
     "generation_aligner.", "generation_head.", "layerwise_projectors.", "spatial_projectors.",
-    "image_newline",
+    "image_newline", "vision_adapter.", "vision_projection.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

@@ -55,6 +55,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "logits_scaling": 2.0, "num_hidden_layers": 3}),
     "janus": ("Janus", {"num_key_value_heads": 4, "tie_word_embeddings": False,
                         "rope_parameters": _ROTATED}),
+    "muse-glimmer": ("MuseGlimmer", {
+        "num_hidden_layers": 5, "head_dim": 32, "sliding_window": 8, "qk_scale_factor": 2.5,
+        "output_multiplier": 0.4, "final_logit_softcapping": 6.0}),
 }  # fmt: skip
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
@@ -103,5 +106,8 @@ SEEING: dict[str, dict[str, Any]] = {
               "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1,
                             "latent_channels": 32, "num_embeddings": 16, "projection_dim": 64,
                             "image_token_embed_dim": 64}},
+    "MuseGlimmer": {
+        "text_config": {}, "out_hidden_size": 128, "projector_hidden_size": 32,
+        "vision_config": {**_SMALL, "pos_emb_height": 4, "pos_emb_width": 4}},
     "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip

@@ -168,7 +168,10 @@ SAID_BEYOND = {
     "deepseek-v3": {"deepseek2.expert_gating_func"},
     "deepseek-v3-plain": {"deepseek2.expert_gating_func", "deepseek2.attention.q_lora_rank"},
 }
-NO_WAY_BACK = {"apertus": "what activations learned in tensors, .* cannot be turned back"}
+NO_WAY_BACK = {
+    "apertus": "what activations learned in tensors, .* cannot be turned back",
+    "muse-glimmer": "no class for the decoder alone",
+}
 # It writes no head, and llama.cpp does not load such a file.
 FAILS_THERE = ("olmoe-tied",)
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4

@@ -60,7 +60,11 @@ _TOKEN_IDS = {
     "pad_token_id": "padding_token_id",
 }  # fmt: skip
 # Why a file cannot be made a checkpoint again, by architecture.
-_NO_WAY_BACK = {"apertus": "what activations learned in tensors, and the file in keys"}
+_NO_WAY_BACK = {
+    "apertus": "a checkpoint keeps what activations learned in tensors, and the file in keys, "
+    "which cannot be turned back yet",
+    "muse-glimmer": "transformers has no class for the decoder alone",
+}
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.
 _OLDER = {"deepseek2": ".attn_kv_b.weight", "qwen3next": ".ssm_in.weight"}
@@ -76,8 +80,8 @@ def check_way_back(source: GgufSource) -> None:
     name = source.architecture
     if not has_way_back(name):
         raise UnsupportedError(
-            f"{source.path}: of the architecture {name} a checkpoint keeps {_NO_WAY_BACK[name]}, "
-            "which cannot be turned back yet, so that the file is neither run nor converted here; "
+            f"{source.path}: of the architecture {name} {_NO_WAY_BACK[name]}, so that the file is "
+            "neither run nor converted here; "
             "use the checkpoint that it was made of, and llama-perplexity to measure the file"
         )
     for tensor in source.tensors:

@@ -28,6 +28,7 @@ from qtool.gguf.architectures.layer_norms import LAYER_NORMS
 from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.mamba import MAMBA
+from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.recent import RECENT
@@ -43,7 +44,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **GLM, **INSIDE,
+    **GLM, **MUSE_GLIMMER, **INSIDE,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.
