@@ -133,7 +133,7 @@ def auto_model(config: Any) -> Any:
 
     if config.model_type == "mistral4":  # which transformers finds as a part of others alone
         return transformers.Mistral4ForCausalLM
-    seeing = hasattr(config, "vision_config")
+    seeing = hasattr(config, "vision_config") or hasattr(config, "vq_config")
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
@@ -169,6 +169,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_sparse.fill(model)
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
+        gguf_models_seeing.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     if kind == "Mpt":

@@ -9,6 +9,16 @@ _LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+# Released models have their images among the first tokens, which llama.cpp never gives.
+_IMAGES = range(4, 8196)
+_CHAMELEON = {
+    "vocab_size": len(_IMAGES) + 40,
+    "vocabulary_map": {**{f"IMGIMG{i}Z": i for i in _IMAGES}, "<image>": 8200},
+    "vq_config": {"resolution": 16, "base_channels": 32, "channel_multiplier": [1],
+                  "num_res_blocks": 1, "embed_dim": 16, "latent_channels": 16,
+                  "num_embeddings": 16},
+}  # fmt: skip
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("Llava", {"head_dim": 32, "rope_parameters": _LLAMA3}),
     "pixtral": ("Llava of Mistral", {"head_dim": 32, "sliding_window": None}),
@@ -58,7 +68,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "muse-glimmer": ("MuseGlimmer", {
         "num_hidden_layers": 5, "head_dim": 32, "sliding_window": 8, "qk_scale_factor": 2.5,
         "output_multiplier": 0.4, "final_logit_softcapping": 6.0}),
+    "chameleon": ("Chameleon", {
+        **_CHAMELEON, "num_key_value_heads": 4, "rope_parameters": _ROTATED}),
+    "chameleon-heads": ("Chameleon", {**_CHAMELEON, "tie_word_embeddings": True}),
 }  # fmt: skip
+# The logits that count, where some are those of tokens that are never given.
+GIVEN = {"chameleon": slice(_IMAGES.stop, None), "chameleon-heads": slice(_IMAGES.stop, None)}
 SAID_BEYOND: dict[str, set[str]] = {}
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -111,3 +126,13 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {**_SMALL, "pos_emb_height": 4, "pos_emb_width": 4}},
     "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip
+
+
+def fill(name: str, model: Any) -> None:
+    """Values for norms of heads; released ones of 7B are the same in all heads."""
+    for key, parameter in model.named_parameters():
+        if name in GIVEN and (".q_norm." in key or ".k_norm." in key):
+            parameter.uniform_(-0.3, 0.3)
+            parameter.add_(1.0 if key.endswith(".weight") else 0.0)
+            if name == "chameleon":
+                parameter.copy_(parameter[:1].expand_as(parameter).clone())

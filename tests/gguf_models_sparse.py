@@ -170,10 +170,13 @@ SAID_BEYOND = {
 }
 NO_WAY_BACK = {
     "apertus": "what activations learned in tensors, .* cannot be turned back",
-    "muse-glimmer": "no class for the decoder alone",
+    **dict.fromkeys(
+        ("muse-glimmer", "chameleon", "chameleon-heads"), "no class for the decoder alone"
+    ),
 }
-# It writes no head, and llama.cpp does not load such a file.
-FAILS_THERE = ("olmoe-tied",)
+# It writes no head, and llama.cpp does not load such a file. Chameleon: it takes the norm of the
+# first head for all, and fails where there are fewer heads of keys.
+FAILS_THERE = ("olmoe-tied", "chameleon-heads")
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
 TURNED = ("qwen3-vl-moe",)  # experts as they were released
 # With the block that predicts a further token.

@@ -63,7 +63,9 @@ _TOKEN_IDS = {
 _NO_WAY_BACK = {
     "apertus": "a checkpoint keeps what activations learned in tensors, and the file in keys, "
     "which cannot be turned back yet",
-    "muse-glimmer": "transformers has no class for the decoder alone",
+    **dict.fromkeys(
+        ("chameleon", "muse-glimmer"), "transformers has no class for the decoder alone"
+    ),
 }
 
 # Tensors that converters wrote once; llama.cpp loads them to this day.

@@ -11,6 +11,7 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
@@ -44,7 +45,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **GLM, **MUSE_GLIMMER, **INSIDE,
+    **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 
 # Decoders that are told from others of a class by their own settings.
