@@ -21,6 +21,7 @@ _SEES = (
     "projector.", "merger.", "aligner.", "vqmodel.", "generation_embeddings.",
     "generation_aligner.", "generation_head.", "layerwise_projectors.", "spatial_projectors.",
     "image_newline", "vision_adapter.", "vision_projection.",
+    "mm_projector.", "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 

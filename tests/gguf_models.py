@@ -172,6 +172,7 @@ def build(name: str, folder: Path, *, dtype: str = "float32", seed: int = 0) -> 
         gguf_models_seeing.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
+    gguf_models_seeing.finish(name, folder)
     if kind == "Mpt":
         rewrite_config(folder, lambda config: config.update(architectures=["MPTForCausalLM"]))
     if name == "falcon-7b":  # the number does not count there, and was not said

@@ -1,7 +1,10 @@
 """Small checkpoints of models that also see, around decoders of other classes; rows as in
 `gguf_models`, and what lies around the settings of the text."""
 
+from pathlib import Path
 from typing import Any
+
+from gguf_models_recent import LATENT
 
 _ROTATED = {"rope_type": "default", "rope_theta": 2e4}
 _LLAMA3 = {
@@ -68,13 +71,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "muse-glimmer": ("MuseGlimmer", {
         "num_hidden_layers": 5, "head_dim": 32, "sliding_window": 8, "qk_scale_factor": 2.5,
         "output_multiplier": 0.4, "final_logit_softcapping": 6.0}),
+    "kimi-k2.5": ("Kimi_K25", {
+        **LATENT, "q_lora_rank": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+        "rope_parameters": _ROTATED}),
+    "qwen2.5-omni": ("Qwen2_5OmniThinker", {"rope_parameters": {
+        **_ROTATED, "mrope_section": [2, 4, 2]}}),
+    "qwen3-omni": ("Qwen3OmniMoeThinker", {
+        "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "rope_parameters": {**_ROTATED, "mrope_section": [6, 5, 5]}}),
     "chameleon": ("Chameleon", {
         **_CHAMELEON, "num_key_value_heads": 4, "rope_parameters": _ROTATED}),
     "chameleon-heads": ("Chameleon", {**_CHAMELEON, "tie_word_embeddings": True}),
 }  # fmt: skip
 # The logits that count, where some are those of tokens that are never given.
 GIVEN = {"chameleon": slice(_IMAGES.stop, None), "chameleon-heads": slice(_IMAGES.stop, None)}
-SAID_BEYOND: dict[str, set[str]] = {}
+SAID_BEYOND: dict[str, set[str]] = {"kimi-k2.5": {"deepseek2.expert_gating_func"}}
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "patch_size": 4, "image_size": 16,
@@ -93,6 +104,10 @@ def _inside(kind: str, name: str) -> dict[str, Any]:
     return {"model_type": kind, "architectures": [name]}
 
 
+_HEARS = {
+    "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+    "num_mel_bins": 16, "output_dim": 64,
+}  # fmt: skip
 _GLM = {"text_config": {}, "vision_config": {**_QWEN, "image_size": 16}}
 SEEING: dict[str, dict[str, Any]] = {
     "Llava": {"text_config": {"model_type": "llama"},
@@ -124,6 +139,17 @@ SEEING: dict[str, dict[str, Any]] = {
     "MuseGlimmer": {
         "text_config": {}, "out_hidden_size": 128, "projector_hidden_size": 32,
         "vision_config": {**_SMALL, "pos_emb_height": 4, "pos_emb_width": 4}},
+    "Kimi_K25": {
+        "text_config": _inside("deepseek_v3", "DeepseekV3ForCausalLM"),
+        "tie_word_embeddings": False, "projection_hidden_size": 32,
+        "vision_config": {**_SMALL, "pos_emb_height": 4, "pos_emb_width": 4}},
+    "Qwen2_5OmniThinker": {
+        "text_config": {}, "audio_config": _HEARS,
+        "vision_config": {**_QWEN, "fullatt_block_indexes": [0]}},
+    "Qwen3OmniMoeThinker": {
+        "text_config": {}, "audio_config": {**_HEARS, "downsample_hidden_size": 16},
+        "vision_config": {**_QWEN, "num_position_embeddings": 16,
+                          "deepstack_visual_indexes": [0]}},
     "Glm4v": _GLM, "GlmOcr": _GLM, "Glm4vMoe": _GLM,
 }  # fmt: skip
 
@@ -136,3 +162,15 @@ def fill(name: str, model: Any) -> None:
             parameter.add_(1.0 if key.endswith(".weight") else 0.0)
             if name == "chameleon":
                 parameter.copy_(parameter[:1].expand_as(parameter).clone())
+
+
+def finish(name: str, folder: Path) -> None:
+    """Names as released, where save_pretrained changes more of them than from_pretrained."""
+    if name != "kimi-k2.5":
+        return
+    from safetensors.torch import load_file, save_file
+
+    path, wrong = folder / "model.safetensors", "language_model.model.blocks."
+    state = {key.replace(wrong, wrong.replace("blocks", "layers")): value
+             for key, value in load_file(path).items()}  # fmt: skip
+    save_file(state, path, {"format": "pt"})

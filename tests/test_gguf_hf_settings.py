@@ -198,12 +198,15 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     kind = kind.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").rstrip("_")
     kind = kind.removesuffix("LMHeadModel")
     kind = {"Mistral3": "Mistral", "MPT": "Mpt", "Exaone4_5": "Exaone4",
-            "PaddleOCRVL": "PaddleOCR", "MiniCPMV4_6": "Qwen3_5"}.get(kind, kind)  # fmt: skip
+            "PaddleOCRVL": "PaddleOCR", "MiniCPMV4_6": "Qwen3_5", "Qwen2_5OmniModel": "Qwen2_5Omni",
+            "Qwen2_5OmniThinker": "Qwen2_5Omni", "Qwen3OmniMoeThinker": "Qwen3OmniMoe",
+            }.get(kind, kind)  # fmt: skip
     if not hasattr(transformers, f"{kind}Config") or hasattr(transformers, f"{kind}TextConfig"):
         kind += "Text"
     around, _, inside = name.partition(" of ")
     if around in AROUND:
-        theirs = transformers.CONFIG_MAPPING[inside or AROUND[around][0]]().to_dict()
+        inside = {"kimi_k2": "deepseek_v3"}.get(inside, inside) or AROUND[around][0]
+        theirs = transformers.CONFIG_MAPPING[inside]().to_dict()
         theirs["tie_word_embeddings"] |= around in TIED
     else:
         theirs = getattr(transformers, f"{kind}Config")().to_dict()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qtool.gguf.architectures.dense import DENSE
+from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
@@ -23,11 +24,15 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "InternVLForConditionalGeneration": ("qwen2", "llama", "qwen3", "qwen3_moe"),
     "InternVLChatModel": ("qwen2", "llama", "phi3", "qwen3", "qwen3_moe"),
     "Lfm2VlForConditionalGeneration": ("lfm2",),
+    "KimiVLForConditionalGeneration": ("deepseek_v3",),
+    "KimiK25ForConditionalGeneration": ("deepseek_v3", "kimi_k2"),
+    "Kimi_K25ForConditionalGeneration": ("deepseek_v3", "kimi_k2"),
 }
 # Of these transformers ties the head unless config.json says no, outside of text_config.
 TIED = (
     "InternVLForConditionalGeneration",
     "JanusForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
 )
 
@@ -45,6 +50,7 @@ def _of(row: Architecture, **defaults: Any) -> Architecture:
     return replace(row, defaults={**sizes, **row.defaults, **defaults})
 
 
+_DEEPSEEK = _of(LATENT_ATTENTION["DeepseekV3ForCausalLM"], **_sizes(7168, 18432, 61, 128))
 _QWEN = {**_sizes(4096, 22016, 32, 32), "vocab_size": 151936}
 _DECODERS: Mapping[str, Architecture] = {
     "llama": _of(DENSE["LlamaForCausalLM"], **_sizes(4096, 11008, 32, 32)),
@@ -55,6 +61,8 @@ _DECODERS: Mapping[str, Architecture] = {
         SPARSE["Qwen3MoeForCausalLM"], **_sizes(2048, 6144, 24, 32), vocab_size=151936
     ),
     "phi3": _of(DENSE["Phi3ForCausalLM"], **_sizes(3072, 8192, 32, 32), vocab_size=32064),
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
     "lfm2": _of(SHORT_CONVOLUTIONS["Lfm2ForCausalLM"], **_sizes(2560, 12288, 32, 32)),
 }
 

@@ -65,7 +65,24 @@ _MISTRAL = (
 # Where all experts are in two tensors, each is transposed.
 _TURNED = tuple(replace(module, cut=Cut(turned=True)) for module in QWEN_EXPERTS)
 _GRANITE = DENSE["GraniteForCausalLM"]
+# Experts one by one, as Qwen3-Omni has them.
+_PLAIN = (*QWEN, *block(*QK_NORMS, "mlp.gate"), *QWEN_EXPERTS)
 _STACKED_SIGHTS = Key("n_deepstack_layers", "vision_config", _stacked_sights)
+
+_THINKER = Architecture(
+    "qwen3vlmoe", _PLAIN,
+    (*keys.MOE, sections([24, 20, 20]),
+     Key("n_deepstack_layers", "vision_config", lambda _: u32(0))),
+    {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+     "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+     "rope_theta": 1e6, "decoder_sparse_step": 1, "norm_topk_prob": True},
+    rope=_ROPE, alone="Qwen3MoeForCausalLM",
+    refuse=(limits.experts_everywhere, limits.chosen_add_up(True),
+            limits.no_biases("attention_bias")),
+)
+_HEARS = replace(
+    _QWEN2, defaults={**_QWEN2.defaults, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}
+)
 
 SEEING: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": _QWEN2,
@@ -87,6 +104,12 @@ SEEING: dict[str, Architecture] = {
         rope=_ROPE, alone="Qwen3MoeForCausalLM",
         refuse=(limits.experts_everywhere, limits.no_biases("attention_bias")),
     ),
+    # Those that speak, too: what they think is text.
+    "Qwen2_5OmniModel": _HEARS,
+    "Qwen2_5OmniForConditionalGeneration": _HEARS,
+    "Qwen2_5OmniThinkerForConditionalGeneration": _HEARS,
+    "Qwen3OmniMoeForConditionalGeneration": _THINKER,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _THINKER,
     "Mistral3ForConditionalGeneration": Architecture(
         "mistral3", (*LLAMA, *block(*MLP)), keys.LLAMA,
         {"num_key_value_heads": 8, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 131072,

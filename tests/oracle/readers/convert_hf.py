@@ -9,6 +9,12 @@ import sys
 import types
 from pathlib import Path
 
+# What thinks alone, as the class of the whole that the converter knows.
+_WHOLE = {
+    "Qwen2_5OmniThinkerForConditionalGeneration": "Qwen2_5OmniModel",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "Qwen3OmniMoeForConditionalGeneration",
+}
+
 
 def names_in(folder: Path) -> list[str]:
     """The tensors of a checkpoint in one file."""
@@ -38,7 +44,8 @@ def main() -> None:
             # transformers 5 calls kinds of blocks otherwise than the converter, and adds experts,
             # or heads of keys.
             settings = json.loads((Path(folder) / "config.json").read_text())
-        model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
+        architecture = get_model_architecture(settings, ModelType.TEXT)
+        model = get_model_class(_WHOLE.get(architecture, architecture))
         if not request["vocabulary"]:
             # Mistral 3 leaves all to one of the classes inside it.
             for one in (model, *(c for c in vars(model).values() if isinstance(c, type))):
