@@ -85,6 +85,18 @@ def test_names_in_the_wild(tmp_path: Path) -> None:
     assert len(quantized(plan)) == 14
 
 
+@pytest.mark.parametrize(
+    "tower",
+    ["vit.layers.0", "model.vqmodel.encoder.down.0", "model.spatial_projectors.0",
+     "model.aligner.hidden_layers.0", "talker.model.layers.0", "token2wav.bigvgan.resblocks.0"],
+)  # fmt: skip
+def test_towers_that_are_larger_than_the_decoder(tower: str, tmp_path: Path) -> None:
+    shapes = {**header_files.llama(), f"{tower}.fc1.weight": (4096, 4096)}
+    plan = plan_of(tmp_path, shapes, "w4g64-awq", text_config={"num_hidden_layers": 2})
+    assert plan.blocks.prefix == "model.layers" and len(quantized(plan)) == 14
+    assert plan.by_name[f"{tower}.fc1.weight"].reason == "outside the decoder blocks"
+
+
 def test_shared_experts_and_routers(tmp_path: Path) -> None:
     shapes = header_files.experts(1, 4) | {
         "model.layers.0.mlp.shared_expert.gate_proj.weight": (128, 256),
