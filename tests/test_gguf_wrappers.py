@@ -152,15 +152,3 @@ def test_what_is_seen_goes_to_blocks(pairs: list[Any]) -> None:
     assert key.value({**config, "spatial_target_layers": []}) is None
     with pytest.raises(SourceError, match="deepstack_layer_map"):
         key.value({**config, "deepstack_layer_map": pairs})
-
-
-def test_towers_are_not_run_as_decoders() -> None:
-    """A list of blocks that paints may be the largest, and is no decoder."""
-    from torch import nn
-
-    from qtool.calibrating.meta_model import find_blocks
-
-    decoder, painter = (nn.ModuleList([nn.Linear(n, n)]) for n in (4, 8))
-    model = nn.ModuleDict({"vqmodel": nn.ModuleDict({"up": painter}), "layers": decoder})
-    assert find_blocks(model)[0] == "layers."
-    assert find_blocks(nn.ModuleDict({"vqmodel": painter}))[0] == "vqmodel."
