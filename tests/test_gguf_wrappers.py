@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_tokenizers as small
 from hf_arrays import LLAMA, llama, numbers, write
+from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.gguf_values import u32
 from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, class_named
 from qtool.gguf.from_hf import hf_source
@@ -152,3 +155,20 @@ def test_what_is_seen_goes_to_blocks(pairs: list[Any]) -> None:
     assert key.value({**config, "spatial_target_layers": []}) is None
     with pytest.raises(SourceError, match="deepstack_layer_map"):
         key.value({**config, "deepstack_layer_map": pairs})
+
+
+def test_tokens_whatever_the_files_say(tmp_path: Path) -> None:
+    """Muse Glimmer's end of a turn, and the one token that Qwen3-Omni begins and ends with."""
+    names = ("<|eot|>", "<|im_start|>", "<|im_end|>")
+    extra = [small.added(SIZE + number, text) for number, text in enumerate(names)]
+    files = {
+        "tokenizer.json": small.bpe(extra=extra),
+        "tokenizer_config.json": {"bos_token": "<|im_start|>", "eos_token": "<|im_start|>"},
+    }
+    muse = keys_of(tmp_path, files, "muse-glimmer", SIZE + 3)
+    assert muse["tokenizer.ggml.eot_token_id"] == u32(SIZE)
+    omni = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"]}
+    for config, number in (({}, SIZE + 1), (omni, SIZE + 2)):
+        keys = keys_of(tmp_path, files, "qwen3vlmoe", SIZE + 3, **config)
+        ids = [keys[f"tokenizer.ggml.{kind}_token_id"] for kind in ("bos", "eos")]
+        assert ids == [u32(number)] * 2

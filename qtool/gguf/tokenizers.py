@@ -17,7 +17,13 @@ from qtool.formats.gguf_values import Kind, Value, array, boolean, string, u32
 from qtool.gguf.tokenizer_bpe import PREFIX, TokenType, bpe_metadata
 from qtool.gguf.tokenizer_gemma4 import gemma4_metadata
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, model_of, read_object, special_names
-from qtool.gguf.tokenizer_special import ADD_KEYS, ID_KEYS, end_metadata, special_metadata
+from qtool.gguf.tokenizer_special import (
+    ADD_KEYS,
+    ID_KEYS,
+    end_metadata,
+    fixed_metadata,
+    special_metadata,
+)
 from qtool.gguf.tokenizer_spm import json_metadata, read_model, spm_metadata
 
 MODEL_KEY = PREFIX + "model"
@@ -42,6 +48,7 @@ class Policy:
     prefix_last: bool = False  # add_prefix_space is written behind everything else
     no_bos: bool = False  # unless the files say that it is added
     ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
+    fixed: Mapping[str, str] = field(default_factory=dict)  # the same by their texts
     end_by_config: bool = False  # Hunyuan's end of a text and of a turn
     gemma4: bool = False  # a kind of its own, which always begins a text with bos
 
@@ -83,7 +90,16 @@ POLICIES = {
     "glm4": _GLM4,
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
+    "hunyuan_vl": Policy(model=False, end_by_config=True),
+    "paddleocr": Policy(prefix_last=True), "chameleon": _JSON,
+    "muse-glimmer": Policy(model=False, fixed={"eot": "<|eot|>"}),
 }  # fmt: skip
+# What thinks in Qwen3-Omni begins and ends with the same token, unlike others of its architecture.
+_OMNI = Policy(model=False, fixed={"bos": "<|im_end|>", "eos": "<|im_end|>"})
+_BY_CLASS = {
+    "Qwen3OmniMoeForConditionalGeneration": _OMNI,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _OMNI,
+}
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
 _TURN_END = PREFIX + "eot_token_id"
 _CODE_LLAMA_SIZE, _CODE_LLAMA_TURN_END = 32016, 32010
@@ -102,7 +118,9 @@ def tokenizer_metadata(
     arch: general.architecture; vocab_size: rows of the embedding; config: config.json; pre: the
     name of the pre-tokenizer, where it is known better than by the folder.
     """
-    policy = POLICIES.get(arch, Policy())
+    named = config.get("architectures")
+    policy = _BY_CLASS.get(str(named[0]) if isinstance(named, list) and named else "")
+    policy = policy or POLICIES.get(arch, Policy())
     tokenizer_config = read_object(folder / CONFIG)
     keys: dict[str, Value] = {}
     given = tokenizer_config.get("add_prefix_space")
@@ -115,6 +133,7 @@ def tokenizer_metadata(
     if policy.end_by_config:
         keys |= end_metadata(folder, config, vocab_size)
     keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
+    keys |= fixed_metadata(data, policy.fixed, vocab_size)
     if policy.gemma4:
         keys[PREFIX + "add_space_prefix"] = boolean(False)
         keys[ADD_KEYS["bos"]] = boolean(True)
