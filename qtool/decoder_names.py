@@ -1,6 +1,7 @@
 """A checkpoint of a model that also sees, under the names that its decoder has alone.
 
     language_model.model.layers.0.*, model.language_model.layers.0.*  ->  model.layers.0.*
+    model.text_model.layers.0.*, thinker.model.layers.0.*             ->  model.layers.0.*
     language_model.lm_head.weight                                     ->  lm_head.weight
 
 What llama.cpp reads is the decoder, so what is made of a GGUF file has the names on the right.
@@ -8,22 +9,27 @@ What llama.cpp reads is the decoder, so what is made of a GGUF file has the name
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
 
-_INSIDE = "language_model."
+_INSIDE = ("language_model.", "text_model.", "thinker.")
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
-    "vision_embedder.", "audio_tower.", "embed_audio.", "vit_large_projector.",
-    "patch_merge_mlp.",
+    "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.", "vit.", "mlp_AR.",
+    "vit_large_projector.", "patch_merge_mlp.",
+    "projector.", "merger.", "aligner.", "vqmodel.", "generation_embeddings.",
+    "generation_aligner.", "generation_head.", "layerwise_projectors.", "spatial_projectors.",
+    "image_newline", "vision_adapter.", "vision_projection.",
+    "mm_projector.", "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _PARTS = ("text_config", "vision_config")  # of config.json
 
 
 def name_alone(name: str) -> str:
     """The name of a tensor where the decoder stands alone."""
-    return name.replace(_INSIDE, "")
+    return reduce(lambda plain, part: plain.replace(part, ""), _INSIDE, name)
 
 
 def sees(name: str) -> bool:
@@ -39,7 +45,7 @@ def is_alone(config: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
 def alone_as(source: Checkpoint, config: Mapping[str, Any], names: Iterable[str]) -> Checkpoint:
     """The source with its decoder's tensors under the names that they have alone, where `config`
     and `names` are of a decoder alone."""
-    if not is_alone(config, source.config) or any(_INSIDE in name for name in names):
+    if not is_alone(config, source.config) or any(name != name_alone(name) for name in names):
         return source
     alone = {name: name_alone(name) for name in source.tensors}
     if len(set(alone.values())) < len(alone):

@@ -18,8 +18,13 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 from qtool.layer_names import FUSED, experts_of, is_head, number_of
 
 _INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")
-# Towers that see or hear; they can be larger than a small decoder beside them.
-OTHER_TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder(?!.*decoder)", re.IGNORECASE)
+# Towers that see, hear, paint or speak, and what leads from them to the decoder; they can be larger
+# than a small decoder beside them.
+OTHER_TOWERS = re.compile(
+    r"vision|visual|image|audio|speech|\bvit\b|\bvq|projector|aligner|talker|2wav"
+    r"|encoder(?!.*decoder)",
+    re.IGNORECASE,
+)
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -15,6 +15,7 @@ import gguf_models_gemma4
 import gguf_models_hybrid
 import gguf_models_newest
 import gguf_models_remote
+import gguf_models_seeing
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
@@ -113,9 +114,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_dense.MODELS,
     **gguf_models_gemma4.MODELS,
     **gguf_models_sparse.SPARSE,
+    **gguf_models_seeing.MODELS,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_remote.MODELS
 MODELS |= gguf_models_newest.MODELS
+_SEEING = {
+    **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_seeing.SEEING,
+    **gguf_models_newest.SEEING,
+}  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
     "gemma3-windows": {"gemma3.attention.sliding_window_pattern"},
@@ -126,6 +132,7 @@ SAID_BEYOND = {
     **gguf_models_sparse.SAID_BEYOND,
     **gguf_models_remote.SAID_BEYOND,
     **gguf_models_newest.SAID_BEYOND,
+    **gguf_models_seeing.SAID_BEYOND,
 }
 
 
@@ -135,7 +142,7 @@ def auto_model(config: Any) -> Any:
 
     if config.model_type == "mistral4":  # which transformers finds as a part of others alone
         return transformers.Mistral4ForCausalLM
-    seeing = hasattr(config, "vision_config")
+    seeing = hasattr(config, "vision_config") or hasattr(config, "vq_config")
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
@@ -160,9 +167,7 @@ def build(
     if kind in gguf_models_states.ALONE:
         del wanted["intermediate_size"], wanted["num_attention_heads"]
         del wanted["num_key_value_heads"], wanted["max_position_embeddings"]
-    seeing = {
-        **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_newest.SEEING,
-    }.get(kind)  # fmt: skip
+    seeing = _SEEING.get(kind)
     if seeing is not None:
         wanted = {**seeing, "text_config": {**seeing["text_config"], **wanted}}
     # The configuration's class, and what is inside it, if that needs telling.
@@ -179,8 +184,10 @@ def build(
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
         gguf_models_newest.fill(model)
+        gguf_models_seeing.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
+    gguf_models_seeing.finish(name, folder)
     if kind in _RELEASED_AS:
         rewrite_config(folder, lambda config: config.update(architectures=[_RELEASED_AS[kind]]))
     if name == "falcon-7b":  # the number does not count there, and was not said

@@ -150,13 +150,20 @@ SAID_BY_OTHERS = {
         "rope.scaling.finetuned", "attention.head_count_kv", "expert_shared_feed_forward_length",
         "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank",
         "ssm.inner_size",
-    }
+    },
+    "hunyuan-vl": {
+        "context_length", "rope.freq_base", "rope.scaling.alpha",
+        "rope.scaling.original_context_length",
+    },
+    "granite-4-vision": {"deepstack_mapping"},
+    "paddleocr-vl": {"vocab_size", "rope.dimension_count"},
+    "glm4v": {"attention.key_length", "attention.value_length"},
 }  # fmt: skip
 # One expert for another, where llama.cpp rounds inputs to float16, stays in a delta net's state
 # for the rest of the text: these are compared in float32.
 NOT_ROUNDED = ("qwen3.5-moe", "qwen3-next")
 # Those that get a block which predicts a further token, as checkpoints in the wild have it.
-PREDICTING = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
+PREDICTING = ("qwen3.5", "qwen3.5-moe", "qwen3-next", "exaone4.5")
 
 
 def add_prediction(folder: Path, seed: int) -> None:
@@ -166,12 +173,15 @@ def add_prediction(folder: Path, seed: int) -> None:
 
     state = load_file(folder / "model.safetensors")
     torch.manual_seed(seed + 1)
-    last = max(name.split(".")[2] for name in state if ".self_attn." in name)
-    like = {name: tensor for name, tensor in state.items() if f".layers.{last}." in name}
-    for name, tensor in like.items():
-        random = torch.randn_like(tensor) * 0.1
-        state[f"mtp.layers.0.{name.split('.', 3)[3]}"] = random
-    norm = state["model.norm.weight"]
+    seeing = any(".language_model." in name for name in state)
+    at = "model.language_model." if seeing else "model."
+    blocks = {name.removeprefix(f"{at}layers."): tensor for name, tensor in state.items()}
+    last = max(name.partition(".")[0] for name in blocks if ".self_attn." in name)
+    for name, tensor in blocks.items():
+        if name.startswith(f"{last}."):
+            random = torch.randn_like(tensor) * 0.1
+            state[f"mtp.layers.0.{name.partition('.')[2]}"] = random
+    norm = state[f"{at}norm.weight"]
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         state[f"mtp.{name}.weight"] = torch.randn_like(norm) * 0.1
     state["mtp.fc.weight"] = torch.randn(len(norm), 2 * len(norm)).to(norm.dtype)

@@ -184,15 +184,19 @@ SAID_BEYOND = {
 }
 NO_WAY_BACK = {
     "apertus": "what activations learned in tensors, .* cannot be turned back",
-    "step-3.7": "beside a part that sees, .* cannot be turned back",
-    "glm-5.3": "beside a part that sees, .* cannot be turned back",
+    "step-3.7": "beside a part that sees, without which transformers has no class",
+    "glm-5.3": "beside a part that sees, without which transformers has no class",
+    **dict.fromkeys(
+        ("muse-glimmer", "chameleon", "chameleon-heads"), "no class for the decoder alone"
+    ),
 }
-# It writes no head, and llama.cpp does not load such a file.
-FAILS_THERE = ("olmoe-tied",)
+# It writes no head, and llama.cpp does not load such a file. Chameleon: it takes the norm of the
+# first head for all, and fails where there are fewer heads of keys.
+FAILS_THERE = ("olmoe-tied", "chameleon-heads")
 PACKED = ("gpt-oss-mxfp4",)  # experts in MXFP4
 TURNED = ("qwen3-vl-moe",)  # experts as they were released
 # With the block that predicts a further token.
-_AHEAD = {"glm4-moe", "deepseek-v3", *RECENT_AHEAD}
+_AHEAD = {"glm4-moe", "deepseek-v3", "glm-ocr", *RECENT_AHEAD}
 
 
 def fill(model: Any) -> None:
@@ -220,9 +224,12 @@ def finish(name: str, folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
-    embedding = state["model.embed_tokens.weight"]
-    blocks = 1 + max(int(key.split(".")[2]) for key in state if ".layers." in key)
-    last, ahead = f"model.layers.{blocks - 1}.", f"model.layers.{blocks}."
+    sees = any(key.startswith("model.language_model.") for key in state)
+    at = "model.language_model." if sees else "model."
+    embedding = state[f"{at}embed_tokens.weight"]
+    numbered = [key.removeprefix(f"{at}layers.") for key in state if key.startswith(f"{at}layers.")]
+    blocks = 1 + max(int(key.partition(".")[0]) for key in numbered)
+    last, ahead = f"{at}layers.{blocks - 1}.", f"{at}layers.{blocks}."
     state |= {ahead + k.removeprefix(last): -v for k, v in state.items() if k.startswith(last)}
     width = embedding.shape[1]
     state[ahead + "embed_tokens.weight"] = embedding.clone()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE
+from qtool.gguf.architectures.inside import AROUND, TIED
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.general import general_metadata
 from qtool.gguf.hf_config import complete
@@ -196,14 +197,24 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     kind = name.partition(" ")[0]  # of the class, of which there may be several rows
     kind = kind.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").rstrip("_")
     kind = kind.removesuffix("LMHeadModel")
-    kind = {"Mistral3": "Mistral", "MPT": "Mpt"}.get(kind, kind)
+    kind = {"Mistral3": "Mistral", "MPT": "Mpt", "Exaone4_5": "Exaone4",
+            "PaddleOCRVL": "PaddleOCR", "MiniCPMV4_6": "Qwen3_5", "Qwen2_5OmniModel": "Qwen2_5Omni",
+            "Qwen2_5OmniThinker": "Qwen2_5Omni", "Qwen3OmniMoeThinker": "Qwen3OmniMoe",
+            }.get(kind, kind)  # fmt: skip
     if not hasattr(transformers, f"{kind}Config") or hasattr(transformers, f"{kind}TextConfig"):
         kind += "Text"
-    theirs = getattr(transformers, f"{kind}Config")().to_dict()
+    around, _, inside = name.partition(" of ")
+    if around in AROUND:
+        inside = {"kimi_k2": "deepseek_v3"}.get(inside, inside) or AROUND[around][0]
+        theirs = transformers.CONFIG_MAPPING[inside]().to_dict()
+        theirs["tie_word_embeddings"] |= around in TIED
+    else:
+        theirs = getattr(transformers, f"{kind}Config")().to_dict()
     if name == "Mistral3ForConditionalGeneration":  # the setting outside of the text's
         theirs["tie_word_embeddings"] = transformers.Mistral3Config().tie_word_embeddings
     needed = {"hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size",
               "n_embd", "n_head", "n_layer", "d_model", "n_heads", "n_layers"}  # fmt: skip
+    needed = set() if around in AROUND else needed  # which are among its defaults
     ours = complete({key: theirs[key] for key in needed & theirs.keys()}, TABLE[name].defaults)
     experts = "num_local_experts" if "num_local_experts" in theirs else "moe_num_experts"
     old = {"num_experts": experts}

@@ -15,6 +15,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.plan.plan import make_plan
 from qtool.recipe.recipe import load
+from qtool.runs.sink import artifact_facts
 from qtool.scheme import Dense, Dropped, Scheme
 
 
@@ -83,6 +84,28 @@ def test_names_in_the_wild(tmp_path: Path) -> None:
     assert plan.by_name["language_model.model.layers.2.eh_proj.weight"].block is None
     assert reasons["vision_tower.encoder.layers.0.mlp.fc1.weight"] == "outside the decoder blocks"
     assert len(quantized(plan)) == 14
+
+
+@pytest.mark.parametrize(
+    "tower",
+    ["vit.layers.0", "model.vqmodel.encoder.down.0", "model.spatial_projectors.0",
+     "model.aligner.hidden_layers.0", "talker.model.layers.0", "token2wav.bigvgan.resblocks.0"],
+)  # fmt: skip
+def test_towers_that_are_larger_than_the_decoder(tower: str, tmp_path: Path) -> None:
+    shapes = {**header_files.llama(), f"{tower}.fc1.weight": (4096, 4096)}
+    plan = plan_of(tmp_path, shapes, "w4g64-awq", text_config={"num_hidden_layers": 2})
+    assert plan.blocks.prefix == "model.layers" and len(quantized(plan)) == 14
+    assert plan.by_name[f"{tower}.fc1.weight"].reason == "outside the decoder blocks"
+
+
+def test_patches_of_images_are_embedded_by_a_linear_layer(tmp_path: Path) -> None:
+    """Which loaders must be told of, unlike of tables."""
+    more = {"vision_tower.embeddings.patch_embedding.weight": (64, 48),
+            "vision_tower.embeddings.position_embedding.weight": (64, 64)}  # fmt: skip
+    facts = artifact_facts(plan_of(tmp_path, {**header_files.llama(), **more}, "w4g64-awq"))
+    assert facts is not None
+    assert "vision_tower.embeddings.patch_embedding" in facts.dense
+    assert "vision_tower.embeddings.position_embedding" not in facts.dense
 
 
 def test_shared_experts_and_routers(tmp_path: Path) -> None:

@@ -263,3 +263,15 @@ def test_a_table_for_each_layer_is_said_to_stay_dense(tmp_path: Path) -> None:
     }))  # fmt: skip
     (said,) = [w for w in make_plan(load("w4g128-rtn"), model).warnings if "stays dense" in w]
     assert said.startswith("78% of the weights are a table of embeddings for each layer")
+
+
+def test_towers_are_not_run_as_decoders() -> None:
+    """A list of blocks that paints may be the largest, and is no decoder."""
+    from torch import nn
+
+    from qtool.calibrating.meta_model import find_blocks
+
+    decoder, painter = (nn.ModuleList([nn.Linear(n, n)]) for n in (4, 8))
+    model = nn.ModuleDict({"vqmodel": nn.ModuleDict({"up": painter}), "layers": decoder})
+    assert find_blocks(model)[0] == "layers."
+    assert find_blocks(nn.ModuleDict({"vqmodel": painter}))[0] == "vqmodel."

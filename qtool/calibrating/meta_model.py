@@ -17,6 +17,7 @@ from torch import nn
 from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
+from qtool.structure import OTHER_TOWERS
 
 # What model classes raise when the numbers in a config do not go together.
 REFUSALS = (
@@ -125,14 +126,16 @@ def _class_of(checkpoint: Weights, config: type) -> Any:
 
 
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The outermost ModuleList that holds most parameters, and its prefix."""
-    best: tuple[int, str, nn.ModuleList] | None = None
+    """The outermost ModuleList that holds most parameters, and its prefix; of those that see or
+    speak only where there is no other."""
+    best: tuple[tuple[bool, int], str, nn.ModuleList] | None = None
     outer: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or any(name.startswith(o) for o in outer):
             continue
         outer.append(f"{name}.")
-        size = sum(parameter.numel() for parameter in module.parameters())
+        numbers = sum(parameter.numel() for parameter in module.parameters())
+        size = (not OTHER_TOWERS.search(name), numbers)
         if best is None or size > best[0]:
             best = (size, f"{name}.", module)
     if best is None or len(best[2]) == 0:

@@ -174,7 +174,7 @@ def _tensors(architecture: Architecture, found: Found) -> list[SourceTensor]:
         tensors += [tensor for tensor in parts if tensor is not None]
     position = {name: at for at, name in enumerate(found.checkpoint.tensors)}
     tensors.sort(key=lambda tensor: position[tensor.origin[0]])
-    return [*_computed(config), *tensors]
+    return [*_computed(architecture, config), *tensors]
 
 
 def _head(tensors: list[SourceTensor], gguf_name: str) -> SourceTensor:
@@ -183,10 +183,11 @@ def _head(tensors: list[SourceTensor], gguf_name: str) -> SourceTensor:
     return replace(embedding, name=gguf_name + ".weight")
 
 
-def _computed(config: Mapping[str, Any]) -> list[SourceTensor]:
+def _computed(architecture: Architecture, config: Mapping[str, Any]) -> list[SourceTensor]:
+    own = {} if architecture.computed is None else architecture.computed(config)
     return [
         SourceTensor(name, values.shape, F32, partial(_whole, values))
-        for name, values in rope_tensors(config).items()
+        for name, values in {**rope_tensors(config), **own}.items()
     ]
 
 

@@ -15,6 +15,8 @@ Config = Mapping[str, Any]
 BY_BLOCK = "by_block"
 WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 FOUR_WIDTHS = "4 * hidden_size"
+# What wrappers call the settings of the decoder inside, the outermost first.
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -36,10 +38,19 @@ _ROPE_NAMES = {
 }
 
 
+def text_settings(raw: Config) -> Config:
+    """The object with the settings of the language model, {} where they lie outermost."""
+    for name in _TEXT_CONFIGS:
+        inner = raw.get(name)
+        if isinstance(inner, Mapping):
+            return text_settings(inner) or inner
+    return {}
+
+
 def text_part(raw: Config) -> dict[str, Any]:
     """The settings of the language model: those in text_config count before those around them."""
-    inner = raw.get("text_config")
-    if not isinstance(inner, Mapping):
+    inner = text_settings(raw)
+    if not inner:
         return dict(raw)
     tied = [part["tie_word_embeddings"] for part in (raw, inner) if "tie_word_embeddings" in part]
     # transformers takes the one outside, which older ones did not write. A head that is stored and

@@ -35,6 +35,7 @@ MODEL_TYPES = {
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GraniteMoeSWAForCausalLM": "granitemoe_swa",
     "BambaForCausalLM": "bamba",
+    "LlamaForCausalLM": "llama",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip
 
@@ -58,6 +59,8 @@ def class_of(source: GgufSource) -> str:
         return "DeepseekV3ForCausalLM"
     if name == "mistral3" and "mistral3.attention.temperature_scale" in source.metadata:
         return "Ministral3ForCausalLM"
+    if "granite.deepstack_mapping" in source.metadata:
+        return "Granite4VisionForConditionalGeneration"
     if "granitemoe.expert_shared_feed_forward_length" in source.metadata:
         return "GraniteMoeSharedForCausalLM"
     if name == "mamba" and said("ssm.dt_b_c_rms"):

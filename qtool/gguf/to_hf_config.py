@@ -39,11 +39,13 @@ _TOKEN_IDS = {
 _REMOTE = {row.name for row in TABLE.values() if row.remote}
 _REMOTE -= {row.name for row in TABLE.values() if not row.remote}
 _BESIDE = "this is the text beside a part that sees, without which transformers has no class for it"
+_NO_CLASS = "transformers has no class for the decoder alone"
 # Why a file cannot be made a checkpoint again, by architecture.
 _NO_WAY_BACK = {
     "apertus": "of the architecture apertus a checkpoint keeps what activations learned in "
     "tensors, and the file in keys, which cannot be turned back yet",
     **dict.fromkeys(("glm5-next", "step35"), _BESIDE),
+    **dict.fromkeys(("chameleon", "muse-glimmer"), _NO_CLASS),
     **{name: f"transformers has no class for the architecture {name}" for name in _REMOTE},
 }  # fmt: skip
 

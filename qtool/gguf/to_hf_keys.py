@@ -51,7 +51,7 @@ _COUNTED = (
     "attention.head_count", "rope.dimension_count_swa", "embedding_length_per_layer_input",
 )  # fmt: skip
 # What counts only where images are seen: of a text alone it changes nothing.
-OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers")
+OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers", "deepstack_mapping")
 # What other writers say beyond the table, and what it has to be to change nothing.
 _HARMLESS = ("tensor_data_layout", "vocab_size", "rope.scaling.finetuned")
 # Of Granite 4, which says them also where no block has a state space, or experts.

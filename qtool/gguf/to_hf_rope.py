@@ -48,6 +48,10 @@ def put_rope(
         config[share] = rotated.value / width
     if row.name in ("hunyuan-dense", "hunyuan-moe") and kind is not None and kind.value == "none":
         theta, scaling = _alpha(theta, width)
+    if row.name == "hunyuan_vl" and "rope.scaling.alpha" in given:
+        factor, alpha = (plain(given[f"rope.scaling.{name}"]) for name in ("factor", "alpha"))
+        scaling = {"rope_type": "dynamic", "factor": float(factor), "alpha": float(alpha)}
+        kind = None
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
     if {*vectors} not in _ROPE_TENSORS:
         raise FormatError(
@@ -93,7 +97,9 @@ def put_rope(
         scaling = {"rope_type": "default"}  # which the class does not take for granted
     sections = given.get("rope.dimension_sections")
     if sections is not None:
-        own = {"mrope_section": [int(one) for one in sections.value[:3]], "mrope_interleaved": True}
+        own: dict[str, Any] = {"mrope_section": [int(one) for one in sections.value[:3]]}
+        if not row.name.startswith("glm4"):
+            own["mrope_interleaved"] = True
         scaling = {"rope_type": "default", **scaling, **own}
     if row.name == "phi3":
         original = given.get("rope.scaling.original_context_length")

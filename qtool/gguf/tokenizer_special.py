@@ -106,6 +106,17 @@ def special_named(tokenizer_config: Mapping[str, Any], text: str, kind: str) -> 
     return {}
 
 
+def fixed_metadata(
+    data: Mapping[str, Any], fixed: Mapping[str, str], limit: int
+) -> dict[str, Value]:
+    """Special tokens by their texts, where tokenizer.json has these."""
+    ids: dict[str, int] = {}
+    added = {token.get("content"): token.get("id") for token in _added(data)}
+    for kind, text in fixed.items():
+        _set_id(ids, kind, added.get(text), limit)
+    return {ID_KEYS[kind]: u32(number) for kind, number in ids.items()}
+
+
 def _added(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [token for token in data.get("added_tokens") or () if isinstance(token, dict)]
 

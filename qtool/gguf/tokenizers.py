@@ -21,6 +21,7 @@ from qtool.gguf.tokenizer_special import (
     ADD_KEYS,
     ID_KEYS,
     end_metadata,
+    fixed_metadata,
     special_metadata,
     special_named,
 )
@@ -48,6 +49,7 @@ class Policy:
     prefix_last: bool = False  # add_prefix_space is written behind everything else
     no_bos: bool = False  # unless the files say that it is added
     ids: tuple[tuple[str, int], ...] = ()  # of special tokens, whatever the files say
+    fixed: Mapping[str, str] = field(default_factory=dict)  # the same by their texts
     end_by_config: bool = False  # Hunyuan's end of a text and of a turn
     end: str = ""  # the token that ends a text, whatever the files say
     gemma4: bool = False  # a kind of its own, which always begins a text with bos
@@ -94,7 +96,12 @@ POLICIES = {
     "chatglm": Policy(model=False, named=_OF_GLM, no_bos=True),
     "hunyuan-moe": Policy(model=False, ids=(("bos", 127959),)),
     "hunyuan-dense": Policy(model=False, end_by_config=True),
+    "hunyuan_vl": Policy(model=False, end_by_config=True),
+    "paddleocr": Policy(prefix_last=True), "chameleon": _JSON,
+    "muse-glimmer": Policy(model=False, fixed={"eot": "<|eot|>"}),
 }  # fmt: skip
+# What thinks in Qwen3-Omni begins and ends with the same token, unlike others of its architecture.
+_OMNI = Policy(model=False, fixed={"bos": "<|im_end|>", "eos": "<|im_end|>"})
 # Of classes that share an architecture with others.
 _OF_CLASS = {
     "SolarOpenForCausalLM": Policy(
@@ -102,6 +109,8 @@ _OF_CLASS = {
         named={"eos": "<|endoftext|>", "eot": "<|endoftext|>", "unk": "<unk>",
                "bos": "<|startoftext|>"},
     ),
+    "Qwen3OmniMoeForConditionalGeneration": _OMNI,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _OMNI,
     "InternLM3ForCausalLM": Policy(prefix=True, end="<|im_end|>"),
 }  # fmt: skip
 _UNIFIED = "Gemma4UnifiedForConditionalGeneration"
@@ -122,8 +131,9 @@ def tokenizer_metadata(
     arch: general.architecture; vocab_size: rows of the embedding; config: config.json; pre: the
     name of the pre-tokenizer, where it is known better than by the folder.
     """
-    named = config.get("architectures") or [""]
-    policy = _OF_CLASS.get(str(named[0])) or POLICIES.get(arch, Policy())
+    named = config.get("architectures")
+    policy = _OF_CLASS.get(str(named[0]) if isinstance(named, list) and named else "")
+    policy = policy or POLICIES.get(arch, Policy())
     tokenizer_config = read_object(folder / CONFIG)
     keys: dict[str, Value] = {}
     given = tokenizer_config.get("add_prefix_space")
@@ -138,6 +148,7 @@ def tokenizer_metadata(
     if policy.end and ID_KEYS["eos"] in keys:
         keys |= special_named(tokenizer_config, policy.end, "eos")
     keys |= {ID_KEYS[kind]: u32(number) for kind, number in policy.ids}
+    keys |= fixed_metadata(data, policy.fixed, vocab_size)
     if policy.gemma4:
         keys[PREFIX + "add_space_prefix"] = boolean(False)
         keys[ADD_KEYS["bos"]] = boolean(True)

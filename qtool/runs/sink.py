@@ -1,6 +1,7 @@
 """Where finished tensors go: packed by the recipe's format and written into the planned place."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -166,6 +167,11 @@ def artifact_facts(plan: Plan) -> Facts | None:
     )
 
 
+_EMBEDS_PATCHES = re.compile(
+    r"patch_embed[a-z]*\.weight$"
+)  # of images: no table, but a linear layer
+
+
 def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
     """Matrices that engines would take for linear layers, and that are not quantized.
 
@@ -177,7 +183,7 @@ def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
         if isinstance(t.action, Dense)
         and t.name.endswith(".weight")
         and len(t.shape) == 2
-        and not t.action.reason.startswith("embedding")
+        and (not t.action.reason.startswith("embedding") or _EMBEDS_PATCHES.search(t.name))
     ]
     stacks = (fused_layer(t.name) for t in tensors if t.reason == FUSED_EXPERTS)
     return (*matrices, *dict.fromkeys(stacks))

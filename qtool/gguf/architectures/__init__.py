@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.bamba import BAMBA
+from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
 from qtool.gguf.architectures.dense import DENSE
@@ -20,6 +21,7 @@ from qtool.gguf.architectures.falcon_h1 import FALCON_H1
 from qtool.gguf.architectures.gemma import GEMMA
 from qtool.gguf.architectures.gemma3n import GEMMA3N
 from qtool.gguf.architectures.gemma4 import GEMMA4
+from qtool.gguf.architectures.glm import GLM
 from qtool.gguf.architectures.glm5_next import GLM5_NEXT
 from qtool.gguf.architectures.gpt_oss import GPT_OSS
 from qtool.gguf.architectures.granite_4 import GRANITE_4, only_attends
@@ -28,6 +30,7 @@ from qtool.gguf.architectures.hrm_text import HRM_TEXT
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.hy_v4 import HY_V4
 from qtool.gguf.architectures.indexed import INDEXED
+from qtool.gguf.architectures.inside import AROUND, INSIDE, with_decoder
 from qtool.gguf.architectures.kimi_linear import KIMI_LINEAR
 from qtool.gguf.architectures.laguna import LAGUNA
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
@@ -38,6 +41,7 @@ from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.mimo_v2 import MIMO_V2
 from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
+from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
@@ -48,7 +52,7 @@ from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.step3 import STEP3
-from qtool.gguf.hf_config import Config
+from qtool.gguf.hf_config import Config, text_settings
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
@@ -59,6 +63,7 @@ TABLE: dict[str, Architecture] = {
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
     **STEP3, **MINIMAX_M3,
+    **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.
@@ -78,8 +83,9 @@ _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausal
 
 def variant(name: str | None, config: Config) -> str | None:
     """The table's name of a class that llama.cpp has several architectures for."""
-    text = config.get("text_config")
-    inside = text.get("model_type") if isinstance(text, dict) else None
+    if name in AROUND:
+        return with_decoder(name, config)
+    inside = text_settings(config).get("model_type")
     if inside in _INSIDE:
         return _INSIDE[inside]
     whole = TABLE[name].completed(config) if name in NEMOTRON_H or name in GRANITE_4 else {}
@@ -101,22 +107,23 @@ def architecture_of(config: Config, where: str) -> Architecture:
     found = class_named(config)
     if found in TABLE:
         return TABLE[found]
+    known = [name for name in TABLE if " " not in name]
     if found is None:
         raise UnsupportedError(
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
-            f"should be a list with one of {', '.join(TABLE)}"
+            f"should be a list with one of {', '.join(known)}"
         )
     if found in _OTHERWISE:
         raise UnsupportedError(
             f"{where}: llama.cpp does not compute what this checkpoint asks for: its "
             f"{_OTHERWISE[found]}; recipes of safetensors, such as w4g128-gptq, take it"
         )
-    stems = {name.partition("For")[0]: name for name in TABLE}
+    stems = {name.partition("For")[0]: name for name in known}
     near = [stems[stem] for stem in get_close_matches(found.partition("For")[0], stems, 3)]
     like = f" (it is nearest to {', '.join(near)})" if near else ""
     raise UnsupportedError(
         f"{where}: config.json names the architecture {found}, which is not in the table of "
-        f"{len(TABLE)} that can be written as GGUF{like}; recipes of safetensors, such as "
+        f"{len(known)} that can be written as GGUF{like}; recipes of safetensors, such as "
         "w4g128-gptq or w4a16-ct, take any decoder, and a new architecture is a few lines of "
         "qtool/gguf/architectures/"
     )

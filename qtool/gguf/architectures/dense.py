@@ -12,7 +12,9 @@ from qtool.gguf.architectures.modules import (
     block,
     wide_norms,
 )
+from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
+from qtool.gguf.architectures.sparse_keys import PREDICTING, blocks_with, with_own
 from qtool.gguf.hf_config import WIDTH_BY_HEADS
 
 LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
@@ -120,26 +122,18 @@ DENSE: dict[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture(
         "exaone4",
         (*OUTER, *attention(), *block("post_attention_layernorm", "post_feedforward_layernorm",
-                                      *QK_NORMS, *MLP)),
-        (*keys.USUAL, keys.VOCABULARY,
+                                      *QK_NORMS, *MLP), *PREDICTION),
+        (*with_own(keys.USUAL, blocks_with(MTP)), keys.VOCABULARY, PREDICTING,
          keys.WINDOW, keys.window_pattern(4, always=True)),
         {"num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
          "rope_theta": 1e4, "sliding_window": 4096, "sliding_window_pattern": 4,
          "vocab_size": 102400},
         rope=LLAMA_ROPE,
         refuse=(limits.plain_heads, limits.windows_of_64_blocks), warn=(limits.no_dynamic_rope,),
+        predicts=MTP,  # 4.5 does
     ),
     "Ernie4_5ForCausalLM": _ERNIE,
     "Ernie4_5_ForCausalLM": _ERNIE,
-    "Glm4ForCausalLM": Architecture(
-        "glm4",
-        (*OUTER, *attention(), *block("mlp.gate_up_proj", "mlp.down_proj", *TWO_NORMS,
-                                      "post_self_attn_layernorm", "post_mlp_layernorm")),
-        (*keys.USUAL, keys.ROTATED_OF_HEAD),
-        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
-         "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
-        warn=(limits.no_dynamic_rope,),
-    ),
     "GlmForCausalLM": Architecture(
         "chatglm", (*QWEN, *block("mlp.gate_up_proj", "mlp.down_proj")),
         (*keys.SIZES, *keys.SCALING, keys.BASE, keys.RMS, keys.ROTATED_OF_HEAD),

@@ -1,10 +1,12 @@
-"""Hunyuan: a rope scaling that calls itself dynamic, and is a larger base once for all.
+"""Hunyuan: a rope scaling that calls itself dynamic, and is a larger base once for all, which
+llama.cpp is told, or of models that also see, makes itself.
 
 Of models with experts config.json may say some numbers for each block; llama.cpp has one of each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, f32, string, u32
@@ -12,8 +14,14 @@ from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import MLP, OUTER, TWO_NORMS, attention, block, experts
 from qtool.gguf.architectures.row import Architecture
+from qtool.gguf.architectures.sections import IF_SAID
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.hf_config import Config, count, head_width, number
+
+
+def _rope(config: Config) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config["rope_parameters"]["full_attention"]
+    return found
 
 
 def _if_stretched(key: str, value: Callable[[Config], Value]) -> Key:
@@ -38,6 +46,15 @@ _STRETCHED = (
     _if_stretched("rope.scaling.factor", lambda _: f32(1.0)),
     _if_stretched("rope.scaling.original_context_length", lambda _: u32(_STRETCHED_LENGTH)),
 )
+_OF_VISION = (
+    _if_stretched("rope.scaling.alpha", lambda config: f32(number(_rope(config), "alpha"))),
+    _if_stretched("rope.scaling.type", lambda _: string("none")),
+    _if_stretched("rope.scaling.factor", lambda config: f32(
+        1.0 if _rope(config).get("factor") is None else number(_rope(config), "factor"))),
+    _if_stretched("rope.scaling.original_context_length", lambda config: u32(
+        count(config, "max_position_embeddings"))),
+    IF_SAID,
+)  # fmt: skip
 _BY_BLOCK = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
 
 
@@ -66,6 +83,35 @@ def _one_for_all(config: Config) -> str | None:
     if own == inner:
         return None
     return f"experts are {own} wide, and it takes intermediate_size ({inner}) for that"
+
+
+def _as_named_now(config: dict[str, Any]) -> dict[str, Any]:
+    """Released checkpoints say some settings under names of their own, and that there is one expert
+    where there are none."""
+    rope = _rope(config)
+    if rope["rope_type"] == "xdrope":
+        given = {name: value for name, value in rope.items() if name != "xdrope_section"}
+        sections = rope.get("xdrope_section") or rope.get("mrope_section")
+        rope = {**given, "rope_type": "dynamic", "mrope_section": sections}
+    if isinstance(listed := rope.get("mrope_section"), list):
+        whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in listed]
+        rope = {**rope, "mrope_section": whole}
+    config["rope_parameters"] = {"full_attention": rope}
+    if config.get("head_dim") is None and config.get("attention_head_dim") is not None:
+        config["head_dim"] = config["attention_head_dim"]
+    if config.get("num_experts") == 1:
+        del config["num_experts"]
+    return config
+
+
+def _fourth_section(config: Config) -> str | None:
+    given = _rope(config).get("mrope_section")
+    if not isinstance(given, list) or len(given) < 4 or not given[3]:
+        return None
+    return (
+        f"mrope_section is {given}, and llama.cpp does not rotate the fourth of these sections "
+        "between tokens of text: long texts give slightly other results there"
+    )
 
 
 _AROUND = (
@@ -105,6 +151,12 @@ HUNYUAN: dict[str, Architecture] = {
          ), *_STRETCHED),
         {**_DEFAULTS, "num_experts": 1, "moe_topk": 1},
         refuse=(*_REFUSE, _one_for_all), warn=(),
+    ),
+    "HunYuanVLForConditionalGeneration": Architecture(
+        "hunyuan_vl", (*_AROUND, *block(*MLP)), with_own(keys.USUAL, *_OF_VISION),
+        {**_DEFAULTS, "vocab_size": 290943, "tie_word_embeddings": True},
+        alone="HunYuanDenseV1ForCausalLM", settle=_as_named_now,
+        refuse=_REFUSE, warn=(_fourth_section,),
     ),
 }
 # fmt: on

@@ -31,6 +31,7 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS, SHARED_EXPERT
+from qtool.gguf.architectures.sparse_keys import PREDICTING
 from qtool.gguf.hf_config import Config, count, head_width, layer_types
 from qtool.gguf.row_maps import RowMap, Rows
 from qtool.gguf.value_maps import MINUS_EXP
@@ -191,11 +192,6 @@ def _blocks(config: Config) -> Value:
     return u32(count(config, "num_hidden_layers") + predicting)
 
 
-def _predicting(config: Config) -> Value | None:
-    found = config.get("mtp_num_hidden_layers")
-    return u32(found) if found else None
-
-
 def _recurrent(config: Config) -> Value | None:
     if config.get("layer_types") is None:
         return None
@@ -221,7 +217,7 @@ def _inner(config: Config) -> Value:
 KEYS = (
     *(key for key in keys.USUAL if key.name != "block_count"),
     Key("block_count", "num_hidden_layers", _blocks),
-    Key("nextn_predict_layers", "mtp_num_hidden_layers", _predicting),
+    PREDICTING,
     Key("ssm.conv_kernel", "linear_conv_kernel_dim"),
     Key("ssm.state_size", "linear_key_head_dim"),
     Key("ssm.group_count", "linear_num_key_heads"),
@@ -261,6 +257,7 @@ _QWEN3_5_MOE = Architecture(
 LINEAR_ATTENTION: dict[str, Architecture] = {
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "MiniCPMV4_6ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_MOE,
     "Qwen3NextForCausalLM": Architecture(

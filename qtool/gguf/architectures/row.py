@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.limits import Limit
@@ -35,6 +38,8 @@ class Architecture:
     # Numbers that each block has in a tensor of its own, by the key that lists them.
     learned: Mapping[str, str] = field(default_factory=dict)
     remote: bool = False  # its class comes with the checkpoint: transformers has none
+    # Tensors that no checkpoint has, told by settings, by their names in a file.
+    computed: Callable[[Config], Mapping[str, NDArray[np.float32]]] | None = None
     # What else its class makes of the settings, which are its own here.
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 

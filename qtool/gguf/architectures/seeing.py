@@ -9,32 +9,16 @@ from dataclasses import replace
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
-from qtool.gguf.architectures.dense import LLAMA, QWEN
+from qtool.gguf.architectures.dense import DENSE, LLAMA, QWEN
 from qtool.gguf.architectures.keys import Key, rope_key
 from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
+from qtool.gguf.architectures.sections import sections
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS
 from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config
+from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count
 
-_SECTIONS = 4  # time, height, width, and one more that llama.cpp has
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")
-
-
-def _sections(usual: list[int]) -> Key:
-    """Which share of a head is rotated by time, height and width; usual: where none are said."""
-
-    def make(config: Config) -> Value:
-        given = config["rope_parameters"]["full_attention"].get("mrope_section") or usual
-        whole = isinstance(given, list) and all(type(n) is int and 0 <= n < 1 << 31 for n in given)
-        if not given or not whole or len(given) > _SECTIONS:
-            raise SourceError(
-                f"config.json: mrope_section is {str(given)[:80]}, expected the numbers of pairs "
-                "of elements that are rotated by time, height and width"
-            )
-        return array(Kind.INT32, [*given, *[0] * (_SECTIONS - len(given))])
-
-    return Key("rope.dimension_sections", "rope_parameters", make, listed=True)
 
 
 def _stacked_sights(config: Config) -> Value:
@@ -44,9 +28,29 @@ def _stacked_sights(config: Config) -> Value:
     return u32(len(given) if isinstance(given, list) else 3)
 
 
+def _sights(config: Config) -> Value | None:
+    """Which part of what is seen each block's input gets, -1 for none; the first is the input."""
+    blocks = count(config, "num_hidden_layers")
+    stacked, spatial = (
+        config.get(name) or [] for name in ("deepstack_layer_map", "spatial_target_layers")
+    )
+    pairs = [one for one in stacked if isinstance(one, list) and len(one) == len(("from", "to"))]
+    whole = all(type(number) is int for number in [*spatial, *(n for pair in pairs for n in pair)])
+    targets = [to % blocks for _, to in sorted(pairs)] + spatial if whole else []
+    if len(pairs) < len(stacked) or not whole or any(not 0 <= to < blocks for to in targets):
+        raise SourceError(
+            "config.json: deepstack_layer_map and spatial_target_layers are not numbers of blocks"
+        )
+    found = [-1] * blocks
+    for part, to in enumerate(sorted(targets)):
+        if part:
+            found[to] = part
+    return array(Kind.INT32, found) if targets else None
+
+
 # fmt: off
 _QWEN2 = Architecture(
-    "qwen2vl", (*QWEN, *block(*MLP)), (*keys.USUAL, _sections([])),
+    "qwen2vl", (*QWEN, *block(*MLP)), (*keys.USUAL, sections([])),
     {"num_key_value_heads": 8, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
      "rope_theta": 1e6, "use_sliding_window": False},
     rope=_ROPE, alone="Qwen2ForCausalLM",
@@ -60,14 +64,32 @@ _MISTRAL = (
 
 # Where all experts are in two tensors, each is transposed.
 _TURNED = tuple(replace(module, cut=Cut(turned=True)) for module in QWEN_EXPERTS)
+_GRANITE = DENSE["GraniteForCausalLM"]
+# Experts one by one, as Qwen3-Omni has them.
+_PLAIN = (*QWEN, *block(*QK_NORMS, "mlp.gate"), *QWEN_EXPERTS)
 _STACKED_SIGHTS = Key("n_deepstack_layers", "vision_config", _stacked_sights)
+
+_THINKER = Architecture(
+    "qwen3vlmoe", _PLAIN,
+    (*keys.MOE, sections([24, 20, 20]),
+     Key("n_deepstack_layers", "vision_config", lambda _: u32(0))),
+    {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+     "moe_intermediate_size": 768, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+     "rope_theta": 1e6, "decoder_sparse_step": 1, "norm_topk_prob": True},
+    rope=_ROPE, alone="Qwen3MoeForCausalLM",
+    refuse=(limits.experts_everywhere, limits.chosen_add_up(True),
+            limits.no_biases("attention_bias")),
+)
+_HEARS = replace(
+    _QWEN2, defaults={**_QWEN2.defaults, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}
+)
 
 SEEING: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": Architecture(
         "qwen3vl", (*QWEN, *block(*QK_NORMS, *MLP)),
-        (*keys.USUAL, _sections([24, 20, 20]), _STACKED_SIGHTS),
+        (*keys.USUAL, sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
          "rms_norm_eps": 1e-6, "rope_theta": 5e5},
         rope=_ROPE, alone="Qwen3ForCausalLM",
@@ -75,13 +97,19 @@ SEEING: dict[str, Architecture] = {
     ),
     "Qwen3VLMoeForConditionalGeneration": Architecture(
         "qwen3vlmoe", (*QWEN, *block(*QK_NORMS, "mlp.gate"), *_TURNED),
-        (*keys.MOE, _sections([24, 20, 20]), _STACKED_SIGHTS),
+        (*keys.MOE, sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
          "moe_intermediate_size": 1408, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
          "rope_theta": 5e5, "decoder_sparse_step": 1},
         rope=_ROPE, alone="Qwen3MoeForCausalLM",
         refuse=(limits.experts_everywhere, limits.no_biases("attention_bias")),
     ),
+    # Those that speak, too: what they think is text.
+    "Qwen2_5OmniModel": _HEARS,
+    "Qwen2_5OmniForConditionalGeneration": _HEARS,
+    "Qwen2_5OmniThinkerForConditionalGeneration": _HEARS,
+    "Qwen3OmniMoeForConditionalGeneration": _THINKER,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _THINKER,
     "Mistral3ForConditionalGeneration": Architecture(
         "mistral3", (*LLAMA, *block(*MLP)), keys.LLAMA,
         {"num_key_value_heads": 8, "head_dim": WIDTH_BY_HEADS, "max_position_embeddings": 131072,
@@ -99,5 +127,17 @@ SEEING: dict[str, Architecture] = {
                              "llama_4_scaling_beta": 0.1}},
         rope=("yarn",), yarn=True, refuse=(limits.mscale_of_one,),
     ),
+    "PaddleOCRVLForConditionalGeneration": Architecture(
+        "paddleocr", (*QWEN, *block(*MLP)), (*keys.USUAL, sections([16, 24, 24])),
+        {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+         "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+        rope=_ROPE, alone="LlamaForCausalLM", refuse=(limits.no_biases("use_bias"),),
+    ),
+    "Granite4VisionForConditionalGeneration": replace(
+        _GRANITE,
+        keys=(*_GRANITE.keys, Key("deepstack_mapping", "vision_config", _sights, listed=True)),
+        alone="GraniteForCausalLM",
+    ),
+    "Exaone4_5_ForConditionalGeneration": DENSE["Exaone4ForCausalLM"],
 }
 # fmt: on

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures.keys import MOE, USUAL, Key
+from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.hf_config import Config, count, head_width, number
 
 Keys = tuple[Key, ...]
@@ -47,6 +48,10 @@ SHARED_COUNT = Key("expert_shared_count", "n_shared_experts")
 LEADING = Key("leading_dense_block_count", "first_k_dense_replace")
 ADD_UP = Key("expert_weights_norm", "norm_topk_prob", flag=True)
 SCALED = Key("expert_weights_scale", "routed_scaling_factor", real=True)
+# Of blocks that are there, whatever config.json says.
+PREDICTING = Key(
+    "nextn_predict_layers", MTP, lambda config: u32(count(config, MTP)) if config.get(MTP) else None
+)
 PREDICTS = Key("nextn_predict_layers", "num_nextn_predict_layers")
 
 ROUTED = with_own(MOE, Key("expert_count", "n_routed_experts"), *GROUPS, SHARED_COUNT, LEADING)

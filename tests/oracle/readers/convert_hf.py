@@ -22,6 +22,11 @@ _CALLED_OTHERWISE = (
     "step3p7",
     "minimax_m3_vl",
 )
+# What thinks alone, as the class of the whole that the converter knows.
+_WHOLE = {
+    "Qwen2_5OmniThinkerForConditionalGeneration": "Qwen2_5OmniModel",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "Qwen3OmniMoeForConditionalGeneration",
+}
 
 
 def names_in(folder: Path) -> list[str]:
@@ -50,7 +55,8 @@ def main() -> None:
         settings = ModelBase.load_hparams(Path(folder), False)
         if settings["model_type"] in _CALLED_OTHERWISE:
             settings = json.loads((Path(folder) / "config.json").read_text())
-        model = get_model_class(get_model_architecture(settings, ModelType.TEXT))
+        architecture = get_model_architecture(settings, ModelType.TEXT)
+        model = get_model_class(_WHOLE.get(architecture, architecture))
         if not request["vocabulary"]:
             # Mistral 3 leaves all to one of the classes inside it.
             for one in (model, *(c for c in vars(model).values() if isinstance(c, type))):
@@ -63,7 +69,7 @@ def main() -> None:
             rope = settings["rope_parameters"]
             rope["partial_rotary_factor"] = rope["full_attention"]["partial_rotary_factor"]
             model.no_mtp = True
-        if settings["model_type"].startswith(("qwen3_5", "qwen3_next")):
+        if settings["model_type"].startswith(("qwen3_5", "qwen3_next", "minicpmv4_6")):
             # As its option --no-mtp: a checkpoint without such blocks is not converted otherwise.
             model.no_mtp = not any(name.startswith("mtp.") for name in names_in(Path(folder)))
         ftype = gguf.LlamaFileType[kinds[kind]]
