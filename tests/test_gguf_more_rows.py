@@ -1,22 +1,26 @@
-"""Rows of the table by their settings alone, without a model: how rows of matrices lie, what is
-refused, which special tokens are written."""
+"""Rows of the table by their settings alone: how rows of matrices lie, what is refused, which
+special tokens are written, and which tensors a file's metadata ask for."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import numpy as np
 import pytest
 import small_tokenizers as small
 from hf_arrays import LLAMA, llama, write
 from small_tokenizers import SIZE
 
+from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
+from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.from_hf import gguf_names, hf_source
 from qtool.gguf.tokenizers import PREFIX, tokenizer_metadata
+from qtool.verification.gguf_tensors import check_tensors
 
 _SMALL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
@@ -123,3 +127,19 @@ def test_special_tokens_by_class(
     keys = tokenizer_metadata(tmp_path, arch, SIZE + 5, {"architectures": [name]})
     found = {kind: keys[f"{PREFIX}{kind}_token_id"] for kind in expected}
     assert found == {kind: u32(SIZE + number) for kind, number in expected.items()}
+
+
+_CHECKED = [
+    name if name in ("dbrx", "minicpm3", "hrm-text") else pytest.param(name, marks=pytest.mark.slow)
+    for name in gguf_models.MODELS
+]
+
+
+@pytest.mark.parametrize("name", _CHECKED)
+def test_tensors_are_those_that_the_metadata_say(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `verify` looks at them, with nothing but the file."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+    source = hf_source(Checkpoint.open(gguf_models.build(name, tmp_path / "model")))
+    assert not [*check_tensors(source)]

@@ -244,12 +244,22 @@ _CLASSES = {
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "gemma4": ("Gemma4ForCausalLM", "gemma4_text"),
+    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
+    "minicpm3": ("MiniCPM3ForCausalLM", "minicpm3"),
+    "minicpm": ("MiniCPMForCausalLM", "minicpm"),
+    "granite_swa": ("GraniteSWAForCausalLM", "granite_swa"),
+    "exaone": ("ExaoneForCausalLM", "exaone"),
+    "bailingmoe2": ("BailingMoeV2ForCausalLM", "bailing_moe"),
+    "smallthinker": ("SmallThinkerForCausalLM", "smallthinker"),
+    "llama of InternLM": ("InternLM3ForCausalLM", "internlm3"),
 }
 _CONVERTED = (
     *((name, "olmo2") for name in BPE if name not in NOT_BY_CONVERTER),
     ("llama-bpe", "llama"), ("gpt-2", "llama"), ("qwen2", "qwen2"), ("llama-spm", "llama"),
     ("llama-spm", "gemma2"), ("llama-spm", "gemma"), ("phi-3", "phi3"), ("phi-3", "llama"),
-    ("gemma-4", "gemma4"),
+    ("gemma-4", "gemma4"), ("starcoder", "starcoder"), ("llama-spm", "minicpm3"),
+    ("llama-spm", "minicpm"), ("refact", "granite_swa"), ("gpt-2", "exaone"),
+    ("llama-bpe", "bailingmoe2"), ("qwen2", "smallthinker"), ("llama-spm", "llama of InternLM"),
 )  # fmt: skip
 
 
@@ -274,6 +284,7 @@ def test_keys_of_the_converter(name: str, arch: str, rebuilt: Any, tmp_path: Pat
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     [wanted] = _converted([(folder, tmp_path / "wanted.json")])
+    arch = arch.partition(" ")[0]
     have = _listed(tokenizer_metadata(folder, arch, config["vocab_size"], config))
     assert [entry[0] for entry in have] == [entry[0] for entry in wanted]
     for mine, theirs in zip(have, wanted, strict=True):
@@ -298,24 +309,33 @@ def test_smollm2(models: Path, tmp_path: Path) -> None:
     assert llama_ids(stored("llama-bpe"), keys, PAGE, tmp_path) == ids
 
 
-def test_tokens_that_only_the_converter_names(rebuilt: Any, tmp_path: Path) -> None:
-    """GLM's, which its files do not call beginning, unknown, or end of a turn."""
+@pytest.mark.parametrize(
+    ("named", "arch"),
+    [("Glm4MoeForCausalLM", "glm4moe"), ("GlmForCausalLM", "chatglm"),
+     ("SolarOpenForCausalLM", "glm4moe")],
+)  # fmt: skip
+def test_tokens_that_only_the_converter_names(
+    named: str, arch: str, rebuilt: Any, tmp_path: Path
+) -> None:
+    """GLM's, which its files do not call beginning, unknown, or end of a turn; Solar's."""
     folder = tmp_path / "files"
     shutil.copytree(rebuilt("llama-bpe"), folder)
     data = json.loads((folder / "tokenizer.json").read_text())
     size = len(stored("llama-bpe")["tokenizer.ggml.tokens"].value)
     plain_token = {**data["added_tokens"][0], "special": True}
-    for text in ("<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>"):
+    for text in ("<|endoftext|>", "[gMASK]", "<|user|>", "<|startoftext|>", "<unk>",
+                 "<|observation|>"):  # fmt: skip
         data["added_tokens"].append({**plain_token, "id": size, "content": text})
         size += 1
     (folder / "tokenizer.json").write_text(json.dumps(data))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
     config = {
-        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": size,
+        "architectures": [named], "model_type": "glm4_moe", "vocab_size": size,
         "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     [wanted] = _converted([(folder, tmp_path / "wanted.json")])
-    assert _listed(tokenizer_metadata(folder, "glm4moe", size, config)) == wanted
-    assert [entry[3] for entry in wanted if "eom_token_id" in entry[0]] == [size - 1]
+    assert _listed(tokenizer_metadata(folder, arch, size, config)) == wanted
+    ends = [entry[3] for entry in wanted if "eom_token_id" in entry[0]]
+    assert ends == ([size - 1] if named == "Glm4MoeForCausalLM" else [])

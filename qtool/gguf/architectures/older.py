@@ -141,8 +141,9 @@ _FALCON = (
 
 def _key_heads_told(config: dict[str, Any]) -> dict[str, Any]:
     """Of StarCoder, whose class makes the number of key heads of what else is said."""
-    heads = 1 if config["multi_query"] else config.get("num_attention_heads")
-    return {**config, "num_key_value_heads": heads}
+    one = config.get("multi_query", config.get("num_key_value_heads", 1) == 1)
+    heads = 1 if one else config.get("num_attention_heads")
+    return {**config, "multi_query": one, "num_key_value_heads": heads}
 
 
 def _of_attention(make: Callable[[Config], Value | None]) -> Callable[[Config], Value | None]:
@@ -207,7 +208,7 @@ OLDER: dict[str, Architecture] = {
         "starcoder", _STARCODER,
         (*_SIZES, Key("context_length", "n_positions"), _EPSILON,
          Key("attention.head_count_kv", "num_key_value_heads")),
-        {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS, "multi_query": True},
+        {**_DEFAULTS, "n_positions": 1024, "intermediate_size": FOUR_WIDTHS},
         activations=GELU, settle=_key_heads_told,
         refuse=(limits.taken(("scale_attn_weights", True), ("add_cross_attention", False)),),
         warn=(),
