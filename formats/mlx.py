@@ -4,7 +4,7 @@
     scales   [out, groups]                  float16, bfloat16 or float32
     biases   [out, groups]                  of the same dtype
 
-    w = q * scale + bias        in float32: the product is exact, the sum is rounded
+    w = q * scale + bias        in float32: of scales of 16 bits the product is exact
 
 A bias is minus the zero times the scale, rounded to its dtype. Files of mlx-lm itself have biases,
 and scales below zero, that no whole zero gives: these are read as they are, and kept.
@@ -168,9 +168,10 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
 def _scheme_of(module: str, found: ArtifactScheme) -> Scheme:
     """What the config says of a module."""
     assert found.scheme is not None
-    stack = stack_of(module)
-    for name, table in found.overrides:
-        if name != module and (stack is None or name != stack[0]):
+    stack, tables = stack_of(module), dict(found.overrides)
+    for name in (module, *(stack or ())[:1]):
+        table = tables.get(str(name))
+        if table is None:
             continue
         if str(table.get("mode") or "affine") != "affine":
             raise FormatError(f"{module}: its mode is {table['mode']}; affine alone is read")

@@ -290,7 +290,7 @@ def parse_header(
     if raw[:1] != b"{":
         raise FormatError(f"{where}: the header does not begin with '{{': no safetensors file")
     header = parse_json(raw, f"{where}: header")
-    metadata = header.pop(METADATA, {})
+    metadata = header.pop(METADATA, None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError(f"{where}: {METADATA} must map strings to strings")
     data_start = 8 + length

@@ -32,6 +32,8 @@ else:
 
 
 # Where a quantization_config may lie beside config.json, and the key it has there.
+# Keys of config.json that say how tensors are quantized; the last is of mlx-lm.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 _CONFIG_FILES = (
     ("quantize_config.json", None),
     ("quant_config.json", None),
@@ -362,6 +364,10 @@ def _codes_per_element(dtype: str, last: str, width: int) -> int:
 
 def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The quantization_config from config.json or, without one, from the files beside it."""
+    # mlx-lm's own key, which it asks first, and newer files repeat as quantization_config.
+    own = checkpoint.config.get("quantization")
+    if isinstance(own, dict) and is_mlx(own):
+        return own
     inner = checkpoint.config.get("text_config")
     for config in (checkpoint.config, inner if isinstance(inner, dict) else {}):
         for key in ("quantization_config", "compression_config"):
@@ -376,9 +382,16 @@ def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
                 nested = content.get(inside)
                 return {"quant_method": "modelopt", **(nested if isinstance(nested, dict) else {})}
             return content
-    # mlx-lm's own key, which newer files repeat as quantization_config.
-    own = checkpoint.config.get("quantization")
-    return own if isinstance(own, dict) and is_mlx(own) else {}
+    return {}
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the unquantized model."""
+    plain = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
+    inner = plain.get("text_config")
+    if isinstance(inner, dict):
+        plain["text_config"] = plain_config(inner)
+    return plain
 
 
 def _guess(checkpoint: Checkpoint, module: str) -> ArtifactScheme:

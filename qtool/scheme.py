@@ -117,6 +117,20 @@ class GroupQuant:
         """(out_features, in_features)"""
         return self.codes.shape[0], self.codes.shape[1]
 
+    def rows(self, index: slice | NDArray[np.integer]) -> GroupQuant:
+        """Some rows of it, each with scales of its own."""
+        count, size = self.shape[0], self.scheme.rows
+        of_grid = np.arange(count)[index] // (size if size > 0 else count)
+        return replace(
+            self,
+            scheme=replace(self.scheme, rows=1),
+            codes=self.codes[index],
+            scale=self.scale[of_grid],
+            zero=self.zero[of_grid],
+            outer_rows=None if self.outer_rows is None else self.outer_rows[index],
+            offset=None if self.offset is None else self.offset[index],
+        )
+
     def group_index(self) -> NDArray[np.int32]:
         """The group of each column, int32 [in]."""
         if self.g_idx is not None:
@@ -156,7 +170,10 @@ class GroupQuant:
         )
 
     def has_whole_zeros(self) -> bool:
-        """Whether its offsets are zeros times scales to the last bit."""
+        """Whether its offsets are zeros times scales to the last bit, and codes times scales, which
+        have 16 bits, are not rounded."""
+        if self.scheme.scale_dtype == "float32":
+            return False
         product = self.zero.astype(np.float32) * self.scale.astype(np.float32)
         return bool(np.array_equal(self.row_offset(), -product))
 

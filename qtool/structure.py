@@ -167,7 +167,9 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
     found = packed(tensors) or _mxfp4(tensors)
     needs = ", which needs its quantization_config"
     if isinstance(quantization, Mapping):
-        found = f"config.json: quant_method {quantization.get('quant_method', 'unknown method')}"
+        mlx = "bits" in quantization and "quant_method" not in quantization
+        method = "mlx" if mlx else quantization.get("quant_method", "unknown method")
+        found = f"config.json: quant_method {method}"
         needs = ""
     if found is not None:
         raise UnsupportedError(

@@ -19,7 +19,9 @@ from safetensors.numpy import save_file
 import qtool
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
+from qtool.convert import pieces, survey
 from qtool.dequantize import dequantize
+from qtool.diff import sides
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import Facts, detect, mlx, mlx_experts
 from qtool.methods import rtn
@@ -259,10 +261,10 @@ def test_there_and_back(tiny: Path, tmp_path: Path) -> None:
     assert 0 < np.abs(off).max() < 2.0**-11 * np.abs(before.read(name).dequantize()).max()
 
 
-def test_of_mlx_lm_itself(tiny: Path, tmp_path: Path) -> None:
-    """Embeddings are quantized there, scales may be below zero; it is measured, and dequantized."""
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def theirs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As mlx-lm writes them: embeddings are quantized, scales may be below zero."""
+    folder = tmp_path_factory.mktemp("theirs")
     source = Checkpoint.open(tiny)
     tensors: dict[str, NDArray[Any]] = {}
     for name, info in source.tensors.items():
@@ -286,6 +288,12 @@ def test_of_mlx_lm_itself(tiny: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).write_bytes((tiny / file).read_bytes())
+    return folder
+
+
+def test_of_mlx_lm_itself(theirs: Path, tiny: Path, tmp_path: Path) -> None:
+    """It is measured, and dequantized."""
+    folder = theirs
     assert [
         f for f in verify_artifact(folder, against=tiny).findings if f.severity == "error"
     ] == []
@@ -353,7 +361,7 @@ def test_what_mlx_lm_refuses(tiny: Path, tmp_path: Path) -> None:
         )
 
     gptq = quantizing.quantize(tiny, "w4g64-gptq", tmp_path / "gptq", "method=rtn").out
-    assert "does not load gptq; `qtool convert --to mlx`" in said(gptq)
+    assert "is not known to load gptq; `qtool convert --to mlx`" in said(gptq)
     awq = quantizing.quantize(tiny, "w4g64-rtn", tmp_path / "awq").out
     assert said(awq).startswith("mlx-lm repacks AWQ as it loads")
     config = json.loads((awq / "config.json").read_text())
@@ -419,3 +427,58 @@ def test_bits_are_chosen(tiny: Path, tmp_path: Path) -> None:
     plan = make_plan(made, Checkpoint.open(tiny))
     widths = {one.scheme.bits for one in plan.quantized if one.scheme}
     assert made.format == "mlx" and len(widths) > 1 and widths <= {3, 4, 5, 6, 8}
+
+
+def test_rows_and_pieces_have_their_offsets(
+    theirs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file of mlx-lm, in pieces of a few rows."""
+    quant = Artifact.open(theirs).read("model.embed_tokens.weight")
+    assert isinstance(quant, GroupQuant) and quant.offset is not None
+    assert np.array_equal(quant.rows(slice(5, 9)).dequantize(), quant.dequantize()[5:9])
+    monkeypatch.setattr(pieces, "_AT_ONCE", 4096)
+    dense = converting.run(theirs, "hf", tmp_path / "dense", dtype="float32")
+    config = json.loads((dense / "config.json").read_text())
+    assert not {"quantization", "quantization_config"} & config.keys()
+    again = quantizing.quantize(dense, "w4g64-rtn", tmp_path / "awq").out
+    assert "quantization" not in json.loads((again / "config.json").read_text())
+    other_half = sides.part_of(quant, 7, 11)
+    assert np.array_equal(other_half.dequantize(), quant.dequantize()[7:11])
+
+
+def test_codes_are_nearest_with_offsets_as_stored() -> None:
+    """Of 8 bits a bias in bfloat16 is off by up to a quarter of a step."""
+    rng = np.random.default_rng(2)
+    weight = (rng.normal(size=(64, 128)) + 0.3).astype(np.float32)
+    one = scheme(8, 64, dtype="bfloat16")
+    quant = rtn.quantize(weight, None, one, rtn.Options()).quant
+    steps = np.abs(quant.dequantize() - weight) / quant.scale.repeat(64, axis=1)
+    inside = (quant.codes > 0) & (quant.codes < 255)
+    assert steps[inside].max() <= 0.5 + 2**-10 and inside.mean() > 0.97
+
+
+def test_zeros_out_of_reach_are_encoded_anew(tmp_path: Path) -> None:
+    """Weights of one sign, as mlx-lm rounds them, have no zero among 0 to 15."""
+    rng = np.random.default_rng(1)
+    value = GroupQuant(
+        scheme(), rng.integers(0, 16, (8, 64)).astype(np.uint8), np.full((8, 2), 0.05, np.float16),
+        np.zeros((8, 2), np.uint8), offset=np.full((8, 2), 0.5, np.float32),
+    )  # fmt: skip
+    assert survey.far_from_zeros(value)
+    fours = np.full((8, 2), 4, np.uint8)
+    near = replace(value, zero=fours, offset=np.full((8, 2), -0.21, np.float32))
+    assert not survey.far_from_zeros(near)
+
+
+def test_what_mlx_lm_changes_stays_plain(tmp_path: Path) -> None:
+    tables = Checkpoint.open(quantizing.build("llama", tmp_path / "model"))
+    for kind, refusal in (("falcon_h1", True), ("seed_oss", False)):
+        config = dict(tables.config) | {"model_type": kind, "tie_word_embeddings": True}
+        tensors = {n: i for n, i in tables.tensors.items() if n != "lm_head.weight"}
+        checkpoint = replace(tables, config=config, tensors=tensors)
+        if refusal:
+            with pytest.raises(UnsupportedError, match="mlx-lm has no quantized falcon_h1"):
+                make_plan(load("w4g64-mlx-rtn", [GROUPS]), checkpoint)
+        else:
+            plan = make_plan(load("w4g64-mlx-rtn", [GROUPS]), checkpoint)
+            assert plan.by_name["model.embed_tokens.weight"].scheme is None

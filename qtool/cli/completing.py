@@ -26,7 +26,7 @@ def models(incomplete: str) -> list[str]:
 
 def engines(incomplete: str) -> list[str]:
     """Engines whose rules qtool knows."""
-    names = ("vllm", "sglang", "transformers", "llama.cpp", "exllama")
+    names = ("vllm", "sglang", "transformers", "llama.cpp", "exllama", "mlx-lm")
     return [name for name in names if name.startswith(incomplete)]
 
 

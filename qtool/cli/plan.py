@@ -59,7 +59,7 @@ def plan(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="what will load it: vllm, sglang, transformers, llama.cpp or exllama",
+            help="what will load it: vllm, sglang, transformers, llama.cpp, exllama or mlx-lm",
             autocompletion=completing.engines,
         ),
     ] = None,

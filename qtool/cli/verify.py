@@ -22,7 +22,7 @@ def verify(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="vllm, sglang, transformers, llama.cpp or exllama",
+            help="vllm, sglang, transformers, llama.cpp, exllama or mlx-lm",
             autocompletion=completing.engines,
         ),
     ] = None,

@@ -53,7 +53,8 @@ def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
         lines.append(f"base_model: {name.partition('@')[0]}")
         if target.format != "hf":
             lines.append("base_model_relation: quantized")
-    lines += ["library_name: transformers", "pipeline_tag: text-generation", "tags:", "- qtool"]
+    library = "mlx" if target.format == "mlx" else "transformers"
+    lines += [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- qtool"]
     if target.format != "hf":
         lines += ["- quantized", f"- {target.format}"]
     return "\n".join([*lines, "---"])

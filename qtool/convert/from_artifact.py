@@ -1,16 +1,15 @@
 """A quantized safetensors checkpoint as a model to convert."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from qtool import structure
-from qtool.artifact import Artifact, Entry, quantization_config
+from qtool.artifact import Artifact, Entry, plain_config, quantization_config
 from qtool.checkpoint import Checkpoint
 from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
@@ -19,8 +18,6 @@ from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
-
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
 def artifact_model(path: Path, assume: str | None) -> Model:
@@ -86,15 +83,6 @@ def artifact_model(path: Path, assume: str | None) -> Model:
         dropped=(*lost.named(inputs), *dropped),
         warnings=lost.warnings(inputs, dropped),
     )
-
-
-def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the unquantized model."""
-    plain = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
-    inner = plain.get("text_config")
-    if isinstance(inner, dict):
-        plain["text_config"] = plain_config(inner)
-    return plain
 
 
 def _tensor(artifact: Artifact, entry: Entry) -> Tensor:

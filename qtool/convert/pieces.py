@@ -29,17 +29,7 @@ def dequantize(value: Quantized, rows: Rows) -> NDArray[np.float32]:
     if isinstance(value, BlockMatrix):
         return replace(value, raw=np.ascontiguousarray(value.raw[rows])).dequantize()
     if isinstance(value, GroupQuant):
-        count, size = value.shape[0], value.scheme.rows
-        # Of scales that several rows share, each row gets its own.
-        index = np.arange(count)[rows] // (size if size > 0 else count)
-        part = replace(
-            value,
-            scheme=replace(value.scheme, rows=1),
-            codes=value.codes[rows],
-            scale=value.scale[index],
-            zero=value.zero[index],
-        )
-        return part.dequantize()
+        return value.rows(rows).dequantize()
     if isinstance(value, ExpertStack) and isinstance(rows, slice):
         first, last, _ = rows.indices(value.shape[0])
         return value.rows(first, last)

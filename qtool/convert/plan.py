@@ -72,6 +72,8 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
 
     dtype: of quantized tensors that are no linear layers, which become plain numbers.
     """
+    if model.format == target.format == "mlx":
+        raise UnsupportedError(f"{model.path}: is MLX's already")
     merge = model.format == "gguf"
     # llama.cpp's files often have a head of a type of its own, which needs not be quantized; and
     # AWQ has one width for all.

@@ -54,6 +54,9 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
     if quant is None and has_offsets(value):
         obstacle = "has biases (mlx) that are no whole zero points times scales"
         quant = value.with_nearest_zeros()
+        if far_from_zeros(value):
+            scheme = replace(quant.scheme, scale_dtype="float16")
+            return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
     if quant is None:
         return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
     if not np.isfinite(quant.scale).all():
@@ -80,6 +83,13 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
 def has_offsets(value: Quantized) -> TypeGuard[GroupQuant]:
     """Whether it is MLX's codes."""
     return isinstance(value, GroupQuant) and value.scheme.outer == "offset"
+
+
+def far_from_zeros(quant: GroupQuant) -> bool:
+    """Whether an offset is more than a step away from any zero that its bits hold."""
+    scale = quant.scale.astype(np.float32)
+    off = quant.row_offset() + quant.zero.astype(np.float32) * scale
+    return bool((np.abs(off) > np.abs(scale)).any())
 
 
 def grouped(value: Quantized) -> GroupQuant | None:

@@ -188,18 +188,7 @@ class CheckpointSide:
 
 def part_of(quant: GroupQuant, first: int, last: int) -> GroupQuant:
     """Some rows of a matrix."""
-    scheme = quant.scheme
-    rows = np.arange(first, last)
-    if scheme.rows != 1:
-        rows //= scheme.rows if scheme.rows > 0 else quant.shape[0]
-    return replace(
-        quant,
-        scheme=replace(scheme, rows=1),
-        codes=quant.codes[first:last],
-        scale=quant.scale[rows],
-        zero=quant.zero[rows],
-        outer_rows=None if quant.outer_rows is None else quant.outer_rows[first:last],
-    )
+    return quant.rows(slice(first, last))
 
 
 def _digest(path: Path) -> str:

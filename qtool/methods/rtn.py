@@ -90,7 +90,23 @@ def quantize(
         threads=threads,
     )
     grid.check_scales(found.scale)
-    return Result(GroupQuant(scheme, found.codes, found.scale, found.zero))
+    quant = GroupQuant(scheme, found.codes, found.scale, found.zero)
+    return Result(_onto_offsets(weight, quant) if scheme.outer == "offset" else quant)
+
+
+def _onto_offsets(weight: NDArray[np.float32], quant: GroupQuant) -> GroupQuant:
+    """Codes nearest with offsets as they are stored, rounded: of 8 bits that is up to a quarter of
+    a step."""
+    most, width = (1 << quant.scheme.bits) - 1, quant.scheme.group_size
+    scale, offset = quant.scale.astype(np.float32)[:, :, None], quant.row_offset()[:, :, None]
+    codes = np.empty_like(quant.codes)
+    step = max(1, _AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        part = slice(start, start + step)
+        steps = weight[part].reshape(-1, scale.shape[1], width) - offset[part]
+        steps /= scale[part]
+        codes[part] = np.clip(np.rint(steps), 0, most).reshape(-1, weight.shape[1])
+    return replace(quant, codes=codes)
 
 
 def rounding_on(device: "Device | None") -> RoundGroups:

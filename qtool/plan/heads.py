@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from qtool.errors import UnsupportedError
+from qtool.formats.mlx_models import plain_head
 from qtool.layer_names import is_head
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
@@ -35,14 +36,14 @@ def means(recipe: Recipe, pattern: str, name: str, action: object) -> bool:
 
 
 def quantize_outside(
-    recipe: Recipe, actions: dict[str, Scheme | Dense | Dropped], tied: bool
+    recipe: Recipe, actions: dict[str, Scheme | Dense | Dropped], kind: str, tied: bool
 ) -> None:
     """Give the token embedding and the head the bits that a recipe of MLX's format has for them.
-    tied: the head is the embedding."""
+    kind: model_type; tied: the head is the embedding."""
     if recipe.format != "mlx" or recipe.rounding == "none":
         return
-    bits = {HEAD: None if tied else recipe.mlx.head}
-    bits[EMBEDDING] = recipe.mlx.head if tied else recipe.mlx.embedding
+    head = None if plain_head(kind, tied) else recipe.mlx.head
+    bits = {HEAD: None if tied else head, EMBEDDING: head if tied else recipe.mlx.embedding}
     for name, action in actions.items():
         width = bits.get(action) if isinstance(action, Dense) else None
         last = name.removesuffix(".weight").rsplit(".", 1)[-1]

@@ -6,13 +6,13 @@ from typing import Any
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.mlx_experts import STACKED, stack_of
+from qtool.formats.mlx_models import refused, takes_experts
 from qtool.formats.safetensors_writer import StackOf
 from qtool.plan.fit import Action
 from qtool.plan.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme
 from qtool.structure import expert_of
-from qtool.verification.engine_mlx import takes_experts
 
 
 def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:
@@ -30,12 +30,16 @@ def leave(recipe: Recipe, actions: dict[str, Action]) -> None:
             actions[name] = Dense("mlx-lm takes it apart as it loads")
 
 
-def refuse_experts(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -> None:
-    """UnsupportedError where mlx-lm would not load the experts that a plan quantizes."""
+def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -> None:
+    """UnsupportedError where mlx-lm would not load what a plan quantizes."""
     if recipe.format != "mlx":
         return
     experts = [t for t in tensors if t.scheme is not None and expert_of(t.name) is not None]
     kind = str(checkpoint.config.get("model_type") or "")
+    if any(t.scheme is not None for t in tensors) and (why := refused(kind)) is not None:
+        raise UnsupportedError(
+            f"{checkpoint.path}: mlx-lm has no quantized {kind}: {why}; take a GGUF recipe"
+        )
     if experts and not takes_experts(kind):
         raise UnsupportedError(
             f"{checkpoint.path}: {experts[0].module} and {len(experts) - 1} more are experts, "

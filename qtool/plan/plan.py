@@ -196,7 +196,8 @@ def make_plan(
     heads.refuse_tied(recipe, tensors, _tied(checkpoint))
     unmatched.refuse(recipe, actions)
     mlx.leave(recipe, actions)
-    heads.quantize_outside(recipe, actions, _tied(checkpoint))
+    kind = str(checkpoint.config.get("model_type") or "")
+    heads.quantize_outside(recipe, actions, kind, _tied(checkpoint))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
@@ -231,7 +232,7 @@ def make_plan(
         for name, info in tensors.items()
     )
     unseen.refuse(recipe, checkpoint, planned)
-    mlx.refuse_experts(recipe, checkpoint, planned)
+    mlx.refuse(recipe, checkpoint, planned)
     layout = plan_shards(
         [spec for tensor in planned for spec in tensor.outputs],
         max_shard_bytes,

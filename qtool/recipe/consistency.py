@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from qtool.formats import mlx
 from qtool.recipe.file import conflict, did_you_mean
 from qtool.recipe.weights import Activations, Weights
 
@@ -126,6 +127,8 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
     if recipe.format == "qserve":
         _check_qserve(recipe, weights)
         return
+    if recipe.format == "mlx":
+        _check_mlx(recipe, weights)
     if recipe.format == "fp8" and weights.type != "fp8":
         raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
     if weights.type != "int":
@@ -173,6 +176,23 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
         )
     if wanted == "int" and not weights.symmetric:
         raise conflict("activations", "engines quantize them for symmetric weights only")
+
+
+def _check_mlx(recipe: "Recipe", weights: Weights) -> None:
+    """mlx-lm has kernels for some widths and groups."""
+    if weights.type != "int":
+        return
+    given = {(weights.bits, weights.group_size)}
+    for one in recipe.overrides:
+        if one.weights is not None:
+            given.add(
+                (one.weights.bits or weights.bits, one.weights.group_size or weights.group_size)
+            )
+    for bits, size in sorted(given):
+        if bits not in mlx.WIDTHS:
+            raise conflict("weights.bits", f"mlx holds 2, 3, 4, 5, 6 or 8 bits, not {bits}")
+        if size not in mlx.GROUPS:
+            raise conflict("weights.group_size", f"mlx has groups of 32, 64 or 128, not of {size}")
 
 
 def _check_qserve(recipe: "Recipe", weights: Weights) -> None:

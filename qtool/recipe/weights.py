@@ -276,7 +276,8 @@ class LlmInt8(Table):
 
 
 class MlxOptions(Table):
-    """MLX's format: what lies outside of the decoder blocks is rounded to nearest, too."""
+    """MLX's format: what lies outside of the decoder blocks is quantized, too; the embedding, and
+    so a head that is it, by rounding to nearest."""
 
     embedding: Literal[2, 3, 4, 5, 6, 8] | None = Field(
         default=None, description="bits of the token embedding; null: dense"

@@ -72,7 +72,7 @@ def _front_matter(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) ->
             lines.append("base_model_relation: quantized")
     lines += card.license_lines(checkpoint.folder)
     lines += [
-        "library_name: transformers",
+        f"library_name: {'mlx' if plan.format == 'mlx' else 'transformers'}",
         "pipeline_tag: text-generation",
         "quantized_by: qtool",
         "tags:",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
+from qtool.artifact import plain_config
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
@@ -117,7 +118,7 @@ class Sink:
         turned: what engines have to rotate.
         """
         self.writer.close()
-        config = dict(self.checkpoint.config)
+        config = plain_config(self.checkpoint.config)
         facts = artifact_facts(self.plan)
         if facts is not None:
             if turned is not None:

@@ -8,9 +8,9 @@ that are stored one by one are stacked where the class does that for scales and 
 Source: mlx-lm 0.32.2 (utils.py, and sanitize() of models/).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from qtool.formats.mlx_experts import STACKED
+from qtool.formats.mlx_models import refused, takes_experts
 from qtool.structure import expert_of
 from qtool.verification.engine_view import EngineView
 from qtool.verification.finding import Finding
@@ -32,16 +32,7 @@ _CLASSES = frozenset(
     qwen3_vl_moe recurrent_gemma rwkv7 seed_oss smollm3 solar_open spark2_5 stablelm starcoder2
     step3p5 talkie telechat3 youtu_llm
     mistral llava falcon_mamba joyai_llm_flash kimi_k2 qwen2_5_vl minimax_m2 iquestcoder xverse
-    gemma4_unified deepseek_v41_text phi_msft
-    """.split()  # noqa: SIM905
-)
-# Whose sanitize() stacks scales and biases of experts with their codes.
-STACKS = frozenset(
-    """
-    afmoe bailing_hybrid bailing_moe bailing_moe_linear deepseek deepseek_v2 deepseek_v3
-    deepseek_v32 dots1 exaone_moe glm4_moe glm4_moe_lite hunyuan kimi_k3 kimi_vl laguna
-    longcat_flash mimo_v2_flash minimax_m3_vl mistral4 mixtral muse_spark olmoe phimoe phixtral
-    qwen2_moe joyai_llm_flash kimi_k2
+    gemma4_unified deepseek_v41_text phi_msft lille_130m prism_hadamard_qwen35
     """.split()  # noqa: SIM905
 )
 _GROUPS = (32, 64, 128)
@@ -60,9 +51,23 @@ def mlx_findings(view: EngineView) -> Iterator[Finding]:
     elif view.format not in ("mlx", "dense"):
         yield Finding(
             "error", "engine-format", "",
-            f"mlx-lm does not load {view.format}; `qtool convert --to mlx` stores the same codes "
-            "as mlx where these are whole numbers",
+            f"mlx-lm is not known to load {view.format}; `qtool convert --to mlx` stores the same "
+            "codes as mlx where these are whole numbers",
         )  # fmt: skip
+    if view.quantized and (why := refused(kind)) is not None:
+        yield Finding("error", "engine-model", "", f"mlx-lm has no quantized {kind}: {why}")
+    if view.format == "mlx":
+        named = [
+            name for name, table in view.quantization.items()
+            if isinstance(table, Mapping) and f"{name}.scales" not in view.names
+            and ".switch_mlp." not in name
+        ]  # fmt: skip
+        if named:
+            yield Finding(
+                "error", "engine-table", named[0],
+                f"the table `quantization` names {named[0]}, which has no scales: mlx-lm asks for "
+                "them",
+            )  # fmt: skip
     experts = [layer for layer in view.quantized if expert_of(layer.module) is not None]
     if experts and view.format == "mlx" and not takes_experts(kind):
         yield Finding(
@@ -70,11 +75,6 @@ def mlx_findings(view: EngineView) -> Iterator[Finding]:
             f"{experts[0].module} and {len(experts) - 1} more are quantized experts, which mlx-lm "
             f"has otherwise in {kind}",
         )  # fmt: skip
-
-
-def takes_experts(kind: str) -> bool:
-    """Whether it is known how a model type's quantized experts are stored."""
-    return kind in STACKED or kind.replace("-", "_") in STACKS
 
 
 def _awq(view: EngineView) -> Iterator[Finding]:
