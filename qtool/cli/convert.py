@@ -22,8 +22,8 @@ def convert(
         str,
         typer.Option(
             "--to",
-            help="awq, awq-gemv, awq-gemv-fast, awq-llm, gptq (v1), gptq-v2, compressed-tensors, mlx, "
-            "gguf, gguf-q8_0, or hf: dequantized",
+            help="awq, awq-gemv, awq-gemv-fast, awq-llm, gptq (v1), gptq-v2, compressed-tensors, "
+            "mlx, gguf, gguf-q8_0, or hf: dequantized",
             autocompletion=completing.targets,
         ),
     ],
