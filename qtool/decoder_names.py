@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
+from qtool.gguf.hf_config import TEXT_CONFIGS, text_settings
 
 _INSIDE = ("language_model.", "text_model.", "thinker.")
 _SEES = (
@@ -24,7 +25,7 @@ _SEES = (
     "image_newline", "vision_adapter.", "vision_projection.",
     "mm_projector.", "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
-_PARTS = ("text_config", "vision_config")  # of config.json
+_PARTS = (*TEXT_CONFIGS, "vision_config")  # of config.json
 
 
 def name_alone(name: str) -> str:
@@ -57,6 +58,5 @@ def alone_as(source: Checkpoint, config: Mapping[str, Any], names: Iterable[str]
 
 def settings_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the settings of the decoder in it outermost."""
-    inner = config.get("text_config")
-    outer = {key: value for key, value in config.items() if key != "text_config"}
-    return {**inner, **outer} if isinstance(inner, Mapping) else dict(config)
+    outer = {key: value for key, value in config.items() if key not in TEXT_CONFIGS}
+    return {**text_settings(config), **outer}

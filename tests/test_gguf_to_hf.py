@@ -36,7 +36,8 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
           "gpt-neox", "glm4-moe", "qwen3-vl", "ministral3", "olmo3", "hunyuan-alpha", "nemotron",
           "phi2-rotary", "gemma4-26b-a4b", "gemma4-heads", "gemma4-e2b", "lfm2", "hunyuan-moe",
           "gpt2", "falcon", "nemotron-h-moe", "deepseek-v3", "gpt-oss", "llama4", "granite-4-h-moe",
-          "qwen3-next", "glm-5", "dbrx", "hrm-text", "apertus", "ling-2", "smolvlm")  # fmt: skip
+          "qwen3-next", "glm-5", "dbrx", "hrm-text", "apertus", "ling-2", "smolvlm",
+          "glm4v")  # fmt: skip
 # A GGUF file does not say which gelu a model has; that of the class comes back, and here it is not.
 _OTHER_GELU = ("gpt-neox-rotary",)
 # Logarithms of rates, or norms that are multiplied, are rounded in a file.

@@ -134,6 +134,29 @@ def test_refused(name: str, settings: dict[str, Any], said: str, tmp_path: Path)
         hf_source(write(tmp_path / "model", config, llama()))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("MuseGlimmerForConditionalGeneration", {"num_hidden_layers": 1 << 30}, "only 21 tensors"),
+        ("ChameleonForConditionalGeneration",
+         {"num_attention_heads": 16, "num_key_value_heads": 16,
+          "vocabulary_map": {f"IMGIMG{i}": i for i in range(4, 8196)}}, "heads of 1 elements"),
+        ("Glm4vForConditionalGeneration",
+         {"rope_scaling": {"mrope_section": [1, 1]}, "partial_rotary_factor": 1.5},
+         "partial_rotary_factor is 1.5"),
+        ("Glm4vForConditionalGeneration",
+         {"rope_scaling": {"mrope_section": [1, 1]}, "partial_rotary_factor": 0.1},
+         "partial_rotary_factor is 0.1"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense(
+    name: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = {**LLAMA, "architectures": [name], **settings}
+    with pytest.raises(SourceError, match=said):
+        hf_source(write(tmp_path / "model", config, llama()))
+
+
 def test_a_section_that_texts_do_not_rotate() -> None:
     row = TABLE["HunYuanVLForConditionalGeneration"]
     rope = {"type": "xdrope", "alpha": 50.0, "xdrope_section": [1, 1, 1, 1]}
@@ -144,7 +167,7 @@ def test_a_section_that_texts_do_not_rotate() -> None:
     assert row.warn[0](row.completed({**LLAMA, "rope_scaling": rope})) is None
 
 
-@pytest.mark.parametrize("pairs", [[[0]], [["a", 1]], [1]])
+@pytest.mark.parametrize("pairs", [[[0]], [[0, "a"]], [1], 5, "a", [[0, 9]]])
 def test_what_is_seen_goes_to_blocks(pairs: list[Any]) -> None:
     """A layer of the vision tower for each block that it is added to, the last one being -1."""
     row = TABLE["Granite4VisionForConditionalGeneration"]
@@ -153,6 +176,12 @@ def test_what_is_seen_goes_to_blocks(pairs: list[Any]) -> None:
     value = key.value({**config, "deepstack_layer_map": [[-2, -1], [-8, 0]]})
     assert value is not None and value.value == [-1, -1, 1, 2]
     assert key.value({**config, "spatial_target_layers": []}) is None
+    many = {**config, "num_hidden_layers": 24, "spatial_target_layers": None}
+    value = key.value(many)
+    assert value is not None and value.value[15] == 1
+    for spatial in (5, ["a"], [4], "a"):
+        with pytest.raises(SourceError, match="deepstack_layer_map"):
+            key.value({**config, "spatial_target_layers": spatial})
     with pytest.raises(SourceError, match="deepstack_layer_map"):
         key.value({**config, "deepstack_layer_map": pairs})
 

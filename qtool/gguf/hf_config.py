@@ -16,7 +16,7 @@ BY_BLOCK = "by_block"
 WIDTH_BY_HEADS = "hidden_size / num_attention_heads"
 FOUR_WIDTHS = "4 * hidden_size"
 # What wrappers call the settings of the decoder inside, the outermost first.
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -40,7 +40,7 @@ _ROPE_NAMES = {
 
 def text_settings(raw: Config) -> Config:
     """The object with the settings of the language model, {} where they lie outermost."""
-    for name in _TEXT_CONFIGS:
+    for name in TEXT_CONFIGS:
         inner = raw.get(name)
         if isinstance(inner, Mapping):
             return text_settings(inner) or inner

@@ -83,7 +83,7 @@ _INSIDE = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausal
 
 def variant(name: str | None, config: Config) -> str | None:
     """The table's name of a class that llama.cpp has several architectures for."""
-    if name in AROUND:
+    if name is not None and name in AROUND:
         return with_decoder(name, config)
     inside = text_settings(config).get("model_type")
     if inside in _INSIDE:

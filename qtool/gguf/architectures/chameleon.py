@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.errors import SourceError
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.dense import LLAMA
@@ -21,6 +22,8 @@ _IMAGES = range(4, 8196)
 
 def _in_pairs(module: Module, config: Config) -> Module:
     width = head_width(config)
+    if width % 2:
+        raise SourceError(f"config.json: heads of {width} elements, which are rotated in pairs")
     halves = np.arange(width, dtype=np.int64).reshape(2, width // 2)
     return replace(module, columns=halves.T.reshape(-1))
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.errors import SourceError
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.modules import (
     BLOCK,
@@ -42,6 +43,8 @@ def _by_halves(module: Module, config: Config) -> Module:
     given = rope.get("partial_rotary_factor") is not None
     share = number(rope, "partial_rotary_factor") if given else 1.0
     half = int(share * head_width(config)) // 2
+    if not 0 < 2 * half <= head_width(config):
+        raise SourceError(f"config.json: partial_rotary_factor is {share}, expected a share")
 
     def forward(rows: Rows, groups: int, total: int) -> Rows:
         k = rows % (total // groups)

@@ -22,12 +22,13 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.hf_config import Config, count, head_width, layer_types, number
 
 _POST_EPS = 1e-8
+_MOST_BLOCKS = 1 << 16
 
 
 def _kinds(config: dict[str, Any]) -> dict[str, Any]:
     """Each fourth block from the last on has no window, where config.json does not say which."""
     blocks = count(config, "num_hidden_layers")
-    if config.get("layer_types") is None:
+    if config.get("layer_types") is None and blocks < _MOST_BLOCKS:  # others are refused later
         config["layer_types"] = [
             f"{'sliding' if (blocks - 1 - b) % 4 else 'full'}_attention" for b in range(blocks)
         ]

@@ -18,6 +18,7 @@ from qtool.gguf.architectures.sparse import QWEN_EXPERTS
 from qtool.gguf.cuts import Cut
 from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count
 
+_SPATIAL = [12, 15, 18, 21]  # blocks of Granite 4 Vision, where config.json does not say
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")
 
 
@@ -28,16 +29,22 @@ def _stacked_sights(config: Config) -> Value:
     return u32(len(given) if isinstance(given, list) else 3)
 
 
+def _is_whole(number: object) -> bool:
+    return type(number) is int
+
+
 def _sights(config: Config) -> Value | None:
     """Which part of what is seen each block's input gets, -1 for none; the first is the input."""
     blocks = count(config, "num_hidden_layers")
-    stacked, spatial = (
-        config.get(name) or [] for name in ("deepstack_layer_map", "spatial_target_layers")
-    )
-    pairs = [one for one in stacked if isinstance(one, list) and len(one) == len(("from", "to"))]
-    whole = all(type(number) is int for number in [*spatial, *(n for pair in pairs for n in pair)])
-    targets = [to % blocks for _, to in sorted(pairs)] + spatial if whole else []
-    if len(pairs) < len(stacked) or not whole or any(not 0 <= to < blocks for to in targets):
+    stacked = config.get("deepstack_layer_map") or []
+    spatial = config.get("spatial_target_layers")
+    targets = _SPATIAL if spatial is None else spatial
+    pairs = stacked if isinstance(stacked, list) else [stacked]
+    if isinstance(targets, list) and all(isinstance(p, list) and len(p) == 2 for p in pairs):
+        targets = [*targets, *(to + blocks if _is_whole(to) and to < 0 else to for _, to in pairs)]
+    else:
+        targets = [None]
+    if not all(_is_whole(to) and 0 <= to < blocks for to in targets):
         raise SourceError(
             "config.json: deepstack_layer_map and spatial_target_layers are not numbers of blocks"
         )
