@@ -27,6 +27,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "linear_num_value_heads": 6, "num_experts": 6, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "hc_count": 3,
          "hc_lowrank": 24, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 24,
+         "ple_layer_ids": [1], "ple_conv_kernel_size": 3, "ngram_size": 3, "heads_per_ngram": 2,
+         "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 30,
+         "split_ngram_parts": 4,
          "indexer_budget": 8, "indexer_compress_ratio": 1, "output_gate_type": "sigmoid",
          "layer_types": ["linear_attention", "full_attention", "full_attention"],
          "rope_parameters": {"rope_type": "default", "rope_theta": 2e5,
@@ -250,7 +253,7 @@ def finish(name: str, folder: Path) -> None:
 def fill(model: Any) -> None:
     """Values for what gguf_models leaves at zero."""
     for name, parameter in model.named_parameters():
-        if "index_kpool_compress" in name:
+        if "index_kpool_compress" in name or name.endswith("ple.conv1d.weight"):
             parameter.normal_(std=0.3)
 
 

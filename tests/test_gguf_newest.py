@@ -21,7 +21,8 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "qwen4-exp": (
         ({"output_gate_type": "silu"}, "output_gate_type is silu"),
-        ({"ple_layer_ids": [1]}, "embeddings of n-grams"),
+        ({"ple_layer_ids": [1, 2]}, "2 blocks with n-grams, and it takes one"),
+        ({"seed": 5}, "layer_multipliers holds other numbers"),
         ({"norm_topk_prob": False}, "norm_topk_prob is False"),
     ),
     "laguna": (

@@ -82,6 +82,7 @@ def put_own(
         _put_local_latents(config, source)
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
+        _put_ngrams(config, source)
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name == "gpt2":
@@ -128,3 +129,25 @@ def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
         "swa_qk_nope_head_dim": whole - config["qk_rope_head_dim"],
         "swa_rope_theta": config.pop("rope_local_base_freq", config["rope_theta"]),
     }  # fmt: skip
+
+
+def _put_ngrams(config: dict[str, Any], source: GgufSource) -> None:
+    """Of embeddings of n-grams; which multipliers hash them is proved by the class's own seed."""
+    said = {
+        name.removeprefix("qwen4exp.ple."): plain(value)
+        for name, value in source.metadata.items()
+        if name.startswith("qwen4exp.ple.")
+    }
+    if not said.get("layers"):
+        return
+    table = next((t for t in source.tensors if t.name == "per_layer_token_embd.weight"), None)
+    config |= {
+        "ple_layer_ids": [b + 1 for b in said["layers"]],
+        "ngram_size": said.get("ngram_size"),
+        "heads_per_ngram": said.get("heads_per_ngram"),
+        "ple_conv_kernel_size": said.get("conv_kernel"),
+        "eos_token_id": said.get("eos_token_id"),
+        "ngram_vocab_size_base": (said.get("head_vocab_sizes") or [0])[0],
+        "make_ngram_vocab_size_divisible_by": table.rows if table else None,
+        "split_ngram_parts": 1,
+    }

@@ -47,6 +47,8 @@ class Module:
     # How its tensors end here and in a checkpoint; the first is needed where the module is.
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
+    of_model: bool = False  # the model's own, though a block has it
+    joined: int = 0  # the parts of `each` are one below the other: how many rows they have in all
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
     # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
     cut: Cut | None = None

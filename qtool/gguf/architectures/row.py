@@ -34,6 +34,8 @@ class Architecture:
     predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
     # Numbers that each block has in a tensor of its own, by the key that lists them.
     learned: Mapping[str, str] = field(default_factory=dict)
+    # Integers that checkpoints have in tensors, though they follow from the settings.
+    constants: Callable[[Config], Mapping[str, list[int]]] | None = None
     # What else its class makes of the settings, which are its own here.
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
