@@ -1,13 +1,17 @@
 """The newest decoders as GGUF: settings under the names that released checkpoints have."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf_models
+import gguf_models_newest
 import pytest
 from test_gguf_to_hf import keys_of, source_of, without_tokenizers
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.to_hf_config import has_way_back
+from qtool.verification.gguf_tensors import check_tensors
 
 __all__ = ["without_tokenizers"]
 
@@ -94,3 +98,20 @@ def test_mimo_v2_as_released(tmp_path: Path) -> None:
 
     gguf_models.rewrite_config(folder, change)
     assert keys_of(source_of(folder)) == first
+
+
+@pytest.mark.parametrize("name", gguf_models_newest.MODELS)
+def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    assert list(check_tensors(source)) == []
+    if not has_way_back(source.architecture):
+        return  # sizes are not told
+    taller = [
+        replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) if t.name.endswith("attn_output.weight")
+        else t for t in source.tensors
+    ]  # fmt: skip
+    found = list(check_tensors(replace(source, tensors=tuple(taller))))
+    assert len(found) == sum(t is not s for t, s in zip(taller, source.tensors, strict=True))
+    lost = tuple(t for t in source.tensors if not t.name.endswith("attn_output.weight"))
+    (found_lost,) = check_tensors(replace(source, tensors=lost))
+    assert "that" in found_lost.message and "missing" in found_lost.message

@@ -99,10 +99,10 @@ def put_rope(
             config["original_max_position_embeddings"] = original.value
     if "rope.freq_base_swa" in given and row.name in _BY_KIND:
         local = float(plain(given["rope.freq_base_swa"]))
-        whole, own = _shares(row, given, width)
+        whole, share = _shares(row, given, width)
         config["rope_parameters"] = {
             "full_attention": {"rope_type": "default", "rope_theta": theta, **whole, **scaling},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local, **own},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local, **share},
         }
     elif scaling and row.name == "mistral4":  # whose class does not know the older name
         config["rope_parameters"] = {"rope_theta": theta, **scaling}
