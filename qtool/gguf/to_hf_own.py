@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+from qtool.errors import FormatError
+from qtool.formats.gguf_values import Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
 from qtool.gguf.architectures.minimax_m3 import SPARSE
@@ -51,13 +53,13 @@ def put_own(
         leading, blocks = config["first_k_dense_replace"], _blocks(config)
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "mimo2":
-        heads = source.metadata["mimo2.attention.head_count_kv"]
+        heads = _said(source, "attention.head_count_kv")
         config["num_key_value_heads"] = min(heads.value) if heads.element else heads.value
         sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
         config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
         config.setdefault("attention_value_scale", 1.0)
     if row.name == "laguna":
-        heads = source.metadata["laguna.attention.head_count"]
+        heads = _said(source, "attention.head_count")
         each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
         config["num_attention_heads_per_layer"] = [*each]
         gates = next((t.rows for t in source.tensors if t.name == "blk.0.attn_gate.weight"), 0)
@@ -72,8 +74,8 @@ def put_own(
             "partial_rotary_factor": share,
         }  # fmt: skip
         config["rotary_dim"] = int(share * config["head_dim"])
-        shared = config.get("n_shared_experts", 1) * config["intermediate_size"]
-        config["shared_intermediate_size"] = shared
+        wide = plain(_said(source, "expert_feed_forward_length"))
+        config["shared_intermediate_size"] = config.get("n_shared_experts", 1) * wide
         leading = config["first_k_dense_replace"]
         config["layer_types"] = [
             SPARSE if b >= leading else "full_attention" for b in _blocks(config)
@@ -103,6 +105,12 @@ def put_own(
         config["query_pre_attn_scalar"] = by_width if large else config["head_dim"]
 
 
+def _said(source: GgufSource, key: str) -> Value:
+    if (value := source.metadata.get(f"{source.architecture}.{key}")) is None:
+        raise FormatError(f"{source.path}: lacks {source.architecture}.{key}")
+    return value
+
+
 def _biased_taps(names: Collection[str]) -> bool:
     return any(name.endswith(".ssm_conv1d.bias") for name in names)
 
@@ -113,15 +121,18 @@ def _blocks(config: dict[str, Any]) -> range:
 
 def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
     """Sizes of blocks with a window, and of the others."""
-    heads = source.metadata["dots3note.attention.head_count"]
+    heads = _said(source, "attention.head_count")
     each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+    if len(config["layer_types"]) != len(each):
+        raise FormatError(f"{source.path}: says of some blocks whether they have a window")
     kinds = dict(zip(config["layer_types"], each, strict=True))
     local = kinds.get("sliding_attention", max(each))
-    whole = plain(source.metadata["dots3note.attention.key_length_mla_swa"])
+    whole = plain(_said(source, "attention.key_length_mla_swa"))
     config["num_attention_heads"] = config["num_key_value_heads"] = kinds.get(
         "full_attention", max(each)
     )
-    config["moe_shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    wide = plain(_said(source, "expert_feed_forward_length"))
+    config["moe_shared_expert_intermediate_size"] = wide
     config |= {
         "swa_num_attention_heads": local, "swa_num_key_value_heads": local,
         "swa_q_lora_rank": config["q_lora_rank"], "swa_head_dim": whole,
