@@ -27,6 +27,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "linear_num_value_heads": 6, "num_experts": 6, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "hc_count": 3,
          "hc_lowrank": 24, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 24,
+         "ple_layer_ids": [1], "ple_conv_kernel_size": 3, "ngram_size": 3, "heads_per_ngram": 2,
+         "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 30,
+         "split_ngram_parts": 4,
          "indexer_budget": 8, "indexer_compress_ratio": 1, "output_gate_type": "sigmoid",
          "layer_types": ["linear_attention", "full_attention", "full_attention"],
          "rope_parameters": {"rope_type": "default", "rope_theta": 2e5,
@@ -250,7 +253,7 @@ def finish(name: str, folder: Path) -> None:
 def fill(model: Any) -> None:
     """Values for what gguf_models leaves at zero."""
     for name, parameter in model.named_parameters():
-        if "index_kpool_compress" in name:
+        if "index_kpool_compress" in name or name.endswith("ple.conv1d.weight"):
             parameter.normal_(std=0.3)
 
 
@@ -271,35 +274,3 @@ def renamed(folder: Path, new: Callable[[str], str]) -> None:
 
 # Of which llama.cpp sees all tokens where flash attention is off.
 CHOSEN_WITH_FLASH = ("minimax-m3",)
-# Whose class rotates otherwise than llama.cpp: Hunyuan 4 halves of heads in place of neighbours, as
-# no other engine does, and the indexer of dots3-note the other way round.
-ROTATED = ("hy-v4", "dots3-note")
-
-
-def rotate_as_there(name: str, monkeypatch: Any) -> None:
-    """As llama.cpp does."""
-    import torch
-    from transformers.models.dots3_note import modeling_dots3_note as dots
-    from transformers.models.hy_v4 import modeling_hy_v4 as hunyuan
-
-    usual = dots.apply_rotary_pos_emb_interleave
-
-    def neighbours(x: Any, cos: Any, sin: Any) -> Any:
-        half = x.shape[-1] // 2
-        cos, sin, even, odd = cos[..., :half], sin[..., :half], x[..., 0::2], x[..., 1::2]
-        return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
-
-    def of_hunyuan(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-        return neighbours(q, cos, sin), neighbours(k, cos, sin)
-
-    def of_dots(q: Any, k: Any, cos: Any, sin: Any, **axis: int) -> Any:
-        if not axis:  # in attention itself
-            return usual(q, k, cos, sin)
-        cos, sin = (x.unsqueeze(axis["unsqueeze_dim"]) for x in (cos, sin))
-        return tuple(x * cos + hunyuan.rotate_half(x) * sin for x in (q, k))
-
-    if name == "hy-v4":
-        monkeypatch.setattr(hunyuan, "apply_rotary_pos_emb", of_hunyuan)
-    else:
-        monkeypatch.setattr(dots, "apply_rotary_pos_emb_interleave", of_dots)

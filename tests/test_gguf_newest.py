@@ -1,13 +1,19 @@
 """The newest decoders as GGUF: settings under the names that released checkpoints have."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf_models
+import gguf_models_newest
 import pytest
 from test_gguf_to_hf import keys_of, source_of, without_tokenizers
 
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
+from qtool.formats.gguf_values import Kind, Value, array, u32
+from qtool.gguf.to_hf import hf_model
+from qtool.gguf.to_hf_config import has_way_back
+from qtool.verification.gguf_tensors import check_tensors
 
 __all__ = ["without_tokenizers"]
 
@@ -21,7 +27,8 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "qwen4-exp": (
         ({"output_gate_type": "silu"}, "output_gate_type is silu"),
-        ({"ple_layer_ids": [1]}, "embeddings of n-grams"),
+        ({"ple_layer_ids": [1, 2]}, "2 blocks with n-grams, and it takes one"),
+        ({"seed": 5}, "layer_multipliers holds other numbers"),
         ({"norm_topk_prob": False}, "norm_topk_prob is False"),
     ),
     "laguna": (
@@ -93,3 +100,42 @@ def test_mimo_v2_as_released(tmp_path: Path) -> None:
 
     gguf_models.rewrite_config(folder, change)
     assert keys_of(source_of(folder)) == first
+
+
+@pytest.mark.parametrize("name", gguf_models_newest.MODELS)
+def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    assert list(check_tensors(source)) == []
+    if not has_way_back(source.architecture):
+        return  # sizes are not told
+    taller = [
+        replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) if t.name.endswith("attn_output.weight")
+        else t for t in source.tensors
+    ]  # fmt: skip
+    found = list(check_tensors(replace(source, tensors=tuple(taller))))
+    assert len(found) == sum(t is not s for t, s in zip(taller, source.tensors, strict=True))
+    lost = tuple(t for t in source.tensors if not t.name.endswith("attn_output.weight"))
+    (found_lost,) = check_tensors(replace(source, tensors=lost))
+    assert "that" in found_lost.message and "missing" in found_lost.message
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("mimo-v2", "attention.head_count_kv", None),
+        ("qwen4-exp", "rope.dimension_sections", array(Kind.FLOAT32, [float("nan")] * 4)),
+        ("hy-v4", "attention.indexer.types", u32(3)),
+        ("dots3-note", "expert_feed_forward_length", None),
+        ("dots3-note", "attention.sliding_window_pattern", array(Kind.INT32, [0])),
+        ("dots3-note", "attention.key_length_mla_swa", None),
+        ("minimax-m3", "expert_feed_forward_length", None),
+    ],
+)
+def test_keys_that_lie(name: str, key: str, value: Value | None, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    key = f"{source.architecture}.{key}"
+    metadata = {k: v for k, v in source.metadata.items() if k != key}
+    changed = replace(source, metadata=metadata if value is None else {**metadata, key: value})
+    with pytest.raises(QtoolError):
+        hf_model(changed)
+    list(check_tensors(changed))  # looks at what it can

@@ -52,6 +52,9 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
     tensors = _tensors(architecture, found)
     learned = {key: found.numbers(name) for key, name in architecture.learned.items()}
+    if architecture.constants is not None:
+        for name, numbers in architecture.constants(config).items():
+            found.follows(name, numbers)
     dropped = found.dropped + [
         (found.names[name], _reason(name, architecture, found))
         for name in found.names
@@ -138,7 +141,8 @@ def gguf_names(architecture: Architecture, config: Config) -> dict[tuple[str, in
     def named(module: Module, block: int) -> str:
         if module.called:
             at = block + (count(config, module.behind) if module.behind else 0)
-            return f"blk.{at}.{module.called}" if "{b}" in module.name else module.called
+            of_block = "{b}" in module.name and not module.of_model
+            return f"blk.{at}.{module.called}" if of_block else module.called
         return mapping[module.name.replace("{b}", str(block))]
 
     return {

@@ -175,6 +175,7 @@ def hf_rows(
     cut: Cut | None = None,
     folded: tuple[int, ...] | None = None,
     factors: tuple[Factor, ...] = (),
+    joined: int = 0,
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
     if cut is not None:
@@ -185,7 +186,8 @@ def hf_rows(
             raise UnsupportedError(
                 f"{info.name} is {info.dtype}; GGUF is written from float32, float16 and bfloat16"
             )
-        if (info.dtype, info.shape) != (first.dtype, first.shape):
+        shorter = bool(joined) and info is parts[-1][1] and info.shape[1:] == first.shape[1:]
+        if info.dtype != first.dtype or (info.shape != first.shape and not shorter):
             raise FormatError(
                 f"{info.name} is {info.dtype} {list(info.shape)}, and {first.name}, with which it "
                 f"is stacked, {first.dtype} {list(first.shape)}"
@@ -196,6 +198,13 @@ def hf_rows(
     if squeezed and len(own) == 3 and own[1] == 1:
         own = (own[0], own[2])
     shape = (len(parts), *own) if stacked else own
+    if joined:
+        shape = (sum(info.shape[0] for _, info in parts), *own[1:])
+        if shape[0] != joined:
+            raise FormatError(
+                f"{first.name} and those after it have {shape[0]} rows, and by the settings of "
+                f"config.json they should have {joined}; one of the two is of another model"
+            )
     if columns is not None and shape[-1] != len(columns):
         raise FormatError(
             f"{first.name} has the shape {list(shape)}, and by the settings of config.json its "

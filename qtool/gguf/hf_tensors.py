@@ -9,9 +9,11 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import name_alone, sees
-from qtool.errors import FormatError, SourceError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module, spelled
@@ -78,7 +80,7 @@ class Found:
                 return self._of_experts(module, [place(name) + one for one in ends], gguf_name)
         names = [n for n in module.stored if place(n) + end in self.names][:1]
         parts = [place(name) + end for name in names]
-        stacked = not parts and module.each is not None
+        stacked = not parts and module.each is not None and not module.joined
         cut = module.cut
         if not parts and module.each is not None:
             cut = None  # of those in one tensor
@@ -116,6 +118,7 @@ class Found:
             columns=module.columns,
             factors=module.factors if suffix == ".weight" else (),
             squeezed=module.squeezed,
+            joined=module.joined,
             cut=cut,
             folded=(
                 expected_shape(module, self.config, suffix, block)
@@ -174,6 +177,20 @@ class Found:
             found.append(float(st.to_float32(raw, info.dtype, (1,))[0]))
             self.used.add(plain)
         return array(Kind.FLOAT32, found)
+
+    def follows(self, name: str, expected: list[int]) -> None:
+        """Drop integers that follow from the settings; UnsupportedError where they are others."""
+        if name not in self.names:
+            return
+        info = self.checkpoint.tensors[self.names[name]]
+        raw = self.checkpoint.stretch(info.name, 0, info.nbytes)
+        if info.dtype != "I64" or raw.view(np.int64).tolist() != expected:
+            raise UnsupportedError(
+                f"{self.checkpoint.path}: {info.name} holds other numbers than follow from "
+                "config.json, which GGUF files are made by; one of the two is of another model"
+            )
+        self.used.add(name)
+        self.dropped.append((info.name, "follows from config.json, and is said in metadata"))
 
     def left_out(self, block: int) -> bool:
         """Whether this is a block that predicts further tokens, of which there is no tensor."""

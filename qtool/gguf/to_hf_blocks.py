@@ -22,7 +22,8 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
         config["expert_selection_fn"] = names.get(selection.value)
     full = given.get("attention.indexer.types")
     if full is not None and row.name != "dots3note":
-        config["indexer_types"] = ["full" if one else "shared" for one in full.value]
+        each = full.value if full.element else [full.value] * config["num_hidden_layers"]
+        config["indexer_types"] = ["full" if one else "shared" for one in each]
     if row.name in ("nemotron_h", "nemotron_h_moe"):
         _put_state_spaces(row, config, given)
     if row.name == "granitehybrid":

@@ -129,7 +129,8 @@ def hf_config(
     config |= bias_settings(row, rows.keys(), source)
     put_own(row, config, rows.keys(), source)
     put_asked(row, config, rows.keys())
-    config |= token_ids(source, config["vocab_size"])
+    ids = token_ids(source, config["vocab_size"])
+    config |= {name: one for name, one in ids.items() if one is not None or name not in config}
     _prove(row, config, source)
     _check_scores(named, source)
     return config

@@ -40,6 +40,10 @@ _NO_NUMBERS = {
     "attention.indexer.types": frozenset(),
     "attention.compress_ratios": frozenset(),
     "swiglu_clamp_exp": frozenset(),
+    **dict.fromkeys(
+        ("ple.layers", "ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes"),
+        frozenset[Kind](),
+    ),
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+from qtool.errors import FormatError
+from qtool.formats.gguf_values import Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.dbrx import OF_ATTENTION, OF_EXPERTS, OLD_SIZES
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
@@ -62,13 +64,13 @@ def put_own(
         leading, blocks = config["first_k_dense_replace"], _blocks(config)
         config["mlp_layer_types"] = ["dense" if b < leading else "sparse" for b in blocks]
     if row.name == "mimo2":
-        heads = source.metadata["mimo2.attention.head_count_kv"]
+        heads = _said(source, "attention.head_count_kv")
         config["num_key_value_heads"] = min(heads.value) if heads.element else heads.value
         sparse = (f"blk.{b}.ffn_gate_inp.weight" in names for b in _blocks(config))
         config["mlp_layer_types"] = ["sparse" if one else "dense" for one in sparse]
         config.setdefault("attention_value_scale", 1.0)
     if row.name == "laguna":
-        heads = source.metadata["laguna.attention.head_count"]
+        heads = _said(source, "attention.head_count")
         each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
         config["num_attention_heads_per_layer"] = [*each]
         gates = next((t.rows for t in source.tensors if t.name == "blk.0.attn_gate.weight"), 0)
@@ -83,8 +85,8 @@ def put_own(
             "partial_rotary_factor": share,
         }  # fmt: skip
         config["rotary_dim"] = int(share * config["head_dim"])
-        shared = config.get("n_shared_experts", 1) * config["intermediate_size"]
-        config["shared_intermediate_size"] = shared
+        wide = plain(_said(source, "expert_feed_forward_length"))
+        config["shared_intermediate_size"] = config.get("n_shared_experts", 1) * wide
         leading = config["first_k_dense_replace"]
         config["layer_types"] = [
             SPARSE if b >= leading else "full_attention" for b in _blocks(config)
@@ -93,6 +95,7 @@ def put_own(
         _put_local_latents(config, source)
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
+        _put_ngrams(config, source)
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name in ("gpt2", "starcoder"):
@@ -123,6 +126,12 @@ def put_own(
         config["query_pre_attn_scalar"] = by_width if large else config["head_dim"]
 
 
+def _said(source: GgufSource, key: str) -> Value:
+    if (value := source.metadata.get(f"{source.architecture}.{key}")) is None:
+        raise FormatError(f"{source.path}: lacks {source.architecture}.{key}")
+    return value
+
+
 def _biased_taps(names: Collection[str]) -> bool:
     return any(name.endswith(".ssm_conv1d.bias") for name in names)
 
@@ -133,15 +142,18 @@ def _blocks(config: dict[str, Any]) -> range:
 
 def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
     """Sizes of blocks with a window, and of the others."""
-    heads = source.metadata["dots3note.attention.head_count"]
+    heads = _said(source, "attention.head_count")
     each = heads.value if heads.element else [heads.value] * config["num_hidden_layers"]
+    if len(config["layer_types"]) != len(each):
+        raise FormatError(f"{source.path}: says of some blocks whether they have a window")
     kinds = dict(zip(config["layer_types"], each, strict=True))
     local = kinds.get("sliding_attention", max(each))
-    whole = plain(source.metadata["dots3note.attention.key_length_mla_swa"])
+    whole = plain(_said(source, "attention.key_length_mla_swa"))
     config["num_attention_heads"] = config["num_key_value_heads"] = kinds.get(
         "full_attention", max(each)
     )
-    config["moe_shared_expert_intermediate_size"] = config["moe_intermediate_size"]
+    wide = plain(_said(source, "expert_feed_forward_length"))
+    config["moe_shared_expert_intermediate_size"] = wide
     config |= {
         "swa_num_attention_heads": local, "swa_num_key_value_heads": local,
         "swa_q_lora_rank": config["q_lora_rank"], "swa_head_dim": whole,
@@ -149,3 +161,25 @@ def _put_local_latents(config: dict[str, Any], source: GgufSource) -> None:
         "swa_qk_nope_head_dim": whole - config["qk_rope_head_dim"],
         "swa_rope_theta": config.pop("rope_local_base_freq", config["rope_theta"]),
     }  # fmt: skip
+
+
+def _put_ngrams(config: dict[str, Any], source: GgufSource) -> None:
+    """Of embeddings of n-grams; which multipliers hash them is proved by the class's own seed."""
+    said = {
+        name.removeprefix("qwen4exp.ple."): plain(value)
+        for name, value in source.metadata.items()
+        if name.startswith("qwen4exp.ple.")
+    }
+    if not said.get("layers"):
+        return
+    table = next((t for t in source.tensors if t.name == "per_layer_token_embd.weight"), None)
+    config |= {
+        "ple_layer_ids": [b + 1 for b in said["layers"]],
+        "ngram_size": said.get("ngram_size"),
+        "heads_per_ngram": said.get("heads_per_ngram"),
+        "ple_conv_kernel_size": said.get("conv_kernel"),
+        "eos_token_id": said.get("eos_token_id"),
+        "ngram_vocab_size_base": (said.get("head_vocab_sizes") or [0])[0],
+        "make_ngram_vocab_size_divisible_by": table.rows if table else None,
+        "split_ngram_parts": 1,
+    }

@@ -12,7 +12,7 @@ from qtool.formats.gguf_values import Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.rope_tensors import llama3_divisors
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_keys import plain
+from qtool.gguf.to_hf_keys import WHOLE, plain
 
 _MOST_SLOWED = 1e9  # times, by a rotation's divisor
 _BY_KIND = ("olmo2", "mellum", "mimo2", "laguna")  # that are told of each kind of block
@@ -97,6 +97,8 @@ def put_rope(
         scaling = {"rope_type": "default"}  # which the class does not take for granted
     sections = given.get("rope.dimension_sections")
     if sections is not None:
+        if sections.element not in WHOLE:
+            raise FormatError("metadata: rope.dimension_sections is not a list of whole numbers")
         own: dict[str, Any] = {"mrope_section": [int(one) for one in sections.value[:3]]}
         if not row.name.startswith("glm4"):
             own["mrope_interleaved"] = True
@@ -107,10 +109,10 @@ def put_rope(
             config["original_max_position_embeddings"] = original.value
     if "rope.freq_base_swa" in given and row.name in _BY_KIND:
         local = float(plain(given["rope.freq_base_swa"]))
-        whole, own = _shares(row, given, width)
+        whole, in_window = _shares(row, given, width)
         config["rope_parameters"] = {
             "full_attention": {"rope_type": "default", "rope_theta": theta, **whole, **scaling},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local, **own},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local, **in_window},
         }
     elif scaling and row.name == "mistral4":  # whose class does not know the older name
         config["rope_parameters"] = {"rope_theta": theta, **scaling}

@@ -16,6 +16,7 @@ from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf_classes import class_of
+from qtool.gguf.to_hf_config import has_way_back, hf_config
 from qtool.gguf.to_hf_gemma4 import put_blocks
 from qtool.gguf.to_hf_keys import one_for_all
 from qtool.gguf.to_hf_latent import put_whole_latents
@@ -51,6 +52,9 @@ _INSTEAD = {
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
     "ssm_in": ("attn_qkv", "attn_gate"),
 }
+# Whose blocks differ in more than their keys tell by themselves.
+_TOLD_BY_ALL = ("mimo2", "qwen4exp", "laguna", "kimi-linear", "dots3note", "minimax-m3",
+                "glm5-next", "step35")  # fmt: skip
 _BLOCK = re.compile(r"^blk[.][0-9]+[.]")
 
 
@@ -101,6 +105,24 @@ def _given(source: GgufSource) -> dict[str, Value]:
     }
 
 
+def _settings(row: Architecture, source: GgufSource) -> dict[str, Any] | None:
+    """What names and shapes follow from, None where a file does not tell."""
+    if row.name in _TOLD_BY_ALL:
+        there = has_way_back(row.name)
+        return row.completed(hf_config(source, {}, "float32")) if there else None
+    settings, given = sizes(source), _given(source)
+    tensors = {tensor.name for tensor in source.tensors}
+    put_layer_types(row, settings, given)
+    if row.name in WITH_STATES:
+        put_state_spaces(settings, given, tensors)
+    if row.name == "minicpm3":
+        put_whole_latents(settings, given)
+    if row.name == "gemma4":
+        put_blocks(settings, given, tensors, source)
+        settings["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
+    return settings if row.settle is None else row.completed(settings)
+
+
 def check_tensors(source: GgufSource) -> Iterator[Finding]:
     """tensors: every block is there, and of a known architecture every tensor with its shape."""
     tensors = {tensor.name: tensor for tensor in source.tensors}
@@ -115,18 +137,12 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         if empty or lost:
             yield _missing([*lost, *empty], source.architecture)
         return
-    settings = sizes(source)
     try:
-        put_layer_types(row, settings, _given(source))
-        if row.name in WITH_STATES:
-            put_state_spaces(settings, _given(source), tensors)
-        if row.name == "minicpm3":
-            put_whole_latents(settings, _given(source))
-        if row.name == "gemma4":
-            put_blocks(settings, _given(source), tensors, source)
-            settings["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
-        if row.settle is not None:
-            settings = row.completed(settings)
+        settings = _settings(row, source)
+        if settings is None:
+            if empty or lost:
+                yield _missing([*lost, *empty], row.name)
+            return
         names = gguf_names(row, settings)
         unread = {f"{name}.weight" for name in gguf_names(row.passed_over, settings).values()}
     except QtoolError:

@@ -16,6 +16,7 @@ import gguf_models_hybrid
 import gguf_models_newest
 import gguf_models_recent
 import gguf_models_remote
+import gguf_models_rotated
 import gguf_models_seeing
 import gguf_models_sparse
 import numpy as np
@@ -105,8 +106,8 @@ def test_random_models(
         divide_by_one_less(monkeypatch)
     if name in gguf_models_newest.CHOSEN_WITH_FLASH:
         monkeypatch.setenv("FLASH_ATTENTION", "1")
-    if name in gguf_models_newest.ROTATED:
-        gguf_models_newest.rotate_as_there(name, monkeypatch)
+    if name in gguf_models_rotated.ROTATED:
+        gguf_models_rotated.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")

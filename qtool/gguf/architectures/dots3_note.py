@@ -47,7 +47,9 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     own = config.get("per_layer_config") or {}
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
         raise SourceError("config.json: per_layer_config is not an object of objects")
-    found = next((one for b, one in own.items() if kinds[int(b) % blocks] == _WINDOW), {})
+    found: dict[str, Any] = next(
+        (one for b, one in own.items() if kinds[int(b) % blocks] == _WINDOW), {}
+    )
     for name, usual_size in _LOCAL.items():
         config.setdefault(f"swa_{name}", found.get(name, config[name] if own else usual_size))
     config.setdefault("num_nextn_predict_layers", 1)  # which config.json does not say

@@ -48,6 +48,8 @@ class Module:
     ends: tuple[tuple[str, str], ...] = ENDS
     called: str = ""  # here, after the block's number, where TensorNameMap does not tell
     behind: str = ""  # the setting that counts blocks of another stack, which come before its own
+    of_model: bool = False  # the model's own, though a block has it
+    joined: int = 0  # the parts of `each` are one below the other: how many rows they have in all
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
     # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
     cut: Cut | None = None

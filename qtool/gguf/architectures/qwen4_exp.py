@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from qtool.formats.gguf_values import Kind, Value, array
-from qtool.gguf.architectures import limits
+from qtool.gguf.architectures import limits, ngrams
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.linear_attention import (
     DEFAULTS,
@@ -96,12 +96,6 @@ def _sigmoid(config: Config) -> str | None:
     return None if given == "sigmoid" else f"output_gate_type is {given}, and it takes sigmoid"
 
 
-def _no_ngrams(config: Config) -> str | None:
-    if not config.get("ple_layer_ids"):
-        return None
-    return "ple_layer_ids names blocks with embeddings of n-grams, which qtool does not write yet"
-
-
 def _more_tokens(config: Config) -> str | None:
     ratio, budget = count(config, "indexer_compress_ratio"), count(config, "indexer_budget")
     if ratio == 1 or budget >= count(config, "max_position_embeddings"):
@@ -124,14 +118,14 @@ _KEYS = (
     Key("attention.compress_ratios", "indexer_compress_ratio", _compressed, listed=True),
 )
 _ROW = Architecture(
-    "qwen4exp", (*_AROUND, *DELTA_NET, *SPARSE_MLP), _KEYS,
-    {**DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
-     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "hc_count": 4,
-     "hc_lowrank": 320, "norm_topk_prob": True,
-     "rope_partial_rotary_factor": 1.0},
-    names="qwen35moe", settle=_settle,
+    "qwen4exp", (*_AROUND, *DELTA_NET, *SPARSE_MLP, *ngrams.MODULES), (*_KEYS, *ngrams.KEYS),
+    {**DEFAULTS, **ngrams.DEFAULTS, "num_key_value_heads": 2, "num_experts": 512,
+     "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+     "shared_expert_intermediate_size": 512, "hc_count": 4, "hc_lowrank": 320,
+     "norm_topk_prob": True, "rope_partial_rotary_factor": 1.0},
+    names="qwen35moe", settle=_settle, constants=ngrams.constants,
     refuse=(limits.one_state, limits.no_biases("attention_bias"), limits.chosen_add_up(True),
-            _sigmoid, _no_ngrams),
+            _sigmoid, ngrams.one_known_block),
     warn=(limits.no_dynamic_rope, limits.one_epsilon, _more_tokens),
 )  # fmt: skip
 QWEN4_EXP: dict[str, Architecture] = {

@@ -40,6 +40,8 @@ class Architecture:
     remote: bool = False  # its class comes with the checkpoint: transformers has none
     # Tensors that no checkpoint has, told by settings, by their names in a file.
     computed: Callable[[Config], Mapping[str, NDArray[np.float32]]] | None = None
+    # Integers that checkpoints have in tensors, though they follow from the settings.
+    constants: Callable[[Config], Mapping[str, list[int]]] | None = None
     # What else its class makes of the settings, which are its own here.
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 

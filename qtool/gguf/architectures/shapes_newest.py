@@ -47,6 +47,7 @@ NEWEST: Mapping[str, Callable[[Config], int]] = {
     "inner of the one that is shared": product("share_expert_dim"),
     "inner of dense blocks": product("dense_intermediate_size"),
     "inner of all that are shared": product("n_shared_experts", "intermediate_size"),
+    "taps of n-grams": product("ple_conv_kernel_size"),
     "two": lambda _: 2,
     "streams of mixing": product("hc_mult"),
     "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),
