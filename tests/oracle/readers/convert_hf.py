@@ -51,7 +51,10 @@ def main() -> None:
         sys.modules["sentencepiece"] = types.SimpleNamespace(SentencePieceProcessor=None)
 
     kinds = {"f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "f32": "ALL_F32", "auto": "GUESSED"}
+    names = gguf.TensorNameMap
+    usual = dict(names.block_mappings_cfg)
     for folder, kind, output in request["jobs"]:
+        names.block_mappings_cfg = dict(usual)  # to which an architecture before added its own
         settings = ModelBase.load_hparams(Path(folder), False)
         if settings["model_type"] in _CALLED_OTHERWISE:
             settings = json.loads((Path(folder) / "config.json").read_text())
