@@ -65,7 +65,7 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "no heads": ("llama", says(HEADS, Kind.UINT32, 0), f"{HEADS} is 0"),
     "heads of text": ("llama", says(HEADS, Kind.STRING, "x"), "is 'x' (string), expected a whole"),
     "heads that differ": (
-        "llama", says(HEADS, Kind.ARRAY, Kind.FLOAT32, [4.0]), "a list of 1 (array), expected a",
+        "llama", says(HEADS, Kind.ARRAY, Kind.FLOAT32, [4.0]), "4.0 (float32), expected a",
     ),
     "an empty list": ("llama", says(HEADS, Kind.ARRAY, Kind.STRING, []), "a list of 0 (array)"),
     "four point nought heads": ("llama", says(HEADS, Kind.FLOAT32, 4.0), "4.0 (float32), expected"),
