@@ -1,5 +1,5 @@
-"""MLX's affine codes: groups that mlx made, words bit by bit, biases that are no zero times a scale,
-and files that lie."""
+"""MLX's affine codes: groups that mlx made, words bit by bit, biases that no zero gives, and files
+that lie."""
 
 import zlib
 from dataclasses import replace
