@@ -300,7 +300,7 @@ def test_usage(tmp_path: Path) -> None:
         engine_findings(artifact, "tgi", 1)
     with pytest.raises(UsageError, match="--tp is 0"):
         engine_findings(artifact, "vllm", 0)
-    assert len(ENGINES) == 5
+    assert len(ENGINES) == 6
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
