@@ -9,8 +9,10 @@ import gguf_models_newest
 import pytest
 from test_gguf_to_hf import keys_of, source_of, without_tokenizers
 
-from qtool.errors import QtoolError, UnsupportedError
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
+from qtool.gguf.from_hf import hf_source
 from qtool.gguf.to_hf import hf_model
 from qtool.gguf.to_hf_config import has_way_back
 from qtool.verification.gguf_tensors import check_tensors
@@ -139,3 +141,68 @@ def test_keys_that_lie(name: str, key: str, value: Value | None, tmp_path: Path)
     with pytest.raises(QtoolError):
         hf_model(changed)
     list(check_tensors(changed))  # looks at what it can
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("step-3.7", "moe_router_activation", "softmax"),
+        ("kimi-linear", "moe_router_activation_func", "softmax"),
+        ("glm-5.3", "scoring_func", "softmax"),
+        ("glm-5.3", "swiglu_limit", 0.0),
+        ("laguna", "moe_apply_router_weight_on_input", True),
+        ("ling-2", "score_function", "softplus"),
+    ],
+)
+def test_what_is_taken_for_granted(name: str, key: str, value: object, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / name)
+
+    def change(config: dict[str, Any]) -> None:
+        inside = config.get("text_config", config)
+        inside[key] = value
+
+    gguf_models.rewrite_config(folder, change)
+    with pytest.raises(UnsupportedError, match=key):
+        hf_source(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("glm4", "num_nextn_predict_layers"), ("qwen4-exp", "mtp_num_hidden_layers")],
+)
+def test_blocks_that_are_counted_and_not_there(name: str, key: str, tmp_path: Path) -> None:
+    """llama.cpp would ask for them."""
+    folder = gguf_models.build(name, tmp_path / name)
+    before = hf_source(Checkpoint.open(folder)).metadata
+    gguf_models.rewrite_config(folder, lambda config: config.update({key: 1}))
+    after = hf_source(Checkpoint.open(folder)).metadata
+    assert {k: v for k, v in after.items() if k != "general.name"} == {
+        k: v for k, v in before.items() if k != "general.name"
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("step-3.7", "moe_layers_enum", "x"),
+        ("step-3.7", "moe_layers_enum", [1, "x"]),
+        ("step-3.7", "attention_other_setting", [1]),
+        ("qwen4-exp", "ple_layer_ids", 3),
+        ("qwen4-exp", "ple_layer_ids", ["a"]),
+        ("qwen4-exp", "eos_token_id", []),
+        ("bamba", "attn_layer_indices", "x"),
+        ("smallthinker", "rope_layout", 1),
+        ("minicpm", "dim_model_base", 0),
+    ],
+)
+def test_settings_of_other_kinds(name: str, key: str, value: object, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / name)
+
+    def change(config: dict[str, Any]) -> None:
+        inside = config.get("text_config", config)
+        inside.pop("mlp_layer_types", None)
+        inside[key] = value
+
+    gguf_models.rewrite_config(folder, change)
+    with pytest.raises(SourceError, match=key):
+        hf_source(Checkpoint.open(folder))

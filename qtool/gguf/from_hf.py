@@ -50,6 +50,8 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
         config[MTP] = predicting_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
     found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
+    if architecture.ahead_needed and found.left_out(count(config, "num_hidden_layers")):
+        config[architecture.predicts] = 0  # config.json counts what is not stored
     tensors = _tensors(architecture, found)
     learned = {key: found.numbers(name) for key, name in architecture.learned.items()}
     if architecture.constants is not None:

@@ -153,6 +153,18 @@ def number(config: Config, name: str) -> float:
     return float(value)
 
 
+def whole_numbers(config: Config, name: str) -> list[int]:
+    """A setting that lists whole numbers, [] where it is null; SourceError for anything else."""
+    given = config.get(name)
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(type(one) in (int, bool) for one in given):
+        raise SourceError(
+            f"config.json: {name} is {str(given)[:80]!r}, expected a list of whole numbers"
+        )
+    return [int(one) for one in given]
+
+
 def layer_types(config: Config) -> list[str]:
     """What each block's attention sees, [] where config.json does not say."""
     given = config.get("layer_types")

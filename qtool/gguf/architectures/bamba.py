@@ -23,7 +23,7 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.gguf.row_maps import RowMap, Rows
 
 
@@ -71,7 +71,7 @@ def _kinds(config: dict[str, Any]) -> dict[str, Any]:
     attending = config.get("attn_layer_indices")
     if attending is None and config.get("layer_types") is not None:
         return {"mamba_d_head": "auto", **config}
-    attending = attending or []
+    attending = whole_numbers(config, "attn_layer_indices")
     blocks = range(count(config, "num_hidden_layers"))
     kinds = ["full_attention" if b in attending else "linear_attention" for b in blocks]
     return {"mamba_d_head": "auto", **config, "layers_block_type": kinds}

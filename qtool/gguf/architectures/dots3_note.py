@@ -214,7 +214,8 @@ DOTS3_NOTE: dict[str, Architecture] = {
          "max_position_embeddings": 524288, "vocab_size": 152064},
         rope=("default",), names="glm-dsa", settle=_settle,
         refuse=(limits.no_biases("attention_bias", "mlp_bias"), limits.dense_first,
-                limits.one_group, _one_size, _known_kinds),
+                limits.one_group, _one_size, _known_kinds,
+                limits.taken(("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"))),
         warn=(_halves_there,),
     )
     for name in ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration")

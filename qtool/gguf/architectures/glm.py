@@ -77,7 +77,7 @@ _ROW = Architecture(
      IF_SAID),
     {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
      "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
-    warn=(limits.no_dynamic_rope,), predicts=_NEXT,
+    warn=(limits.no_dynamic_rope,), predicts=_NEXT, ahead_needed=True,
 )
 _MOE = replace(_PLAIN_MOE, keys=(*_PLAIN_MOE.keys, IF_SAID))
 _WITHOUT_NORMS = {name: one for name, one in _MOE.defaults.items() if name != "use_qk_norm"}

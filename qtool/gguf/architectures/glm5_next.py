@@ -13,7 +13,7 @@ from typing import Any
 
 from qtool.formats.gguf_values import Value, boolean, f32, u32
 from qtool.gguf.architectures import limits, sparse_keys
-from qtool.gguf.architectures.hy_v4 import bound, streams
+from qtool.gguf.architectures.hy_v4 import bound, bounded, streams
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_KEYS, is_full
 from qtool.gguf.architectures.keys import MOE, VOCABULARY, Key
 from qtool.gguf.architectures.kimi_linear import DELTA_NETS, flattened, key_heads, own_heads
@@ -142,7 +142,8 @@ GLM5_NEXT: dict[str, Architecture] = {
          "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, "rms_norm_eps": 1e-5,
          "max_position_embeddings": 1048576, "vocab_size": 154880},
         rope=("default",), names="glm-dsa", needs_head=True, settle=_settle,
-        refuse=(limits.no_biases("attention_bias"), limits.dense_first, own_heads, _known),
+        refuse=(limits.no_biases("attention_bias"), limits.dense_first, own_heads, _known, bounded,
+                limits.taken(("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"))),
         warn=(limits.one_epsilon,),
     ),
 }  # fmt: skip

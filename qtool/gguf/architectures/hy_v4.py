@@ -117,7 +117,7 @@ def bound(setting: str) -> Key:
     return Key("swiglu_clamp_exp", setting, make, listed=True)
 
 
-def _bounded(config: Config) -> str | None:
+def bounded(config: Config) -> str | None:
     given = number(config, "swiglu_limit")
     return None if given > 0 else f"swiglu_limit is {given}, and it bounds nothing then"
 
@@ -161,7 +161,7 @@ HY_V4: dict[str, Architecture] = {
          "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6, "swiglu_limit": 10.0,
          "rms_norm_eps": 1e-5, "max_position_embeddings": 262144, "vocab_size": 120832},
         rope=("default",), names="glm-dsa", needs_head=True, settle=_settle,
-        refuse=(limits.no_biases("attention_bias"), limits.dense_first, known_start, _bounded),
+        refuse=(limits.no_biases("attention_bias"), limits.dense_first, known_start, bounded),
         warn=(neighbours_there, one_epsilon_of_latents),
     ),
 }  # fmt: skip

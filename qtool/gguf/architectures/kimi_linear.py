@@ -170,7 +170,8 @@ KIMI_LINEAR: dict[str, Architecture] = {
          "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, "vocab_size": 163840},
         rope=("default",), needs_head=True, settle=_settle,
         refuse=(limits.chosen_add_up(True), limits.no_biases("attention_bias"), limits.dense_first,
-                limits.as_many_key_heads, own_heads, _no_query_latents),
+                limits.as_many_key_heads, own_heads, _no_query_latents,
+                limits.taken(("moe_router_activation_func", "sigmoid"))),
         warn=(limits.one_epsilon,),
     ),
 }  # fmt: skip

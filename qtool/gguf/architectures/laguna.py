@@ -154,7 +154,8 @@ LAGUNA: dict[str, Architecture] = {
          "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         rope=("default", "yarn"), names="dots1", settle=_settle,
         refuse=(limits.dense_first, limits.no_biases("attention_bias"), _one_gate,
-                _plain_windows, _rotation_of_first, _no_softcap),
+                _plain_windows, _rotation_of_first, _no_softcap,
+                limits.taken(("moe_apply_router_weight_on_input", False))),
         warn=(),
     ),
 }  # fmt: skip

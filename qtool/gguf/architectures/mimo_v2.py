@@ -143,7 +143,8 @@ MIMO_V2: dict[str, Architecture] = {
          "rope_local_base_freq": 1e4, "rope_partial_rotary_factor": _SHARE},
         rope=("default",), needs_head=True, settle=_settle,
         refuse=(limits.chosen_add_up(True), limits.no_biases("attention_bias"), _unscaled,
-                _one_rotation, _one_head),
+                _one_rotation, _one_head,
+                limits.taken(("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"))),
         warn=(),
     ),
 }  # fmt: skip

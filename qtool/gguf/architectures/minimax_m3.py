@@ -175,7 +175,8 @@ MINIMAX_M3: dict[str, Architecture] = {
          "rms_norm_eps": 1e-6, "rope_theta": 5e6},
         activations=("silu", "swigluoai"), names="minimax-m2", needs_head=True, settle=_settle,
         rope=("default",), alone="MiniMaxM3VLForCausalLM",
-        refuse=(limits.dense_first, _known, _chosen_where_sparse, _rotated_as_said), warn=(),
+        refuse=(limits.dense_first, _known, _chosen_where_sparse, _rotated_as_said,
+                limits.taken(("scoring_func", "sigmoid"))), warn=(),
     )
     for name in ("MiniMaxM3VLForCausalLM", "MiniMaxM3SparseForCausalLM",
                  "MiniMaxM3SparseForConditionalGeneration")

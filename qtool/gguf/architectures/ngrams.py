@@ -11,12 +11,11 @@ of a generator (splitmix64) that starts with a seed. Checkpoints keep all of the
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks
-from qtool.gguf.hf_config import Config, count, number
+from qtool.gguf.hf_config import Config, count, number, whole_numbers
 
 _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -31,7 +30,7 @@ _AT = BLOCK + "ple."
 
 def _blocks(config: Config) -> list[int]:
     """Which blocks have them; settings count from one."""
-    return [b - 1 for b in config.get("ple_layer_ids") or []]
+    return [b - 1 for b in whole_numbers(config, "ple_layer_ids")]
 
 
 def _has_ngrams(config: Config, b: int) -> bool:
@@ -130,8 +129,9 @@ def _words(make: Callable[[Config], list[int]]) -> Callable[[Config], Value]:
 
 def _end(config: Config) -> Value:
     """Of a text, where n-grams begin anew."""
-    given: Any = config.get("eos_token_id")
-    return u32(given[0] if isinstance(given, list) else given)
+    given = config.get("eos_token_id")
+    first = given[0] if isinstance(given, list) and given else given
+    return u32(count({"eos_token_id": first}, "eos_token_id"))
 
 
 def _image(config: Config) -> Value | None:

@@ -23,6 +23,7 @@ from qtool.gguf.architectures.linear_attention import (
     is_linear,
 )
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
+from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.hf_config import Config, count, layer_types
 from qtool.gguf.row_maps import some_rows
@@ -31,6 +32,7 @@ _ATTENTION = ("indexed_attention", "full_attention")  # two names of the same
 
 
 def _settle(config: dict[str, Any]) -> dict[str, Any]:
+    config[MTP] = 0  # llama.cpp's file has no place for them
     if kinds := layer_types(config):
         config["layer_types"] = ["full_attention" if k in _ATTENTION else k for k in kinds]
     return config

@@ -29,7 +29,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.gguf.row_maps import RowMap, Rows
 
 _LEADING = "first_k_dense_replace"
@@ -137,7 +137,7 @@ def _residual_scale(config: Config) -> Value:
 
 
 def _logit_scale(config: Config) -> Value:
-    return f32(count(config, "hidden_size") / number(config, "dim_model_base"))
+    return f32(count(config, "hidden_size") / count(config, "dim_model_base"))
 
 
 def _sparse_attention(config: Config) -> str | None:
@@ -147,6 +147,11 @@ def _sparse_attention(config: Config) -> str | None:
 
 
 _FUNCTIONS = {"sigmoid": SIGMOID, "softmax": SOFTMAX}
+
+
+def _known_scores(config: Config) -> str | None:
+    given = config.get("score_function")
+    return None if given in (None, *_FUNCTIONS) else f"score_function is {given!r:.40}"
 
 
 def _scores(config: Config) -> Value:
@@ -180,7 +185,7 @@ _WINDOW = 4096  # whatever a file says
 
 
 def _windowed(config: Config) -> bool:
-    return any(config.get("sliding_window_layout") or [])
+    return any(whole_numbers(config, "sliding_window_layout"))
 
 
 def _small_window(config: Config) -> Value | None:
@@ -196,8 +201,8 @@ def _known_layout(config: Config) -> str | None:
     if windows and config.get("sliding_window_size") != _WINDOW:
         return f"sliding_window_size is {config.get('sliding_window_size')}, and it takes {_WINDOW}"
     for name in ("rope_layout", *(("sliding_window_layout",) if windows else ())):
-        given = config.get(name)
-        if given is not None and [int(bool(one)) for one in given] != usual:
+        given = whole_numbers(config, name)
+        if config.get(name) is not None and [int(bool(one)) for one in given] != usual:
             return f"{name} is not {usual[:5]} and so on, which it takes for granted"
     if any(one != 1 for one in config.get("moe_layer_layout") or []):
         return "some blocks have no experts, and it expects experts in each"
@@ -263,7 +268,7 @@ _ROWS: dict[str, Architecture] = {
         {**OWN_HEADS, _LEADING: 0, "norm_topk_prob": False, "routed_scaling_factor": 1.0,
          "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
         needs_head=True,
-        refuse=(_NO_BIASES, limits.plain_heads, _shared_as_wide,
+        refuse=(_NO_BIASES, limits.plain_heads, _shared_as_wide, _known_scores,
                 limits.taken(("use_qk_norm", True), ("num_nextn_predict_layers", 0))),
     ),
     "SmallThinkerForCausalLM": Architecture(

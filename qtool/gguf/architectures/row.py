@@ -35,6 +35,7 @@ class Architecture:
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
     predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
+    ahead_needed: bool = False  # llama.cpp does not go without these, where a file counts them
     # Numbers that each block has in a tensor of its own, by the key that lists them.
     learned: Mapping[str, str] = field(default_factory=dict)
     remote: bool = False  # its class comes with the checkpoint: transformers has none

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.keys import HEAD, MOE, WINDOW, Key
@@ -25,7 +26,15 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import BY_BLOCK, Config, count, layer_types, number, of_block
+from qtool.gguf.hf_config import (
+    BY_BLOCK,
+    Config,
+    count,
+    layer_types,
+    number,
+    of_block,
+    whole_numbers,
+)
 
 _WINDOW = "sliding_attention"
 _LEADING = 3  # blocks without experts, unless config.json says otherwise
@@ -46,19 +55,29 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     config["layer_types"] = kinds = layer_types(config) or ["full_attention"] * blocks
     if config.get("mlp_layer_types") is None:
         given = config.get("moe_layers_enum")
-        listed = given.split(",") if isinstance(given, str) else given
-        sparse = {int(b) for b in listed} if listed else {*range(_LEADING, blocks)}
+        if isinstance(given, str) and all(part.strip().isdecimal() for part in given.split(",")):
+            given = [int(part) for part in given.split(",")]
+        listed = whole_numbers({"moe_layers_enum": given}, "moe_layers_enum")
+        sparse = {*listed} if listed else {*range(_LEADING, blocks)}
         config["mlp_layer_types"] = ["sparse" if b in sparse else "dense" for b in range(blocks)]
     mlps = config["mlp_layer_types"]
     leading = next((b for b, kind in enumerate(mlps) if kind != "dense"), blocks)
     config["first_k_dense_replace"] = leading
     _by_kind(config, kinds)
-    other = config.get("attention_other_setting") or {}
+    other = _of_windows(config)
     heads = config.get("num_sliding_attention_heads") or other.get("num_attention_heads")
     if heads is not None:
         own = {"num_attention_heads": heads}
         config[BY_BLOCK] = [own if kind == _WINDOW else {} for kind in kinds]
     return config
+
+
+def _of_windows(config: Config) -> Config:
+    """Settings of blocks with a window, {} where they are like the others."""
+    given = config.get("attention_other_setting") or {}
+    if not isinstance(given, dict):
+        raise SourceError(f"config.json: attention_other_setting is {str(given)[:80]!r}, no table")
+    return given
 
 
 def _by_kind(config: dict[str, Any], kinds: list[str]) -> None:
@@ -69,10 +88,13 @@ def _by_kind(config: dict[str, Any], kinds: list[str]) -> None:
     for kind in ("full_attention", _WINDOW):
         first = kinds.index(kind) if kind in kinds else None
         bases = config.get("rope_theta")
-        if isinstance(bases, list) and first is not None:
-            rope[kind]["rope_theta"] = bases[first]
-        if isinstance(shares, list) and first is not None:
-            rope[kind]["partial_rotary_factor"] = shares[first]
+        for name, given in (("rope_theta", bases), ("partial_rotary_factor", shares)):
+            if isinstance(given, list) and first is not None:
+                if len(given) <= first:
+                    raise SourceError(
+                        f"config.json: {name} has {len(given)} numbers, not one a block"
+                    )
+                rope[kind][name] = given[first]
     rope[_WINDOW].setdefault("rope_theta", rope["full_attention"]["rope_theta"])
     # Those of blocks with a window, which are not slowed, are of a whole head.
     rope["full_attention"]["divisors"] = count(config, "head_dim") // 2
@@ -155,7 +177,7 @@ def _known_settings(config: Config) -> str | None:
     scalar = config.get("query_pre_attn_scalar")
     if scalar not in (None, config["head_dim"]):
         return f"query_pre_attn_scalar is {scalar}, and it takes the width of a head"
-    other = config.get("attention_other_setting") or {}
+    other = _of_windows(config)
     groups, own = other.get("num_attention_groups"), config["num_key_value_heads"]
     if groups not in (None, own):
         return f"there are {groups} heads of keys in blocks with a window, and the class has {own}"
@@ -192,7 +214,8 @@ STEP3: dict[str, Architecture] = {
          "moe_router_scaling_factor": 1.0, "max_position_embeddings": 128000,
          "rms_norm_eps": 1e-5},
         rope=("default", "llama3"), needs_head=True, settle=_settle,
-        refuse=(limits.no_biases("attention_bias", "mlp_bias"), _known_shares, _known_settings),
+        refuse=(limits.no_biases("attention_bias", "mlp_bias"), _known_shares, _known_settings,
+                limits.taken(("moe_router_activation", "sigmoid"), ("norm_expert_weight", True))),
         warn=(),
     )
     for name in ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM")
