@@ -7,15 +7,15 @@
 What llama.cpp reads is the decoder, so what is made of a GGUF file has the names on the right.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.gguf.hf_config import TEXT_CONFIGS, text_settings
 
-_INSIDE = ("language_model.", "text_model.", "thinker.")
+_INSIDE = re.compile(r"(?<![^.])(?:language_model|text_model|thinker)\.")
 _SEES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
     "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.", "vit.", "mlp_AR.",
@@ -30,7 +30,7 @@ _PARTS = (*TEXT_CONFIGS, "vision_config")  # of config.json
 
 def name_alone(name: str) -> str:
     """The name of a tensor where the decoder stands alone."""
-    return reduce(lambda plain, part: plain.replace(part, ""), _INSIDE, name)
+    return _INSIDE.sub("", name)
 
 
 def sees(name: str) -> bool:
