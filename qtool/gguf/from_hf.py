@@ -51,7 +51,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     _refuse(architecture, checkpoint, config)
     found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
     if architecture.ahead_needed and found.left_out(count(config, "num_hidden_layers")):
-        config[architecture.predicts] = 0  # config.json counts what is not stored
+        config.pop(architecture.predicts, None)  # config.json counts what is not stored
     tensors = _tensors(architecture, found)
     learned = {key: found.numbers(name) for key, name in architecture.learned.items()}
     if architecture.constants is not None:
