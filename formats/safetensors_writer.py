@@ -107,14 +107,10 @@ def _units(specs: Iterable[TensorSpec], stack_of: StackOf | None) -> list[_Unit]
 
 
 def lay_out(
-    name: str,
-    specs: Iterable[TensorSpec],
-    metadata: Mapping[str, str] | None = None,
-    stack_of: StackOf | None = None,
+    name: str, specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None = None
 ) -> FileLayout:
-    """The layout of one file holding `specs` in the order given. stack_of: what is stored in one
-    tensor together."""
-    return _lay_out(name, _units(specs, stack_of), metadata)
+    """The layout of one file holding `specs` in the order given."""
+    return _lay_out(name, _units(specs, None), metadata)
 
 
 def _lay_out(
@@ -161,7 +157,8 @@ def plan_shards(
     """Divide tensors, in order, into files of at most `max_shard_bytes` of data each.
 
     A tensor larger than that gets a file of its own. Within a file wide dtypes come first, so
-    that every tensor is aligned to its own element. stack_of: as lay_out has it.
+    that every tensor is aligned to its own element. stack_of: what is stored in one
+    tensor together.
     """
     if max_shard_bytes <= 0:
         raise FormatError(f"a shard of {max_shard_bytes} bytes holds nothing")

@@ -154,8 +154,13 @@ class GroupQuant:
         """What a scheme with offsets adds, float32 [out, groups]."""
         if self.offset is not None:
             return self.offset
-        product = self.zero.astype(np.float32) * self.scale.astype(np.float32)
-        return rounded(-product, self.scheme.scale_dtype)
+        return rounded(-self.scaled_zeros(), self.scheme.scale_dtype)
+
+    def scaled_zeros(self) -> NDArray[np.float32]:
+        """Zeros times scales, float32 [out, groups]: exact where scales have 16 bits."""
+        product: NDArray[np.float32] = self.zero.astype(np.float32)
+        product *= self.scale.astype(np.float32)
+        return product
 
     def with_nearest_zeros(self) -> GroupQuant:
         """One with offsets as (code - zero) * scale, of positive scales: the same numbers where
@@ -174,8 +179,7 @@ class GroupQuant:
         have 16 bits, are not rounded."""
         if self.scheme.scale_dtype == "float32":
             return False
-        product = self.zero.astype(np.float32) * self.scale.astype(np.float32)
-        return bool(np.array_equal(self.row_offset(), -product))
+        return bool(np.array_equal(self.row_offset(), -self.scaled_zeros()))
 
     def row_zero(self) -> NDArray[np.uint8]:
         """The zeros, one row for each output."""

@@ -75,7 +75,7 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
         scheme=scheme,
         reordered=reordered,
         scale_dtypes=frozenset(d for d in _KEPT if _KEPT[d](quant.scale)),
-        offset_dtypes=frozenset(d for d in _KEPT if _KEPT[d](_offsets(quant))),
+        offset_dtypes=frozenset(d for d in _KEPT if _KEPT[d](quant.scaled_zeros())),
         sizes=frozenset(sizes),
     )
 
@@ -87,9 +87,8 @@ def has_offsets(value: Quantized) -> TypeGuard[GroupQuant]:
 
 def far_from_zeros(quant: GroupQuant) -> bool:
     """Whether an offset is more than a step away from any zero that its bits hold."""
-    scale = quant.scale.astype(np.float32)
-    off = quant.row_offset() + quant.zero.astype(np.float32) * scale
-    return bool((np.abs(off) > np.abs(scale)).any())
+    off = quant.row_offset() + quant.scaled_zeros()
+    return bool((np.abs(off) > np.abs(quant.scale.astype(np.float32))).any())
 
 
 def grouped(value: Quantized) -> GroupQuant | None:
@@ -102,18 +101,7 @@ def grouped(value: Quantized) -> GroupQuant | None:
         return value.with_nearest_zeros()
     if value.scheme.outer:
         return None
-    rows = value.shape[0]
-    if value.scheme.rows != 1:
-        size = value.scheme.rows if value.scheme.rows > 0 else rows
-        index = np.arange(rows) // size
-        scheme = replace(value.scheme, rows=1)
-        return replace(value, scheme=scheme, scale=value.scale[index], zero=value.zero[index])
-    return value
-
-
-def _offsets(quant: GroupQuant) -> NDArray[np.float32]:
-    """Exact in float32 for scales of 16 bits."""
-    return quant.zero.astype(np.float32) * quant.scale.astype(np.float32)
+    return value if value.scheme.rows == 1 else value.rows(slice(None))
 
 
 def merges(quant: GroupQuant, size: int) -> bool:

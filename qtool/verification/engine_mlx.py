@@ -10,6 +10,7 @@ Source: mlx-lm 0.32.2 (utils.py, and sanitize() of models/).
 
 from collections.abc import Iterator, Mapping
 
+from qtool.formats.mlx import GROUPS
 from qtool.formats.mlx_models import refused, takes_experts
 from qtool.structure import expert_of
 from qtool.verification.engine_view import EngineView
@@ -35,7 +36,6 @@ _CLASSES = frozenset(
     gemma4_unified deepseek_v41_text phi_msft lille_130m prism_hadamard_qwen35
     """.split()  # noqa: SIM905
 )
-_GROUPS = (32, 64, 128)
 
 
 def mlx_findings(view: EngineView) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def _awq(view: EngineView) -> Iterator[Finding]:
             "error", "engine-layout", "",
             f"mlx-lm reads AWQ's words as gemm has them, not as {view.layout}",
         )  # fmt: skip
-    elif size not in _GROUPS:
+    elif size not in GROUPS:
         yield Finding(
             "error", "engine-groups", "",
             f"mlx-lm has kernels for groups of 32, 64 and 128, not of {size}",

@@ -19,7 +19,10 @@ from qtool.gguf.architectures.modules import (
     block,
     choice_bias,
     experts,
+    has_window,
     in_blocks,
+    is_dense,
+    is_sparse,
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
@@ -56,18 +59,6 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _is_sparse(config: Config, b: int) -> bool:
-    return bool(config["mlp_layer_types"][b] == "sparse")
-
-
-def _is_dense(config: Config, b: int) -> bool:
-    return not _is_sparse(config, b)
-
-
-def _has_window(config: Config, b: int) -> bool:
-    return bool(config["layer_types"][b] == _WINDOW)
-
-
 def _key_heads(config: Config) -> Value:
     blocks = range(count(config, "num_hidden_layers"))
     return array(Kind.INT32, [count(of_block(config, b), "num_key_value_heads") for b in blocks])
@@ -75,7 +66,7 @@ def _key_heads(config: Config) -> Value:
 
 def _windows(config: Config) -> Value:
     blocks = range(count(config, "num_hidden_layers"))
-    return array(Kind.INT32, [int(_has_window(config, b)) for b in blocks])
+    return array(Kind.INT32, [int(has_window(config, b)) for b in blocks])
 
 
 def _rotated(config: Config, kind: str = "full_attention") -> int:
@@ -113,9 +104,9 @@ _MODULES = (
     Module(_AT + "v_proj", shape=("key heads of values", "width")),
     Module(_AT + "o_proj", shape=("width", "heads of values")),
     Module(_AT + "attention_sink_bias", also=(_AT + "sinks",), ends=((".weight", ""),),
-           shape=("number of heads",), blocks=_has_window),
-    *in_blocks(_is_dense, block(*MLP)),
-    *in_blocks(_is_sparse, (
+           shape=("number of heads",), blocks=has_window),
+    *in_blocks(is_dense, block(*MLP)),
+    *in_blocks(is_sparse, (
         *experts("mlp.experts", "gate_proj", "up_proj", "down_proj", "n_routed_experts"),
         *block("mlp.gate"),
         choice_bias("mlp.gate.e_score_correction"),

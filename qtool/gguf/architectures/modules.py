@@ -156,6 +156,21 @@ def in_blocks(where: Where, modules: tuple[Module, ...]) -> tuple[Module, ...]:
     return tuple(replace(module, blocks=where) for module in modules)
 
 
+def is_sparse(config: Config, b: int) -> bool:
+    """Whether a block has experts, by mlp_layer_types."""
+    return bool(config["mlp_layer_types"][b] == "sparse")
+
+
+def is_dense(config: Config, b: int) -> bool:
+    """Whether it has none."""
+    return not is_sparse(config, b)
+
+
+def has_window(config: Config, b: int) -> bool:
+    """Whether a block's attention sees a window, by layer_types."""
+    return bool(config["layer_types"][b] == "sliding_attention")
+
+
 def before(setting: str) -> Where:
     """The leading blocks, as many as a setting says; none where it is silent."""
     return lambda config, b: b < (count(config, setting) if config.get(setting) else 0)

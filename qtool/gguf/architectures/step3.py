@@ -21,7 +21,10 @@ from qtool.gguf.architectures.modules import (
     Module,
     attention,
     block,
+    has_window,
     in_blocks,
+    is_dense,
+    is_sparse,
     norms_plus_one,
 )
 from qtool.gguf.architectures.row import Architecture
@@ -100,18 +103,6 @@ def _by_kind(config: dict[str, Any], kinds: list[str]) -> None:
     rope["full_attention"]["divisors"] = count(config, "head_dim") // 2
 
 
-def _is_sparse(config: Config, b: int) -> bool:
-    return bool(config["mlp_layer_types"][b] == "sparse")
-
-
-def _is_dense(config: Config, b: int) -> bool:
-    return not _is_sparse(config, b)
-
-
-def _has_window(config: Config, b: int) -> bool:
-    return bool(config["layer_types"][b] == _WINDOW)
-
-
 def _experts(part: str) -> Module:
     shape = ("width", "inner of experts") if part == "down" else ("inner of experts", "width")
     name = f"{BLOCK}moe.{part}_proj"
@@ -130,8 +121,8 @@ _MODULES = norms_plus_one((
     *attention(),
     *block(*TWO_NORMS, *QK_NORMS),
     Module(BLOCK + "self_attn.g_proj", called="attn_gate", shape=("number of heads", "width")),
-    *in_blocks(_is_dense, block(*MLP)),
-    *in_blocks(_is_sparse, (
+    *in_blocks(is_dense, block(*MLP)),
+    *in_blocks(is_sparse, (
         Module(BLOCK + "moe.gate", called="ffn_gate_inp", shape=("experts", "width")),
         Module(BLOCK + "moe.router_bias", called="exp_probs_b", ends=((".bias", ""),),
                shape=("experts",)),
@@ -151,7 +142,7 @@ def _each(setting: str) -> Any:
 
 def _windows(config: Config) -> Value:
     blocks = range(count(config, "num_hidden_layers"))
-    return array(Kind.BOOL, [_has_window(config, b) for b in blocks])
+    return array(Kind.BOOL, [has_window(config, b) for b in blocks])
 
 
 def _bounds(setting: str) -> Any:
