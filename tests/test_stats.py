@@ -233,9 +233,10 @@ def test_strips_cover_the_columns_and_save_work(width: int) -> None:
 
 
 def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
-    from qtool.calibrating.stats import _add, _Sum, _Turns
+    from qtool.calibrating.stats import _add, _Sum
+    from qtool.calibrating.turns import Turns
 
-    total, turns = _Sum(300, NEEDS), _Turns()
+    total, turns = _Sum(300, NEEDS), Turns()
     x = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))
     for number in range(2):
         _add(total, x[number * 25 : number * 25 + 25], 13, "s", number, turns, True)

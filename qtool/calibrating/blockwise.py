@@ -26,7 +26,7 @@ from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Ahead, Passage, ahead
 from qtool.calibrating.quantize_site import quantize_site, site_jobs
-from qtool.calibrating.sites import Site, Tracer
+from qtool.calibrating.sites import Site, Tracer, groups_of
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
@@ -37,7 +37,6 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
-from qtool.plan.shapes import gram_sum_bytes
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import resume
@@ -76,6 +75,7 @@ class _Run:
     saved: StatsFile | None
     shared: SharedScales
     blocks: Ahead
+    originals: Originals | None  # where blocks are to give back what they gave
     tuning: Tuning | None
     head: Planned | None  # where it is quantized
 
@@ -110,12 +110,13 @@ def quantize_blocks(
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
         passage = Passage.of(stream, workers, device)
-        tuning = None
-        if recipe.tunes:
-            tuning = Tuning(Originals.of(skeleton, passage, space.folder, recipe.tune))
+        originals = None
+        if recipe.follows_original:
+            originals = Originals.of(skeleton, passage, space.folder)
+        tuning = Tuning(originals, recipe.tune) if originals and recipe.tunes else None
         run = _Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
-            blocks, tuning, planned_head(plan),
+            blocks, originals, tuning, planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space, outside is None)
@@ -128,7 +129,7 @@ def quantize_blocks(
                 hidden = None
                 if run.goes_on(index):
                     hidden = keep(space.folder, index + 1, stream, workers)
-                    hidden += [] if tuning is None else tuning.originals.keep(index + 1)
+                    hidden += [] if originals is None else originals.keep(index + 1)
                 resume.commit(journal, sink, index, outcome, hidden)
             done.append(outcome)
         done.append(_write_outside(run) if outside is None else outside)
@@ -150,11 +151,11 @@ def _taken_up(run: _Run, space: Workspace, more: bool) -> list[Outcome]:
     """What an earlier run finished; the stream is then where that run stopped. more: what is
     outside of the blocks is still to be done."""
 
-    stream, workers, tuning = run.passage.stream, run.passage.workers, run.tuning
+    stream, workers, originals = run.passage.stream, run.passage.workers, run.originals
 
     def found(index: int, kept: Any) -> bool:
-        if tuning is not None:
-            return tuning.originals.take_up(space.folder, index, kept)
+        if originals is not None:
+            return originals.take_up(space.folder, index, kept)
         return take_up(space.folder, index, kept, stream, workers)
 
     with run.progress.stage("calibrate"):
@@ -177,16 +178,17 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
             after = [block.passed(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
-    if run.tuning is not None:
+    room = plan.memory.setting.gram_bytes
+    if device is not None:
+        room = min(room, device.sums_bytes)
+    if run.originals is not None:
         with progress.stage("calibrate"):
-            run.tuning.originals.advance(block)
+            names = {planned.name for planned in plan.by_block[index] if planned.scheme is not None}
+            run.originals.pass_by(block, wanted, names, run.recipe.makes_up, room)
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
-    room = plan.memory.setting.gram_bytes
-    if device is not None:
-        room = min(room, device.sums_bytes)
     # Scales of AWQ and of smoothing are shared by sites, so all are one group.
     groups = [wanted] if run.recipe.shares_scales else groups_of(wanted, room)
     for group in groups:
@@ -279,24 +281,6 @@ def _check_finite(site: Site, stats: SiteStats) -> None:
                 "so weights of this block or of one before it are damaged or too large; see their "
                 "range with `qtool inspect MODEL --tensor NAME`"
             )
-
-
-def groups_of(sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
-    """The sites that are measured and quantized together, the last ones of the block first.
-
-    No input that is still to be measured then depends on a matrix that is already quantized: the
-    statistics are the same for any grouping.
-    """
-    groups: list[list[Site]] = []
-    room = 0
-    for site in reversed(sites):
-        size = gram_sum_bytes(site.in_features)
-        if not groups or size > room:
-            groups.append([])
-            room = gram_bytes
-        groups[-1].insert(0, site)
-        room -= size
-    return groups or [[]]
 
 
 def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:

@@ -49,11 +49,11 @@ def unserved(recipe: Recipe) -> str | None:
             "a statistics file holds nothing of keys and values, for which recipe "
             f"{recipe.name} stores scales"
         )
-    if recipe.tunes:
-        return (
-            f"a statistics file holds no text, which recipe {recipe.name} needs to tune the scales "
-            "of each block"
+    if recipe.follows_original:
+        why = (
+            "tune the scales of each block" if recipe.tunes else "make up for what is lost (gptaq)"
         )
+        return f"a statistics file holds no text, which recipe {recipe.name} needs to {why}"
     if recipe.measures_ranges:
         return (
             "a statistics file holds no histograms, which activations.observer of recipe "

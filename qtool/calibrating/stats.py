@@ -13,7 +13,6 @@ float64 sums in the order of the micro-batches, whichever thread is ready first,
 not depend on the number of threads. A thread holds one strip, never a Gram matrix of its own.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stream import CPU, LoadedBlock, Stream
+from qtool.calibrating.turns import Turns
 from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
 
@@ -66,44 +66,6 @@ def gram_on(device: Device, stats: SiteStats) -> torch.Tensor:
 
 class _AllSeenError(Exception):
     """Ends a forward pass of which nothing more is needed."""
-
-
-class _FailedError(Exception):
-    """Another micro-batch failed; its own error is the one to report."""
-
-
-class _Turns:
-    """Lets micro-batches pass each point in their order."""
-
-    def __init__(self) -> None:
-        self._next: dict[object, int] = {}
-        self._changed = threading.Condition()
-        self._failed: int | None = None
-
-    def wait(self, point: object, number: int) -> None:
-        """Until every micro-batch before `number` has passed; _FailedError if one never will."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._turn(point, number) or self._hopeless(number))
-            if not self._turn(point, number):
-                raise _FailedError
-
-    def passed(self, point: object, number: int) -> None:
-        """Let the next micro-batch on."""
-        with self._changed:
-            self._next[point] = number + 1
-            self._changed.notify_all()
-
-    def fail(self, number: int) -> None:
-        """Tell the micro-batches after this one not to wait for it."""
-        with self._changed:
-            self._failed = number if self._failed is None else min(number, self._failed)
-            self._changed.notify_all()
-
-    def _turn(self, point: object, number: int) -> bool:
-        return self._next.get(point, 0) == number
-
-    def _hopeless(self, number: int) -> bool:
-        return self._failed is not None and self._failed < number
 
 
 class _Sum:
@@ -197,7 +159,7 @@ def collect(
     index = WeightIndex(block.module)
     by_matrix = {site.matrix: site for site in sites}
     sums = {site.id: _Sum(site.in_features, wanted, stream.place) for site in sites}
-    turns = _Turns()
+    turns = Turns()
     routed = [site for site in sites if site.per_token is None]
 
     def measure(number: int) -> None:
@@ -262,7 +224,7 @@ def collect(
 
 
 def _add(
-    total: _Sum, rows: torch.Tensor, first: int, site: str, number: int, turns: _Turns, last: bool
+    total: _Sum, rows: torch.Tensor, first: int, site: str, number: int, turns: Turns, last: bool
 ) -> None:
     """Add one call's rows [tokens, in] when the micro-batches before this one have been added.
 

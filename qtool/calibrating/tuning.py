@@ -7,6 +7,7 @@ from qtool.calibrating.originals import Originals
 from qtool.calibrating.stream import LoadedBlock
 from qtool.methods.tune import Grouped
 from qtool.plan.planned import Planned
+from qtool.recipe.methods import TuneOptions
 from qtool.runs.sink import Sink
 from qtool.runs.summary import TunedReport
 from qtool.scheme import GroupQuant
@@ -23,6 +24,7 @@ class Tuning:
     """Of all blocks of a run, one after another."""
 
     originals: Originals
+    options: TuneOptions
     _held: dict[str, _Held] = field(default_factory=dict)
 
     def hold(self, planned: Planned, quant: GroupQuant, input_scale: float | None) -> None:
@@ -35,7 +37,7 @@ class Tuning:
         self._held.clear()
         # Matrices that the model class has no place for are in no block.
         matrices = {n: Grouped(one.quant) for n, one in held.items() if n in block.weights}
-        tuned = self.originals.tune(block, matrices) if matrices else None
+        tuned = self.originals.tune(block, matrices, self.options) if matrices else None
         for name in list(held):
             planned, quant, input_scale = held.pop(name)
             if tuned is not None and name in tuned.matrices:

@@ -26,7 +26,16 @@ from qtool.plan.duration import (
 )
 from qtool.plan.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
 from qtool.plan.handed import PER_LAYER, Handed
-from qtool.plan.shapes import Block, Input, Setting, Shapes, groups, micro_batch, usable_cores
+from qtool.plan.shapes import (
+    Block,
+    Input,
+    Setting,
+    Shapes,
+    compared,
+    groups,
+    micro_batch,
+    usable_cores,
+)
 from qtool.recipe.file import Calibration
 from qtool.recipe.methods import TuneOptions
 
@@ -57,6 +66,7 @@ class Measuring:
     searches: bool = False  # which is searched for
     sweeps: bool = False  # GPTQ chooses codes
     tune: TuneOptions | None = None  # scales are moved afterwards
+    makes_up: bool = False  # before: matrices make up for what earlier blocks have lost
 
     @property
     def grams(self) -> bool:
@@ -118,6 +128,7 @@ def shapes_of(
         chained=measuring.searches,  # scales are shared by all that read a norm
         solves=measuring.sweeps,
         tunes=0 if measuring.tune is None else measuring.tune.batch,
+        makes_up=measuring.makes_up,
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
     )
@@ -210,6 +221,8 @@ def run_cost(
             each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
             passes += max(each, default=1)
         passes += any("_exps" in tensor.name for tensor in tensors)
+    if measuring.makes_up:  # and both models pass by for each group that is compared
+        passes += 2 * max((compared(block, memory.setting) for block in shapes.blocks), default=1)
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0

@@ -197,6 +197,11 @@ class GgufRecipe(NamedTable):
         return isinstance(self.method, tuple)
 
     @property
+    def makes_up(self) -> float:
+        """The part of what earlier blocks have lost that matrices make up for (GPTAQ)."""
+        return self.gptq.gptaq if self.sweeps else 0.0
+
+    @property
     def rotates(self) -> bool:
         """Whether the network is rotated before all else."""
         return "rotate" in self.transforms
@@ -256,6 +261,8 @@ class GgufRecipe(NamedTable):
             del found["transforms"]
         if not self.sweeps:
             del found["method"], found["gptq"]
+        elif not self.makes_up:
+            del found["gptq"]["gptaq"]
         if not self.tunes:
             del found["tune"]
         return found

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.blockwise import groups_of, merged
+from qtool.calibrating.blockwise import merged
 from qtool.calibrating.device import Device
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.sites import BlockSites, Site, groups_of
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
 from qtool.calibrating.stream import LoadedBlock
@@ -55,7 +55,8 @@ class Sweeping:
     gram_bytes: int
     tensors: Mapping[int, Sequence[PlannedTensor]]  # to be swept, by decoder block
     tune: TuneOptions | None = None
-    originals: Originals | None = None  # where blocks are tuned; of begin()
+    makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
+    originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     _starts: dict[str, tuple[int, int]] = field(default_factory=dict)  # block and byte, by name
 
@@ -72,13 +73,14 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
-        options = gptq.Options(**recipe.gptq.model_dump())
-        return cls(options, folder, gram_bytes, by_block, recipe.tune if recipe.tunes else None)
+        options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq"}))
+        tune = recipe.tune if recipe.tunes else None
+        return cls(options, folder, gram_bytes, by_block, tune, recipe.makes_up)
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
-        if self.tune is not None:
-            self.originals = Originals.of(skeleton, passage, self.folder, self.tune)
+        if self.tune is not None or self.makes_up:
+            self.originals = Originals.of(skeleton, passage, self.folder)
 
     def take_names(self, source: GgufSource) -> None:
         """Tensors are made of those of the checkpoint that `source` says."""
@@ -100,13 +102,15 @@ class Sweeping:
 
         seen: what was measured already of the inputs, by site id, and is used up.
         """
-        if self.originals is not None:
-            self.originals.advance(block)
         device, room, workers = passage.device, self.gram_bytes, passage.workers
         if device is not None:  # half of it: a factor lies beside what it is made of
             room = min(room, device.sums_bytes // 2)
         parts = self._parts(block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
+        if self.originals is not None:
+            swept = (part.tensor.source for site in wanted for part in parts[site.id])
+            names = {name for source in swept for name in source.origin}
+            self.originals.pass_by(block, wanted, names, self.makes_up, room)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
         rest = [site for site in found.sites if site.id not in parts]
@@ -119,8 +123,9 @@ class Sweeping:
         made: list[Made] = []
         notes: list[str] = []
         work = partial(
-            sweep_site, options=self.options, block=block, file=file, workers=workers, device=device
-        )
+            sweep_site, options=self.options, block=block, file=file, workers=workers,
+            device=device, moved=self.makes_up > 0,
+        )  # fmt: skip
         for group in [wanted] if seen else groups_of(wanted, room):
             stats = seen or passage.collect(block, group, {"gram", "square"})
             for site in group:
@@ -134,11 +139,13 @@ class Sweeping:
                 made += some
                 notes += said
         give_back()
-        tuned = None if self.originals is None else self._tune(self.originals, block, made)
+        tuned = None
+        if self.originals is not None and self.tune is not None:
+            tuned = self._tune(self.originals, self.tune, block, made)
         self._keep(block.index, made, notes, tuned)
 
     def _tune(
-        self, originals: Originals, block: LoadedBlock, made: list[Made]
+        self, originals: Originals, options: TuneOptions, block: LoadedBlock, made: list[Made]
     ) -> TunedReport | None:
         """Move the scales of what is in the file of a block, there and in the block; what was made
         then has other checksums. None where there is nothing to move."""
@@ -150,7 +157,7 @@ class Sweeping:
             matrices |= place.parted(self._read(tensor, 0, tensor.source.rows))
         if not matrices:
             return None
-        tuned = originals.tune(block, matrices)
+        tuned = originals.tune(block, matrices, options)
         sums: dict[str, list[list[int]]] = {}
         with self._file(block.index).open("r+b") as file:
             for place in places:

@@ -8,7 +8,7 @@ With a device, it factors and sweeps; threads read, encode and write meanwhile, 
 points of IQ1 to IQ3.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,18 +79,22 @@ def sweep_site(
     workers: Workers,
     device: Device | None,
     each: Each = map,
+    moved: bool = False,
 ) -> tuple[list[Made], list[str]]:
     """The matrices that read one site, and notes. Takes its own of the stats, which are large.
 
     file: the block's. workers: who call this, and have threads for a large matrix when those of
-    others are done. each: maps a function of some rows over all.
+    others are done. each: maps a function of some rows over all. moved: the block's matrices are
+    others than the source's.
     """
     site, parts, stats = job
     seen = stats.pop(site.id)
     where = f"the input of {parts[0].tensor.name}"
     with methods.named(where):
         known = _known(site, parts, seen, options, workers, device)
-    step = partial(_step, block=block, known=known, workers=workers, device=device, file=file)
+    step = partial(
+        _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved
+    )
     done = iter(each(step, [(part, *rows) for part in parts for rows in steps_of(part.tensor)]))
     made = []
     for part in parts:
@@ -144,6 +148,7 @@ def _step(
     workers: Workers,
     device: Device | None,
     file: Path,
+    moved: bool,
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -151,7 +156,10 @@ def _step(
     tensor, width = part.tensor, part.tensor.source.in_features
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
-    weight = floats_of(tensor, start, start + last - first)
+    count = last - first
+    weight = (
+        _taken(block, tensor, start, count) if moved else floats_of(tensor, start, start + count)
+    )
     blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
     check_fits(tensor, start, back)
@@ -179,11 +187,36 @@ def _errors(
 
 def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
     """Rows of a tensor, from `first` on, to where the decoder block has them."""
+    growth = _growth(tensor, first, len(values))
+    values = values if growth is None else values / growth
+    for there, at, own in _places(block, tensor, first, len(values)):
+        there[at] = torch.from_numpy(values[own])
+
+
+def _taken(block: LoadedBlock, tensor: PlannedTensor, first: int, count: int) -> Floats:
+    """`count` rows of a tensor, from `first` on, as the decoder block has them."""
+    values = np.empty((count, tensor.source.in_features), np.float32)
+    for there, at, own in _places(block, tensor, first, count):
+        values[own] = there[at].numpy()
+    growth = _growth(tensor, first, count)
+    return values if growth is None else np.asarray(values * growth, np.float32)
+
+
+def _growth(tensor: PlannedTensor, first: int, count: int) -> Floats | None:
+    """What some rows of a tensor are multiplied by, [count, 1]."""
+    growth = tensor.source.growth
+    if growth is None:
+        return None
+    return growth[:, None] if len(growth) == 1 else growth[first : first + count, None]
+
+
+def _places(
+    block: LoadedBlock, tensor: PlannedTensor, first: int, count: int
+) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], NDArray[np.bool_]]]:
+    """Where the decoder block has some rows of a tensor: a matrix, or several, the index there, and
+    which of the rows these are."""
     source = tensor.source
-    if source.growth is not None:
-        own_growth = source.growth if len(source.growth) == 1 else source.growth[first:]
-        values = values / own_growth[: len(values), None]
-    rows = np.arange(first, first + len(values), dtype=np.int64)
+    rows = np.arange(first, first + count, dtype=np.int64)
     if source.order is not None:
         rows = source.order(rows)
     start = 0
@@ -191,10 +224,10 @@ def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Flo
         there = block.weights[name]
         if source.cut is not None and source.cut.only_turned:
             there = there.mT
-        count = there[..., 0].numel()
-        own = (rows >= start) & (rows < start + count)
+        size = there[..., 0].numel()
+        own = (rows >= start) & (rows < start + size)
         if own.any():
             place = torch.from_numpy(rows[own] - start)
             at = (place,) if there.ndim == 2 else (place // there.shape[1], place % there.shape[1])
-            there[at] = torch.from_numpy(values[own])
-        start += count
+            yield there, at, own
+        start += size

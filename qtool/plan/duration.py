@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qtool.layer_names import is_head
-from qtool.plan.shapes import Setting, Shapes, groups
+from qtool.plan.shapes import Setting, Shapes, compared, groups
 
 if TYPE_CHECKING:
     from qtool.plan.planned import Planned
@@ -84,6 +84,8 @@ def seconds(
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
+    if recipe.makes_up:  # and both models pass by for each group that is compared
+        passes += 2 * max((compared(block, setting) for block in shapes.blocks), default=1)
     for tensor in tensors:
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue

@@ -10,9 +10,10 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes
+from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, pair_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -65,7 +66,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     states = 0 if setting.states_on_disk else shapes.states
-    base = TORCH_PROCESS_BYTES + int(states * (TUNED_STATES if shapes.tunes else 1.0))
+    base = TORCH_PROCESS_BYTES + int(states * (TUNED_STATES if shapes.follows else 1.0))
     return Peak(base + most.nbytes, most.of)
 
 
@@ -134,8 +135,23 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
             int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest
         )
         tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
+    comparing = []
+    if shapes.makes_up:
+        alike = [one for one in block.inputs if one.share is None]
+        compared = _fitting(alike, pair_sum_bytes, setting)
+        pairs = sum(pair_sum_bytes(one.width) for one in compared)
+        rows = batches * 4 * shapes.batch * sum(one.width for one in compared)
+        widest_pair = max((one.width for one in compared), default=0)
+        comparing = [
+            Peak(block.nbytes + running + rows + pairs, "comparing a block's inputs"),
+            Peak(
+                2 * block.nbytes + 2 * pairs + SOLVE_BYTES * widest_pair**2,
+                "making up for what a block's inputs lost",
+            ),
+        ]
     return [
         *tuning,
+        *comparing,
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
@@ -159,12 +175,19 @@ def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
     """The inputs that are measured together, at worst; the widest first."""
     if not shapes.grams or shapes.chained:
         return list(block.inputs)
+    return _fitting(block.inputs, gram_sum_bytes, setting)
+
+
+def _fitting(
+    inputs: Sequence[Input], nbytes: Callable[[int], int], setting: Setting
+) -> list[Input]:
+    """The inputs, the widest first, whose sums of so many bytes are in memory together."""
     found: list[Input] = []
     room = setting.gram_bytes
-    for one in block.inputs:
-        if not found or gram_sum_bytes(one.width) <= room:
+    for one in inputs:
+        if not found or nbytes(one.width) <= room:
             found.append(one)
-            room -= gram_sum_bytes(one.width)
+            room -= nbytes(one.width)
     return found
 
 

@@ -59,6 +59,11 @@ def gram_sum_bytes(width: int) -> int:
     return width**2 * 9 // 2
 
 
+def pair_sum_bytes(width: int) -> int:
+    """The same where it is summed in float32, beside what is compared with the original's."""
+    return width**2 * 6
+
+
 def usable_cores() -> int:
     """The cores this process may run on, which in a container are fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):
@@ -83,6 +88,7 @@ class Shapes:
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
+    makes_up: bool = False  # whether inputs are compared with those of the original
     light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
@@ -98,7 +104,12 @@ class Shapes:
     def states(self) -> int:
         """Bytes of the states of all tokens, those of the original model and what blocks are given
         beside them included."""
-        return 4 * self.tokens * (self.passed * (2 if self.tunes else 1) + self.handed.given)
+        return 4 * self.tokens * (self.passed * (2 if self.follows else 1) + self.handed.given)
+
+    @property
+    def follows(self) -> bool:
+        """Whether states of the original model are there beside those of the quantized one."""
+        return self.tunes > 0 or self.makes_up
 
 
 def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> int:
@@ -169,6 +180,7 @@ def shapes_of(
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
         tunes=recipe.tune.batch if recipe.tunes else 0,
+        makes_up=recipe.makes_up > 0,
         light=not floats and not recipe.reorders_groups,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
@@ -182,4 +194,11 @@ def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
     if not shapes.grams or shapes.chained:
         return 1
     total = sum(gram_sum_bytes(one.width) for one in block.inputs)
+    return max(1, -(-total // setting.gram_bytes))
+
+
+def compared(block: Block, setting: Setting) -> int:
+    """How many times the inputs of a block are compared with those of the original, some at a
+    time."""
+    total = sum(pair_sum_bytes(one.width) for one in block.inputs if one.share is None)
     return max(1, -(-total // setting.gram_bytes))

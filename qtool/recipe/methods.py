@@ -23,6 +23,12 @@ class SweepOptions(Table):
     token_damping: bool = Field(
         default=True, description="add in_features / calibration tokens to damp_percent"
     )
+    gptaq: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="GPTAQ: the part of what earlier blocks have lost that matrices make up for",
+    )
 
 
 class GptqOptions(SweepOptions):

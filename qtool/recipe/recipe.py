@@ -116,6 +116,16 @@ class Recipe(NamedTable):
         return "tune" in self.method
 
     @property
+    def makes_up(self) -> float:
+        """The part of what earlier blocks have lost that matrices make up for (GPTAQ)."""
+        return self.gptq.gptaq if self.rounding == "gptq" else 0.0
+
+    @property
+    def follows_original(self) -> bool:
+        """Whether the original model's states pass its blocks beside those of the quantized one."""
+        return self.tunes or self.makes_up > 0
+
+    @property
     def reorders_groups(self) -> bool:
         """Whether the columns of a group need not be neighbours (g_idx, desc_act)."""
         return self.rounding == "gptq" and self.gptq.act_order and not self.gptq.static_groups
