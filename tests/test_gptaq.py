@@ -1,0 +1,251 @@
+"""GPTAQ: the step of a matrix, what is measured for it, and whole runs."""
+
+import argparse
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantizing
+import torch
+from numpy.typing import NDArray
+
+import qtool
+from qtool.calibrating.hidden import OnDisk
+from qtool.calibrating.originals import Originals
+from qtool.calibrating.pairs import collect_pairs
+from qtool.calibrating.placed import Passage
+from qtool.calibrating.sites import Site, Tracer, groups_of
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import RecipeError, SourceError, UnsupportedError
+from qtool.matrix.cells import cells
+from qtool.methods import gptaq
+from qtool.plan.plan import make_plan
+from qtool.recipe.recipe import load
+from qtool.verification.run import verify_artifact
+
+Double = NDArray[np.float64]
+
+
+def inputs(width: int, tokens: int, rng: np.random.Generator) -> tuple[Double, Double]:
+    """Y of the original, X of the quantized model, [tokens, in]; one channel of X is silent."""
+    original = rng.normal(size=(tokens, width)) @ rng.normal(size=(width, width))
+    quantized = original + 0.3 * rng.normal(size=(tokens, width))
+    quantized[:, 3] = 0
+    return original, quantized
+
+
+@pytest.mark.parametrize("rows", [5, 90])  # fewer and more than columns
+def test_the_step_is_that_of_the_definition(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    original, quantized = inputs(40, 200, rng)
+    weight = rng.normal(size=(rows, 40))
+    gram, cross = quantized.T @ quantized, (original - quantized).T @ quantized
+    mean = np.diagonal(gram)[np.diagonal(gram) > 0].mean()
+    damped = gram + 0.1 * mean * np.eye(40)
+    wanted = weight + 0.5 * weight @ cross @ np.linalg.inv(damped)
+    step = gptaq.step_of(
+        torch.from_numpy(gram.astype(np.float32)),
+        torch.from_numpy(cross.astype(np.float32)),
+        rows,
+    )
+    assert len(step.factors) == (3 if rows < 40 else 1)
+    found = gptaq.moved(weight.astype(np.float32), step, 0.5)
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max())
+    assert np.array_equal(found[:, 3], weight.astype(np.float32)[:, 3])
+
+
+def test_the_whole_way_is_least_squares() -> None:
+    """Without damping W* gives the quantized input what the original input was given."""
+    rng = np.random.default_rng(1)
+    original, quantized = inputs(24, 400, rng)
+    live = np.arange(24) != 3
+    weight = rng.normal(size=(7, 24))
+    target = original @ weight.T
+    solved = np.linalg.lstsq(quantized[:, live], target, rcond=None)[0].T
+    step = gptaq.step_of(
+        torch.from_numpy((quantized.T @ quantized).astype(np.float32)),
+        torch.from_numpy(((original - quantized).T @ quantized).astype(np.float32)),
+        7,
+    )
+    parts = [gptaq.moved(weight.astype(np.float32), step, part) for part in (0.0, 0.5, 1.0)]
+    lost = [float(np.square(quantized @ part.T.astype(float) - target).sum()) for part in parts]
+    least = float(np.square(quantized[:, live] @ solved.T - target).sum())
+    assert np.array_equal(parts[0], weight.astype(np.float32))
+    assert lost[0] > lost[1] > lost[2] > least
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    rng = np.random.default_rng(2)
+    gram, cross, weight = (rng.normal(size=(1100, 1100)).astype(np.float32) for _ in range(3))
+    gram = gram @ gram.T
+    found = []
+    for threads in (1, 3):
+        with Workers(threads) as workers:
+            tensors = torch.from_numpy(gram.copy()), torch.from_numpy(cross.copy())
+            step = gptaq.step_of(*tensors, 5000, workers.spread)
+            found.append(gptaq.moved(weight, step, 0.5, workers.spread))
+    assert np.array_equal(*found)
+
+
+def test_what_is_no_gram_matrix_is_refused() -> None:
+    with pytest.raises(SourceError, match="infinite or undefined"):
+        gptaq.step_of(torch.full((8, 8), torch.nan), torch.zeros(8, 8), 1)
+
+
+# What is measured.
+
+
+def case(folder: Path) -> tuple[LoadedBlock, Stream, list[torch.Tensor], tuple[Site, ...]]:
+    """The first block of `tiny`; states of a quantized model, of its original, and its sites."""
+    skeleton = Skeleton.open(Checkpoint.open(quantizing.first_block_of_tiny(folder)))
+    tokens = np.random.default_rng(0).integers(0, 500, size=(6, 32))
+    stream = skeleton.embed(tokens, micro_batch_tokens=64)
+    originals = [states.clone() for states in stream.hidden]
+    for states in stream.hidden:
+        states += 0.1 * states.std() * torch.randn(states.shape)
+    block = skeleton.block(0)
+    return block, stream, originals, Tracer().sites(block, stream).sites
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pairs_are_those_of_two_passes(threads: int, tmp_path: Path) -> None:
+    block, stream, originals, sites = case(tmp_path / "model")
+    seen: dict[str, list[torch.Tensor]] = {site.id: [] for site in sites}
+    for states in (stream.hidden, originals):
+        for site in sites:
+            module = block.module.get_submodule(site.matrix.parameter.removesuffix(".weight"))
+            rows: list[torch.Tensor] = []
+            hook = module.register_forward_pre_hook(lambda _, x, rows=rows: rows.append(x[0]))
+            for hidden, call in zip(states, stream.calls[0], strict=True):
+                block.passed(hidden, call)
+            hook.remove()
+            seen[site.id].append(torch.cat(rows).flatten(0, -2).double())
+    outputs = [block.passed(h, c) for h, c in zip(originals, stream.calls[0], strict=True)]
+    with Workers(threads) as workers:
+        found = collect_pairs(block, stream, originals, sites, workers, advance=True)
+    for site in sites:
+        x, y = seen[site.id]
+        pair = found[site.id]
+        torch.testing.assert_close(pair.gram.double(), x.T @ x, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(pair.cross.double(), (y - x).T @ x, rtol=1e-4, atol=1e-3)
+        assert torch.equal(pair.gram, pair.gram.T)
+    for ours, output in zip(originals, outputs, strict=True):
+        assert torch.equal(ours, output)
+
+
+def test_sums_by_any_groups_and_threads_are_the_same(tmp_path: Path) -> None:
+    found = []
+    for threads, room in ((1, 1 << 40), (3, 1)):
+        block, stream, originals, sites = case(tmp_path / "model")
+        torch.manual_seed(0)
+        for states, original in zip(stream.hidden, originals, strict=True):
+            states.copy_(original + 0.1 * original.std() * torch.randn(original.shape))
+        assert (len(groups_of(sites, room)) == 1) == (room > 1)
+        with Workers(threads) as workers:
+            passage = Passage.of(stream, workers, None)
+            both = Originals.of(
+                Skeleton.open(Checkpoint.open(tmp_path / "model")), passage, tmp_path
+            )
+            both.original.stream.hidden = OnDisk(both.folder)
+            for states in originals:
+                both.original.stream.hidden.append(states)
+            before = {name: weight.clone() for name, weight in block.weights.items()}
+            names = [name for name in block.weights if "mlp" in name]
+            both.pass_by(block, sites, names, 0.5, room)
+        moved = {n for n, w in block.weights.items() if not torch.equal(w, before[n])}
+        assert moved == set(names)
+        found.append({name: weight.clone() for name, weight in block.weights.items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+# Recipes and whole runs.
+
+
+def sets(text: Path, part: float = 0.5) -> list[str]:
+    return [
+        f"gptq.gptaq={part}", "awq.grid=4",
+        f"calibration.source={text}", "calibration.samples=12", "calibration.length=64",
+    ]  # fmt: skip
+
+
+def test_the_first_block_is_plain_gptqs(tmp_path: Path) -> None:
+    """Nothing is lost before it; what comes after makes up for it."""
+    model = quantizing.build("llama", tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    plain, other = (
+        quantizing.quantize(
+            model, "w4g128-awq-gptq", tmp_path / str(part), "weights.group_size=32",
+            *sets(text, part),
+        )
+        for part in (0.0, 0.5)
+    )  # fmt: skip
+    for name, quant in plain.quants.items():
+        same = np.array_equal(quant.codes, other.quants[name].codes)
+        assert same == (".layers.0." in name), name
+    assert verify_artifact(other.out, against=model).ok
+
+
+@pytest.mark.parametrize("recipe", ["w3g128-gptq", "q3_k_m"])
+def test_what_is_made_up_for_is_nearer(recipe: str, tmp_path: Path) -> None:
+    """On text that took no part divergence from the original falls."""
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
+    text = tmp_path / "text.txt"
+    text.write_text(inspect.getsource(argparse), encoding="utf-8")
+    found = []
+    for part in (0.0, 0.5):
+        out = tmp_path / f"{part}{'.gguf' if recipe.startswith('q') else ''}"
+        chosen = ["method=gptq", f"gptq.gptaq={part}", "calibration.samples=24",
+                  "calibration.length=256"]  # fmt: skip
+        qtool.quantize(model, recipe, out, changes=chosen, threads=2)
+        measured = qtool.evaluate(out, text, against=model, windows=8, length=256, threads=2)
+        found.append(measured.found["kld"]["mean"])
+    assert found[1] < 0.98 * found[0]
+
+
+def test_routed_experts_go_without(tmp_path: Path) -> None:
+    """Either model chooses its own rows; attention makes up all the same."""
+    model = quantizing.build("qwen3_moe", tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    made = quantizing.quantize(
+        model, "w4g128-gptq", tmp_path / "out", "weights.group_size=32", *sets(text)
+    )
+    assert verify_artifact(made.out, against=model).ok
+
+
+def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    (tmp_path / "stats").write_bytes(b"")
+    with pytest.raises(UnsupportedError, match=r"holds no text, which recipe .* make up for"):
+        quantizing.quantize(
+            model, "w4g128-gptq", tmp_path / "out", "gptq.gptaq=0.5", stats=tmp_path / "stats"
+        )
+
+
+def test_recipes(tmp_path: Path) -> None:
+    assert load("w4g128-gptq", ["gptq.gptaq=0.25"]).makes_up == 0.25
+    assert load("w4g128-rtn", ["gptq.gptaq=0.5"]).idle_options == ["gptq.gptaq"]
+    assert "gptaq" not in str(load("q3_k_m-awq-gptq").effective())
+    with pytest.raises(RecipeError, match=r"gptq\.gptaq: .*less than or equal to 1|at most 1"):
+        load("w4g128-gptq", ["gptq.gptaq=1.5"])
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "method: gptq\nformat: gptq\nweights: {bits: 4, group_size: 128, symmetric: true}\n"
+        "gptq: {gptaq: 0.5}\n"
+    )
+    found = cells(["w4g128-gptq", str(own)], tmp_path, [], share=True, error_aware=False)
+    assert [cell.calibrated for cell in found] == ["shared", "itself"]
+
+
+def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(quantizing.build("llama", tmp_path / "model"))
+    many = ["weights.group_size=32", "calibration.samples=512"]
+    plain = make_plan(load("w4g128-gptq", many), checkpoint, threads=2)
+    other = make_plan(load("w4g128-gptq", [*many, "gptq.gptaq=0.5"]), checkpoint, threads=2)
+    assert other.disk_bytes == 2 * plain.disk_bytes > 0
+    assert other.peak_rss_bytes > plain.peak_rss_bytes
+    assert other.seconds > plain.seconds
+    assert other.layout == plain.layout
