@@ -52,7 +52,7 @@ docs: $(VENV)/.installed-test
 WERROR ?= ON
 kernels:
 	cmake -S . -B build -DQTOOL_WERROR=$(WERROR) >/dev/null
-	cmake --build build
+	cmake --build build -j $$(getconf _NPROCESSORS_ONLN)
 
 # Every CUDA kernel for every architecture, warnings being errors; fails where registers spill.
 # ARCHS="90 100" compiles for those alone; then each with NVRTC, as on a GPU machine.

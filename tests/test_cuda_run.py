@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -219,15 +220,21 @@ WHOLE += ["w4g64-mlx-awq-gptq", "w3g128-awq-gptq"]
 def test_as_good_as_the_cpu(
     recipe: str, sets: list[str], text: Path, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    """Divergence from the float model within 2 %, and the record says what did the work."""
-    source, found = blocks(models, 2) if sets else TINY, {}
-    for name, where in (("here", None), ("there", device)):
-        out = made(recipe, tmp_path / name, where, *sets, source=source)
-        measured = qtool.evaluate(out, text, against=source, windows=4, length=256, threads=1)
-        found[name] = measured.found["kld"]["mean"]
+    """Divergence from the float model within 2 %, and the record says what did the work.
+
+    Of whole recipes the mean of several texts to calibrate on: another last digit of a sum chooses
+    other codes, and which of two good roundings is better on one is chance.
+    """
+    source, found = blocks(models, 2) if sets else TINY, {True: 0.0, False: 0.0}
+    windows, seeds = (4, 1) if sets else (16, 3)
+    for where, seed in product((None, device), range(seeds)):
+        out = tmp_path / f"{where is None}-{seed}"
+        made(recipe, out, where, *sets, f"calibration.seed={seed}", source=source)
+        measured = qtool.evaluate(out, text, against=source, windows=windows, length=256, threads=1)
+        found[where is None] += measured.found["kld"]["mean"]
         record = json.loads((out / "qtool.json").read_text())
         assert record["environment"].get("gpu") == (where.name if where else None)
-    assert found["there"] == pytest.approx(found["here"], rel=0.02)
+    assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

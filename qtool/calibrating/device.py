@@ -68,6 +68,8 @@ def open_gpu() -> Device:
     running.require()
     # What float32 means everywhere else here: 24 bits, not the 11 of TF32.
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     place = torch.device("cuda", torch.cuda.current_device())
     found = torch.cuda.get_device_properties(place)
     free, _ = torch.cuda.mem_get_info(place)

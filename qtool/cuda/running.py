@@ -76,7 +76,8 @@ def _launch_programmatic(stream: int, task: Task, kernel: Any, arguments: list[A
     addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
     (status,) = driver.cuLaunchKernelEx(config, int(kernel.handle), ctypes.addressof(addresses), 0)
     if int(status) != 0:
-        raise RuntimeError(f"{task.kernel}: cuLaunchKernelEx says {status}")
+        said = driver.CUresult(int(status)).name  # some versions print the number alone
+        raise RuntimeError(f"{task.kernel}: cuLaunchKernelEx says {said}")
 
 
 def _with_room(ask: Callable[[], None], kernel: str) -> None:

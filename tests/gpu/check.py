@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ FEW.append(
 # memory of their own, with nothing around them, so that what is read past their ends is found.
 SANITIZER = ["--target-processes", "application-only", "--launch-timeout", "0"]
 SANITIZER += ["--error-exitcode", "9"]
+# Our kernels alone: those of torch's libraries are not ours to mend, and take most of the time.
+SANITIZER += ["--kernel-name", "regex=^(dequantize|encode|gemv|measure|pack|quantize)_"]
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
 ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "QTOOL_TEST_FENCE": "0"}
 # As many threads as processors in each of the processes would stand in each other's way.
@@ -67,7 +70,7 @@ RECIPES = ["tests/test_cuda_run.py", "tests/test_cuda_gguf.py", "tests/test_cuda
 RECIPES += ["-m", "slow", "-k"]
 RECIPES.append("as_good or every_recipe")
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
-TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "quantize gguf-"]
+TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "quantize gguf-*"]
 TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS float16"]
 TIMED += ["nvfp4 float16", "gguf-Q4_1 float16", "gguf-IQ4_NL float16"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
@@ -181,6 +184,9 @@ def surroundings() -> str:
         said = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         said = f"nvidia-smi: {error}"
+    for name in ("torch", "cuda-core", "cuda-bindings"):
+        with suppress(PackageNotFoundError):
+            said += f"\n{name} {version(name)}"
     return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}  {said}"
 
 
@@ -229,7 +235,8 @@ def main() -> None:
         check("quantize --device cuda, GGUF", swept, 60)
         command = [sys.executable, "-m", "qtool", "generate", f"{out}/out", "--device", "cuda"]
         check("generate --device cuda", command, 60)
-    sanitizer = shutil.which("compute-sanitizer")
+    beside = "/usr/local/cuda/bin"  # where it is, if PATH does not say
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=beside)
     for tool, more in TOOLS.items():
         name = f"compute-sanitizer {tool}"
         if sanitizer is None:
