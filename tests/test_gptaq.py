@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 import qtool
-from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.originals import Originals
-from qtool.calibrating.pairs import collect_pairs
-from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import Site, Tracer, groups_of
+from qtool.calibrating.pairs import collect_pair
+from qtool.calibrating.placed import Passage, placed_block
+from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
@@ -112,52 +112,52 @@ def case(folder: Path) -> tuple[LoadedBlock, Stream, list[torch.Tensor], tuple[S
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_pairs_are_those_of_two_passes(threads: int, tmp_path: Path) -> None:
+def test_a_pair_is_that_of_two_passes(threads: int, tmp_path: Path) -> None:
+    """Of an input behind a matrix that has been moved already, which the original has as it was."""
     block, stream, originals, sites = case(tmp_path / "model")
-    seen: dict[str, list[torch.Tensor]] = {site.id: [] for site in sites}
-    for states in (stream.hidden, originals):
-        for site in sites:
-            module = block.module.get_submodule(site.matrix.parameter.removesuffix(".weight"))
-            rows: list[torch.Tensor] = []
-            hook = module.register_forward_pre_hook(lambda _, x, rows=rows: rows.append(x[0]))
-            for hidden, call in zip(states, stream.calls[0], strict=True):
-                block.passed(hidden, call)
-            hook.remove()
-            seen[site.id].append(torch.cat(rows).flatten(0, -2).double())
-    outputs = [block.passed(h, c) for h, c in zip(originals, stream.calls[0], strict=True)]
+    before = placed_block(block, torch.device("cpu"))
+    block.weights["model.layers.0.self_attn.v_proj.weight"].mul_(1.1)
+    (site,) = [site for site in sites if site.id.endswith("o_proj.weight")]
+    seen = []
+    for one, states in ((block, stream.hidden), (before, originals)):
+        rows: list[torch.Tensor] = []
+        module = one.module.get_submodule(site.matrix.parameter.removesuffix(".weight"))
+        hook = module.register_forward_pre_hook(lambda _, x, rows=rows: rows.append(x[0]))
+        for hidden, call in zip(states, stream.calls[0], strict=True):
+            one.passed(hidden, call)
+        hook.remove()
+        seen.append(torch.cat(rows).flatten(0, -2).double())
+    x, y = seen
     with Workers(threads) as workers:
-        found = collect_pairs(block, stream, originals, sites, workers, advance=True)
-    for site in sites:
-        x, y = seen[site.id]
-        pair = found[site.id]
-        torch.testing.assert_close(pair.gram.double(), x.T @ x, rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(pair.cross.double(), (y - x).T @ x, rtol=1e-4, atol=1e-3)
-        assert torch.equal(pair.gram, pair.gram.T)
-    for ours, output in zip(originals, outputs, strict=True):
-        assert torch.equal(ours, output)
+        other = replace(stream, hidden=originals)
+        pair = collect_pair(block, stream, before, other, site, workers)
+    torch.testing.assert_close(pair.gram.double(), x.T @ x, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(pair.cross.double(), (y - x).T @ x, rtol=1e-4, atol=1e-3)
+    assert torch.equal(pair.gram, pair.gram.T)
 
 
-def test_sums_by_any_groups_and_threads_are_the_same(tmp_path: Path) -> None:
+def test_a_block_on_any_number_of_threads(tmp_path: Path) -> None:
+    """The named matrices alone are moved, to the same bits; the original passes what was before."""
     found = []
-    for threads, room in ((1, 1 << 40), (3, 1)):
+    for threads in (1, 3):
         block, stream, originals, sites = case(tmp_path / "model")
         torch.manual_seed(0)
         for states, original in zip(stream.hidden, originals, strict=True):
             states.copy_(original + 0.1 * original.std() * torch.randn(original.shape))
-        assert (len(groups_of(sites, room)) == 1) == (room > 1)
+        outputs = [block.passed(h, c) for h, c in zip(originals, stream.calls[0], strict=True)]
         with Workers(threads) as workers:
             passage = Passage.of(stream, workers, None)
-            both = Originals.of(
-                Skeleton.open(Checkpoint.open(tmp_path / "model")), passage, tmp_path
-            )
-            both.original.stream.hidden = OnDisk(both.folder)
-            for states in originals:
-                both.original.stream.hidden.append(states)
+            skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+            (folder := tmp_path / str(threads)).mkdir()
+            both = Originals.of(skeleton, passage, folder)
+            both.original.stream.hidden = originals
             before = {name: weight.clone() for name, weight in block.weights.items()}
-            names = [name for name in block.weights if "mlp" in name]
-            both.pass_by(block, sites, names, 0.5, room)
+            names = [name for name in block.weights if ".mlp." in name]
+            both.pass_by(block, sites, names, 0.5)
         moved = {n for n, w in block.weights.items() if not torch.equal(w, before[n])}
         assert moved == set(names)
+        for output, states in zip(outputs, originals, strict=True):
+            assert torch.equal(output, states)
         found.append({name: weight.clone() for name, weight in block.weights.items()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 

@@ -26,7 +26,7 @@ from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Ahead, Passage, ahead
 from qtool.calibrating.quantize_site import quantize_site, site_jobs
-from qtool.calibrating.sites import Site, Tracer, groups_of
+from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
@@ -37,6 +37,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
+from qtool.plan.shapes import gram_sum_bytes
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import resume
@@ -178,17 +179,17 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
             after = [block.passed(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
-    room = plan.memory.setting.gram_bytes
-    if device is not None:
-        room = min(room, device.sums_bytes)
     if run.originals is not None:
         with progress.stage("calibrate"):
             names = {planned.name for planned in plan.by_block[index] if planned.scheme is not None}
-            run.originals.pass_by(block, wanted, names, run.recipe.makes_up, room)
+            run.originals.pass_by(block, wanted, names, run.recipe.makes_up)
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
     results: list[tuple[list[LayerReport], list[str]]] = []
+    room = plan.memory.setting.gram_bytes
+    if device is not None:
+        room = min(room, device.sums_bytes)
     # Scales of AWQ and of smoothing are shared by sites, so all are one group.
     groups = [wanted] if run.recipe.shares_scales else groups_of(wanted, room)
     for group in groups:
@@ -281,6 +282,24 @@ def _check_finite(site: Site, stats: SiteStats) -> None:
                 "so weights of this block or of one before it are damaged or too large; see their "
                 "range with `qtool inspect MODEL --tensor NAME`"
             )
+
+
+def groups_of(sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
+    """The sites that are measured and quantized together, the last ones of the block first.
+
+    No input that is still to be measured then depends on a matrix that is already quantized: the
+    statistics are the same for any grouping.
+    """
+    groups: list[list[Site]] = []
+    room = 0
+    for site in reversed(sites):
+        size = gram_sum_bytes(site.in_features)
+        if not groups or size > room:
+            groups.append([])
+            room = gram_bytes
+        groups[-1].insert(0, site)
+        room -= size
+    return groups or [[]]
 
 
 def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import numpy as np
 import torch
 
 from qtool.calibrating.hidden import OnDisk, keep, put, whole
-from qtool.calibrating.pairs import Pair, collect_pairs
-from qtool.calibrating.placed import Passage, passed
-from qtool.calibrating.sites import Site, groups_of
+from qtool.calibrating.pairs import Pair, collect_pair
+from qtool.calibrating.placed import Passage, placed_block
+from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, States
+from qtool.calibrating.stream import CPU, LoadedBlock, States
 from qtool.calibrating.tune_block import Kind, Tuned, tune_block
 from qtool.methods import gptaq, named
-from qtool.plan.shapes import pair_sum_bytes
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.summary import TunedReport
 
@@ -50,58 +48,36 @@ class Originals:
         return cls(skeleton, passage, original, own)
 
     def pass_by(
-        self,
-        block: LoadedBlock,
-        sites: Sequence[Site],
-        names: Container[str],
-        part: float,
-        room: int,
+        self, block: LoadedBlock, sites: Sequence[Site], names: Container[str], part: float
     ) -> None:
-        """The original's states go through a block whose matrices are not rounded yet. Then those
-        of these names go `part` of the way to what makes up for what the inputs of these sites
-        have lost; see qtool.methods.gptaq. room: bytes for sums."""
-        if part:
-            self._make_up(block, sites, names, part, room)
-            return
-        with self.original.placed(block) as (there, stream, workers):
+        """The original's states go through a block whose matrices are not rounded yet. On the way
+        those of these names go `part` of the way to what makes up for what the inputs of these
+        sites have lost (see qtool.methods.gptaq): one site after another, since what one makes up
+        for the next does not meet."""
+        before = block
+        compared = [site for site in sites if site.per_token is not None] if part else []
+        if compared:
+            before = placed_block(block, CPU)
+        for site in compared:
+            pair = self._pair(block, before, site)
+            for name, weight in self._moved(site, pair, block, names, part).items():
+                block.weights[name].copy_(weight)
+            del pair
+        with self.original.placed(before) as (there, stream, workers):
             self.skeleton.advance(there, stream, workers)
 
-    def _make_up(
-        self,
-        block: LoadedBlock,
-        sites: Sequence[Site],
-        names: Container[str],
-        part: float,
-        room: int,
-    ) -> None:
-        found: dict[str, torch.Tensor] = {}
-        compared = [site for site in sites if site.per_token is not None]
-        for group in (groups := groups_of(compared, room, pair_sum_bytes)):
-            pairs = self._pairs(block, group, advance=group is groups[-1])
-            work = partial(self._moved, block=block, names=names, pairs=pairs, part=part)
-            for some in self.quantized.workers.map(work, group):
-                found |= some
-        for name, weight in found.items():
-            block.weights[name].copy_(weight)
-
-    def _pairs(self, block: LoadedBlock, sites: Sequence[Site], advance: bool) -> dict[str, Pair]:
-        device, calls = self.original.device, self.original.calls
-        with self.quantized.placed(block) as (there, stream, workers), ExitStack() as stack:
-            states = self.original.stream.hidden
-            if device is not None and calls is not None:
-                states = stack.enter_context(passed(device, calls, self.original.stream))[0].hidden
-            return collect_pairs(there, stream, states, sites, workers, advance)
+    def _pair(self, block: LoadedBlock, before: LoadedBlock, site: Site) -> Pair:
+        """Of a block that is on its way, and of what it was before."""
+        with (
+            self.quantized.placed(block) as (there, stream, workers),
+            self.original.placed(before) as (other, originals, _),
+        ):
+            return collect_pair(there, stream, other, originals, site, workers)
 
     def _moved(
-        self,
-        site: Site,
-        block: LoadedBlock,
-        names: Container[str],
-        pairs: dict[str, Pair],
-        part: float,
+        self, site: Site, pair: Pair, block: LoadedBlock, names: Container[str], part: float
     ) -> dict[str, torch.Tensor]:
-        """Matrices that read one site. Takes its pair, which is large."""
-        pair = pairs.pop(site.id)
+        """The matrices of these names that read a site."""
         weights = {
             name: np.ascontiguousarray(block.weights[name].numpy())
             for name in site.names
@@ -114,7 +90,6 @@ class Originals:
                 stack.enter_context(device.explained())
             rows, spread = sum(map(len, weights.values())), self.quantized.workers.spread
             step = gptaq.step_of(pair.gram, pair.cross, rows, spread)
-            del pair
             return {
                 name: torch.from_numpy(gptaq.moved(weight, step, part, spread))
                 for name, weight in weights.items()

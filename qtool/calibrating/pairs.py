@@ -1,14 +1,13 @@
-"""What a block's inputs are in the quantized model beside what they are in the original one.
+"""An input of a block in the quantized model beside what it is in the original one.
 
-    gram  = sum over tokens of x x'          [in, in], x: behind blocks that are quantized
-    cross = sum over tokens of (y - x) x'    [in, in], y: behind those of the original
+    gram  = sum over tokens of x x'          [in, in], x: behind what is quantized
+    cross = sum over tokens of (y - x) x'    [in, in], y: of the original
 
-The block is as it is in the original, so both differ by what earlier blocks have lost. Sums are
-made as those of qtool.calibrating.stats: in the order of the micro-batches.
+Sums are made as those of qtool.calibrating.stats: in the order of the micro-batches.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,12 +16,10 @@ import torch
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import strips
-from qtool.calibrating.stream import LoadedBlock, States, Stream
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.turns import Turns
 from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
-
-Rows = dict[str, deque[torch.Tensor]]  # by site id, [tokens, in] of each call
 
 
 class _SeenError(Exception):
@@ -31,79 +28,69 @@ class _SeenError(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """Of one site, float32, where the block was."""
+    """float32, where the block was."""
 
     gram: torch.Tensor  # [in, in], symmetric
     cross: torch.Tensor  # [in, in]
 
 
-def collect_pairs(
+def collect_pair(
     block: LoadedBlock,
     stream: Stream,
-    originals: States,
-    sites: Sequence[Site],
+    before: LoadedBlock,
+    originals: Stream,
+    site: Site,
     workers: Workers,
-    advance: bool,
-) -> dict[str, Pair]:
-    """Run the block over both, by site id. stream: of the quantized model, which stays.
-
-    advance: what the block makes of the original's states takes their place. Sites that a router
-    chooses rows of are none of these: either model chooses its own.
-    """
-    index = WeightIndex(block.module)
-    by_matrix = {site.matrix: site for site in sites}
-    sums = {site.id: _Sums(site.in_features, stream.place) for site in sites}
+) -> Pair:
+    """Run a block over the states of the quantized model, and what it was before over those of the
+    original; both stay. The site is none that a router chooses rows of: either model chooses its
+    own."""
+    sums = _Sums(site.in_features, stream.place)
     turns = Turns()
 
+    def watched(
+        one: LoadedBlock, of: Stream, number: int, see: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Until all rows of the site are seen."""
+        hidden = of.hidden[number]
+        left = (site.per_token or 0) * hidden.shape[0] * hidden.shape[1]
+
+        def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+            nonlocal left
+            if matrix != site.matrix:
+                return
+            rows = x.reshape(-1, x.shape[-1])
+            left -= len(rows)
+            see(rows)
+            if left <= 0:
+                raise _SeenError
+
+        index = WeightIndex(one.module)
+        with torch.no_grad(), suppress(_SeenError), ObserveLinears(index, observe):
+            one.passed(hidden, of.calls[one.index][number])
+
     def pair(number: int) -> None:
-        call = stream.calls[block.index][number]
-
-        def passed(states: torch.Tensor, see: Callable[[Site, torch.Tensor], None]) -> torch.Tensor:
-            def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-                site = by_matrix.get(matrix)
-                if site is not None:
-                    see(site, x.reshape(-1, x.shape[-1]))
-
-            with ObserveLinears(index, observe):
-                return block.passed(states, call)
-
-        before: Rows = defaultdict(deque)
-        left: dict[str, int] = {}
+        rows: deque[torch.Tensor] = deque()
         try:
-            with torch.no_grad():
-                hidden = originals[number]
-                tokens = hidden.shape[0] * hidden.shape[1]
-                left = {s.id: (s.per_token or 0) * tokens for s in sites}
-                output = passed(hidden, lambda site, rows: before[site.id].append(rows))
-                if advance:
-                    originals[number] = output
-                del hidden, output
-                if not sites:
-                    return
+            watched(before, originals, number, rows.append)
 
-                def add(site: Site, rows: torch.Tensor) -> None:
-                    other = before[site.id].popleft() if before[site.id] else None
-                    left[site.id] -= len(rows)
-                    if other is None or other.shape != rows.shape or left[site.id] < 0:
-                        raise UnsupportedError(
-                            f"the input of {site.id}: how often it is read depends on its values, "
-                            "so that gptq.gptaq cannot compare two models there; leave it out"
-                        )
-                    sums[site.id].add(rows, other, number, turns, not left[site.id])
-                    if not any(count > 0 for count in left.values()):
-                        raise _SeenError
+            def add(x: torch.Tensor) -> None:
+                y = rows.popleft() if rows else None
+                if y is None or y.shape != x.shape:
+                    raise UnsupportedError(
+                        f"the input of {site.id}: how often it is read depends on its values, so "
+                        "that gptq.gptaq cannot compare two models there; leave it out"
+                    )
+                sums.add(x, y, number, turns)
 
-                with suppress(_SeenError):
-                    passed(stream.hidden[number], add)
-                for site in sites:  # the next one must not wait for more
-                    if left[site.id] > 0:
-                        sums[site.id].none(number, turns)
+            watched(block, stream, number, add)
+            sums.done(number, turns)
         except BaseException:
             turns.fail(number)
             raise
 
     workers.map(pair, range(len(stream.hidden)))
-    return {site.id: sums.pop(site.id).result() for site in sites}
+    return sums.result()
 
 
 class _Sums:
@@ -114,26 +101,22 @@ class _Sums:
         self._gram = [torch.zeros(b - a, width - a, device=place) for a, b in self._strips]
         self._cross = [torch.zeros(b - a, width, device=place) for a, b in self._strips]
 
-    def add(
-        self, rows: torch.Tensor, other: torch.Tensor, number: int, turns: Turns, last: bool
-    ) -> None:
+    def add(self, rows: torch.Tensor, other: torch.Tensor, number: int, turns: Turns) -> None:
         """One call's rows [tokens, in], and those of the original, once those of earlier
-        micro-batches are added. last: of this micro-batch."""
+        micro-batches are added."""
         lost = other - rows
         for place, (start, stop) in enumerate(self._strips):
             gram = rows[:, start:stop].T @ rows[:, start:]
             cross = lost[:, start:stop].T @ rows
-            turns.wait((id(self), place), number)
+            turns.wait(place, number)
             self._gram[place].add_(gram)
             self._cross[place].add_(cross)
-            if last:
-                turns.passed((id(self), place), number)
 
-    def none(self, number: int, turns: Turns) -> None:
-        """No more rows of a micro-batch."""
+    def done(self, number: int, turns: Turns) -> None:
+        """With a micro-batch."""
         for place in range(len(self._strips)):
-            turns.wait((id(self), place), number)
-            turns.passed((id(self), place), number)
+            turns.wait(place, number)
+            turns.passed(place, number)
 
     def result(self) -> Pair:
         """The sums are used up."""

@@ -28,8 +28,8 @@ from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
 from qtool.calibrating.workers import Workers
 
 
-def placed_block(block: LoadedBlock, device: Device) -> LoadedBlock:
-    """A copy of the block on the device, as its weights are now."""
+def placed_block(block: LoadedBlock, place: torch.device) -> LoadedBlock:
+    """A copy of the block there, as its weights are now."""
     moved: dict[int, torch.Tensor] = {}
     memo: dict[int, Any] = {}
     for module in block.module.modules():
@@ -39,7 +39,7 @@ def placed_block(block: LoadedBlock, device: Device) -> LoadedBlock:
         for tensor in (*module._parameters.values(), *module._buffers.values(), *_plain(module)):
             if tensor is None or id(tensor) in moved:
                 continue
-            there = _copied(tensor.detach(), device)
+            there = _copied(tensor.detach(), place)
             if isinstance(tensor, nn.Parameter):
                 there = nn.Parameter(there, requires_grad=False)
             moved[id(tensor)] = memo[id(tensor)] = there
@@ -56,9 +56,9 @@ def _plain(module: nn.Module) -> list[torch.Tensor]:
     return [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
 
 
-def _copied(tensor: torch.Tensor, device: Device) -> torch.Tensor:
-    """A copy there even where the device is the CPU."""
-    return tensor.to(device.place, copy=True)
+def _copied(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """A copy there even where it is there already."""
+    return tensor.to(place, copy=True)
 
 
 class Calls(Sequence[list[Call]]):
@@ -102,7 +102,7 @@ class Calls(Sequence[list[Call]]):
         if known is not None:
             return known[1]
         here = value.read() if isinstance(value, Stored) else value
-        there = _copied(here, self._device)
+        there = _copied(here, self._device.place)
         if id(value) in self._common:
             self._there[id(value)] = (value, there)
         return there
@@ -213,7 +213,7 @@ def placed(
         yield block, stream, workers
         return
     with passed(device, calls, stream) as (there, turn):
-        yield placed_block(block, device), there, turn
+        yield placed_block(block, device.place), there, turn
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from qtool.calibrating.probe_trace import Trace, TracedCall, watch
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
-from qtool.plan.shapes import gram_sum_bytes
 
 
 @dataclass(frozen=True)
@@ -277,23 +276,3 @@ def _add_unreached_experts(
                 linears.append(
                     LinearCall(matrix, readers_of(matrix), None, linear.out_features, new.id)
                 )
-
-
-def groups_of(
-    sites: Sequence[Site], room_bytes: int, nbytes: Callable[[int], int] = gram_sum_bytes
-) -> list[list[Site]]:
-    """The sites that are measured and quantized together, the last ones of the block first.
-
-    No input that is still to be measured then depends on a matrix that is already quantized: the
-    statistics are the same for any grouping. nbytes: of the sums of an input of so many columns.
-    """
-    groups: list[list[Site]] = []
-    room = 0
-    for site in reversed(sites):
-        size = nbytes(site.in_features)
-        if not groups or size > room:
-            groups.append([])
-            room = room_bytes
-        groups[-1].insert(0, site)
-        room -= size
-    return groups or [[]]

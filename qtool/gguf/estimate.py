@@ -31,7 +31,6 @@ from qtool.plan.shapes import (
     Input,
     Setting,
     Shapes,
-    compared,
     groups,
     micro_batch,
     usable_cores,
@@ -221,8 +220,8 @@ def run_cost(
             each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
             passes += max(each, default=1)
         passes += any("_exps" in tensor.name for tensor in tensors)
-    if measuring.makes_up:  # and both models pass by for each group that is compared
-        passes += 2 * max((compared(block, memory.setting) for block in shapes.blocks), default=1)
+    if measuring.makes_up:
+        passes += duration.COMPARING_PASSES
     for tensor in tensors:
         if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0

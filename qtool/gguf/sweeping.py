@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.blockwise import merged
+from qtool.calibrating.blockwise import groups_of, merged
 from qtool.calibrating.device import Device
 from qtool.calibrating.originals import Originals, tuned_note
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import BlockSites, Site, groups_of
+from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
 from qtool.calibrating.stream import LoadedBlock
@@ -110,7 +110,7 @@ class Sweeping:
         if self.originals is not None:
             swept = (part.tensor.source for site in wanted for part in parts[site.id])
             names = {name for source in swept for name in source.origin}
-            self.originals.pass_by(block, wanted, names, self.makes_up, room)
+            self.originals.pass_by(block, wanted, names, self.makes_up)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
         rest = [site for site in found.sites if site.id not in parts]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qtool.layer_names import is_head
-from qtool.plan.shapes import Setting, Shapes, compared, groups
+from qtool.plan.shapes import Setting, Shapes, groups
 
 if TYPE_CHECKING:
     from qtool.plan.planned import Planned
@@ -37,6 +37,8 @@ AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
 STEP_PASSES = 4.0
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
 SMOOTH_ROWS = 128
+# Forward passes to each of a block's four inputs, of two models, and one on.
+COMPARING_PASSES = 4.5
 
 
 def turning(weights: int) -> float:
@@ -84,8 +86,8 @@ def seconds(
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
-    if recipe.makes_up:  # and both models pass by for each group that is compared
-        passes += 2 * max((compared(block, setting) for block in shapes.blocks), default=1)
+    if recipe.makes_up:
+        passes += COMPARING_PASSES
     for tensor in tensors:
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue

@@ -10,10 +10,9 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, pair_sum_bytes
+from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -36,6 +35,8 @@ SLOPE_BYTES = 5
 # Bytes for each number of a Gram matrix that is being factored as a whole, beside its own, and of
 # the factor; wider ones than WHOLE are factored in place.
 SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
+# Bytes for each number of a Gram matrix, of which half is summed, and of what it is compared by.
+PAIR_BYTES = 6
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
 ROUNDING_BYTES_PER_WEIGHT = 14
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
@@ -136,16 +137,16 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         )
         tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
     comparing = []
-    if shapes.makes_up:
-        alike = [one for one in block.inputs if one.share is None]
-        compared = _fitting(alike, pair_sum_bytes, setting)
-        pairs = sum(pair_sum_bytes(one.width) for one in compared)
-        rows = batches * 4 * shapes.batch * sum(one.width for one in compared)
-        widest_pair = max((one.width for one in compared), default=0)
+    if shapes.makes_up:  # one input after another, in a block and in a copy of it as it was
+        most = max((one.width for one in block.inputs if one.share is None), default=0)
+        rows = batches * 4 * shapes.batch * most
         comparing = [
-            Peak(block.nbytes + running + rows + pairs, "comparing a block's inputs"),
             Peak(
-                2 * block.nbytes + 2 * pairs + SOLVE_BYTES * widest_pair**2,
+                2 * block.nbytes + running + rows + PAIR_BYTES * most**2,
+                "comparing a block's inputs with the original's",
+            ),
+            Peak(
+                2 * block.nbytes + (SOLVE_BYTES + FACTOR_BYTES) * most**2 + 8 * block.largest,
                 "making up for what a block's inputs lost",
             ),
         ]
@@ -175,19 +176,12 @@ def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
     """The inputs that are measured together, at worst; the widest first."""
     if not shapes.grams or shapes.chained:
         return list(block.inputs)
-    return _fitting(block.inputs, gram_sum_bytes, setting)
-
-
-def _fitting(
-    inputs: Sequence[Input], nbytes: Callable[[int], int], setting: Setting
-) -> list[Input]:
-    """The inputs, the widest first, whose sums of so many bytes are in memory together."""
     found: list[Input] = []
     room = setting.gram_bytes
-    for one in inputs:
-        if not found or nbytes(one.width) <= room:
+    for one in block.inputs:
+        if not found or gram_sum_bytes(one.width) <= room:
             found.append(one)
-            room -= nbytes(one.width)
+            room -= gram_sum_bytes(one.width)
     return found
 
 

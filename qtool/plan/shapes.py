@@ -59,11 +59,6 @@ def gram_sum_bytes(width: int) -> int:
     return width**2 * 9 // 2
 
 
-def pair_sum_bytes(width: int) -> int:
-    """The same where it is summed in float32, beside what is compared with the original's."""
-    return width**2 * 6
-
-
 def usable_cores() -> int:
     """The cores this process may run on, which in a container are fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):
@@ -194,11 +189,4 @@ def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
     if not shapes.grams or shapes.chained:
         return 1
     total = sum(gram_sum_bytes(one.width) for one in block.inputs)
-    return max(1, -(-total // setting.gram_bytes))
-
-
-def compared(block: Block, setting: Setting) -> int:
-    """How many times the inputs of a block are compared with those of the original, some at a
-    time."""
-    total = sum(pair_sum_bytes(one.width) for one in block.inputs if one.share is None)
     return max(1, -(-total // setting.gram_bytes))
