@@ -136,30 +136,31 @@ def test_a_pair_is_that_of_two_passes(threads: int, tmp_path: Path) -> None:
     assert torch.equal(pair.gram, pair.gram.T)
 
 
-def test_a_block_on_any_number_of_threads(tmp_path: Path) -> None:
-    """The named matrices alone are moved, to the same bits; the original passes what was before."""
+def test_a_site_on_any_number_of_threads(tmp_path: Path) -> None:
+    """The named matrices that read it alone are moved, to the same bits."""
     found = []
     for threads in (1, 3):
         block, stream, originals, sites = case(tmp_path / "model")
         torch.manual_seed(0)
         for states, original in zip(stream.hidden, originals, strict=True):
             states.copy_(original + 0.1 * original.std() * torch.randn(original.shape))
-        outputs = [block.passed(h, c) for h, c in zip(originals, stream.calls[0], strict=True)]
+        before = placed_block(block, torch.device("cpu"))
+        (site,) = [site for site in sites if site.id.endswith("gate_proj.weight")]
         with Workers(threads) as workers:
-            passage = Passage.of(stream, workers, None)
             skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
             (folder := tmp_path / str(threads)).mkdir()
-            both = Originals.of(skeleton, passage, folder)
-            both.original.stream.hidden = originals
-            before = {name: weight.clone() for name, weight in block.weights.items()}
-            names = [name for name in block.weights if ".mlp." in name]
-            both.pass_by(block, sites, names, 0.5)
-        moved = {n for n, w in block.weights.items() if not torch.equal(w, before[n])}
-        assert moved == set(names)
-        for output, states in zip(outputs, originals, strict=True):
-            assert torch.equal(output, states)
-        found.append({name: weight.clone() for name, weight in block.weights.items()})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+            both = Originals.of(skeleton, Passage.of(stream, workers, None), folder)
+            both = replace(both, original=replace(
+                both.original, stream=replace(stream, hidden=originals)))  # fmt: skip
+            gram = both.make_up(block, before, site, {site.id}, 0.5)
+        moved = {n for n, w in block.weights.items() if not torch.equal(w, before_of(before, n))}
+        assert moved == {site.id}
+        found.append((gram, block.weights[site.id].clone()))
+    assert all(map(torch.equal, *found))
+
+
+def before_of(block: LoadedBlock, name: str) -> torch.Tensor:
+    return block.module.get_parameter(name.removeprefix(block.prefix)).detach()
 
 
 # Recipes and whole runs.
@@ -172,8 +173,8 @@ def sets(text: Path, part: float = 0.5) -> list[str]:
     ]  # fmt: skip
 
 
-def test_the_first_block_is_plain_gptqs(tmp_path: Path) -> None:
-    """Nothing is lost before it; what comes after makes up for it."""
+def test_the_first_input_is_plain_gptqs(tmp_path: Path) -> None:
+    """Nothing is lost before it, but the last digits of its sums; what comes after makes up."""
     model = quantizing.build("llama", tmp_path / "model")
     text = quantizing.text_file(tmp_path / "text.txt")
     plain, other = (
@@ -184,8 +185,9 @@ def test_the_first_block_is_plain_gptqs(tmp_path: Path) -> None:
         for part in (0.0, 0.5)
     )  # fmt: skip
     for name, quant in plain.quants.items():
-        same = np.array_equal(quant.codes, other.quants[name].codes)
-        assert same == (".layers.0." in name), name
+        same = np.mean(quant.codes == other.quants[name].codes)
+        first = ".layers.0.self_attn." in name and "o_proj" not in name
+        assert same > 0.999 if first else same < 0.999, name
     assert verify_artifact(other.out, against=model).ok
 
 

@@ -8,7 +8,7 @@ statistics are those of its unquantized weights. With statistics from a file (`-
 collected and only a probe passes through the blocks, to prove that transforms change nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,13 +24,14 @@ from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.originals import Originals, tuned_note
-from qtool.calibrating.placed import Ahead, Passage, ahead
-from qtool.calibrating.quantize_site import quantize_site, site_jobs
+from qtool.calibrating.pairs import is_compared
+from qtool.calibrating.placed import Ahead, Passage, ahead, placed_block
+from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
-from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
@@ -58,6 +59,7 @@ TRANSFORMS = {
     "smooth-attention": smooth_attention.apply,
     "awq": awq.apply,
 }
+Done = tuple[list[LayerReport], list[str]]  # of a site
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 
 
@@ -179,10 +181,10 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
             # The probe is to see what the original computes, as the statistics did.
             calls = stream.calls[index]
             after = [block.passed(h, call) for h, call in zip(stream.hidden, calls, strict=True)]
-    if run.originals is not None:
+    if run.originals is not None and not run.recipe.makes_up:
         with progress.stage("calibrate"):
-            names = {planned.name for planned in plan.by_block[index] if planned.scheme is not None}
-            run.originals.pass_by(block, wanted, names, run.recipe.makes_up)
+            run.originals.advance(block)
+    before: LoadedBlock | None = None  # as it is here, but for transforms
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
@@ -191,7 +193,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     if device is not None:
         room = min(room, device.sums_bytes)
     # Scales of AWQ and of smoothing are shared by sites, so all are one group.
-    groups = [wanted] if run.recipe.shares_scales else groups_of(wanted, room)
+    groups = [wanted] if run.recipe.shares_scales else _groups(run.recipe, wanted, room)
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
@@ -209,6 +211,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                     applied = transform(subject, stats)
                     stats, changed = applied.stats, changed | applied.changed
                     notes += applied.notes
+        if run.recipe.makes_up and before is None:
+            before = placed_block(block, CPU)
         if run.recipe.measures_ranges:
             with progress.stage("calibrate"):
                 again = run.passage.collect(block, group, {"histogram"})
@@ -229,8 +233,15 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 workers=workers,
                 device=device,
             )
+            if before is not None:
+                results += _making_up(run, block, before, group, jobs, stats, work)
+                jobs = [job for job in jobs if not is_compared(job.site)]
             results += workers.map(work, jobs)
     give_back()
+    if run.originals is not None and before is not None:
+        with progress.stage("calibrate"):
+            run.originals.advance(before)
+        del before
     tuned: list[TunedReport] = []
     if run.tuning is not None:
         with progress.stage("quantize"):
@@ -252,6 +263,41 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
     return Outcome(layers, notes, None, experts, columns, tuned)
 
 
+def _groups(recipe: Recipe, sites: Sequence[Site], room: int) -> list[list[Site]]:
+    """groups_of(); where matrices make up for what their inputs lost, these one after another, so
+    that each sees what those before it have become."""
+    if not recipe.makes_up:
+        return groups_of(sites, room)
+    rest = [site for site in sites if not is_compared(site)]
+    return [[s] for s in sites if is_compared(s)] + (groups_of(rest, room) if rest else [])
+
+
+def _making_up(
+    run: _Run,
+    block: LoadedBlock,
+    before: LoadedBlock,
+    sites: Sequence[Site],
+    jobs: Sequence[Job],
+    stats: dict[str, SiteStats],
+    work: Callable[[Job], Done],
+) -> list[Done]:
+    """Quantize the jobs of sites, which are in the order of the forward pass, each once its
+    matrices make up for what its input has lost."""
+    assert run.originals is not None
+    done = []
+    by_site = {job.site.id: job for job in jobs if job.site is not None and is_compared(job.site)}
+    for site in sites:
+        if (job := by_site.get(site.id)) is None:
+            continue
+        names = {planned.name for planned in job.readers}
+        gram = run.originals.make_up(block, before, site, names, run.recipe.makes_up)
+        there = None if run.passage.device is None else gram
+        seen = replace(stats[site.id], gram=gram.cpu().numpy(), there=there)
+        stats[site.id] = seen
+        done.append(work(job))
+    return done
+
+
 def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None:
     """Scales of what the block's attention keeps, now that its matrices are quantized."""
     kept, table = run.plan.cache[block.index], run.recipe.kv_cache
@@ -264,6 +310,11 @@ def _write_cache_scales(run: _Run, block: LoadedBlock, *, advance: bool) -> None
 def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[str, SiteStats]:
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
+    if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
+        needs -= {"gram"}  # it comes with what the original's input is compared by
+        if not needs:
+            tokens = run.passage.stream.tokens
+            return {site.id: SiteStats(tokens * (site.per_token or 0)) for site in sites}
     if run.saved is None:
         found = run.passage.collect(block, sites, needs)
         for site in sites:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from qtool.calibrating.hidden import OnDisk, keep, put, whole
-from qtool.calibrating.pairs import Pair, collect_pair
-from qtool.calibrating.placed import Passage, placed_block
+from qtool.calibrating.pairs import collect_pair
+from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import CPU, LoadedBlock, States
+from qtool.calibrating.stream import LoadedBlock, States
 from qtool.calibrating.tune_block import Kind, Tuned, tune_block
 from qtool.methods import gptaq, named
 from qtool.recipe.methods import TuneOptions
@@ -47,53 +47,40 @@ class Originals:
         original = replace(passage, stream=replace(stream, hidden=hidden))
         return cls(skeleton, passage, original, own)
 
-    def pass_by(
-        self, block: LoadedBlock, sites: Sequence[Site], names: Container[str], part: float
-    ) -> None:
-        """The original's states go through a block whose matrices are not rounded yet. On the way
-        those of these names go `part` of the way to what makes up for what the inputs of these
-        sites have lost (see qtool.methods.gptaq): one site after another, since what one makes up
-        for the next does not meet."""
-        before = block
-        compared = [site for site in sites if site.per_token is not None] if part else []
-        if compared:
-            before = placed_block(block, CPU)
-        for site in compared:
-            pair = self._pair(block, before, site)
-            for name, weight in self._moved(site, pair, block, names, part).items():
-                block.weights[name].copy_(weight)
-            del pair
-        with self.original.placed(before) as (there, stream, workers):
+    def advance(self, block: LoadedBlock) -> None:
+        """The original's states go through a block whose matrices are not rounded yet."""
+        with self.original.placed(block) as (there, stream, workers):
             self.skeleton.advance(there, stream, workers)
 
-    def _pair(self, block: LoadedBlock, before: LoadedBlock, site: Site) -> Pair:
-        """Of a block that is on its way, and of what it was before."""
+    def make_up(
+        self, block: LoadedBlock, before: LoadedBlock, site: Site, names: Container[str],
+        part: float,
+    ) -> torch.Tensor:  # fmt: skip
+        """The matrices of these names that read a site go `part` of the way to what makes up for
+        what it has lost; see qtool.methods.gptaq. Returns its Gram matrix, [in, in] float32.
+
+        block: whose matrices are rounded as far as the site. before: a copy, none of them rounded.
+        """
         with (
             self.quantized.placed(block) as (there, stream, workers),
             self.original.placed(before) as (other, originals, _),
         ):
-            return collect_pair(there, stream, other, originals, site, workers)
-
-    def _moved(
-        self, site: Site, pair: Pair, block: LoadedBlock, names: Container[str], part: float
-    ) -> dict[str, torch.Tensor]:
-        """The matrices of these names that read a site."""
+            pair = collect_pair(there, stream, other, originals, site, workers)
         weights = {
             name: np.ascontiguousarray(block.weights[name].numpy())
             for name in site.names
             if name in names and name in block.weights
         }
-        device = self.quantized.device
+        device, spread = self.quantized.device, self.quantized.workers.spread
         with ExitStack() as stack, named(f"the input of {site.names[0]}"):
             if device is not None:
                 stack.enter_context(device.alone)
                 stack.enter_context(device.explained())
-            rows, spread = sum(map(len, weights.values())), self.quantized.workers.spread
-            step = gptaq.step_of(pair.gram, pair.cross, rows, spread)
-            return {
-                name: torch.from_numpy(gptaq.moved(weight, step, part, spread))
-                for name, weight in weights.items()
-            }
+            step = gptaq.step_of(pair.gram, pair.cross, sum(map(len, weights.values())), spread)
+            for name, weight in weights.items():
+                moved = gptaq.moved(weight, step, part, spread)
+                block.weights[name].copy_(torch.from_numpy(moved))
+        return pair.gram
 
     def tune(
         self, block: LoadedBlock, matrices: Mapping[str, Kind], options: TuneOptions

@@ -34,6 +34,12 @@ class Pair:
     cross: torch.Tensor  # [in, in]
 
 
+def is_compared(site: Site | None) -> bool:
+    """Whether both models read the same rows there, unlike where a router chooses: either model
+    chooses its own."""
+    return site is not None and site.per_token is not None
+
+
 def collect_pair(
     block: LoadedBlock,
     stream: Stream,
@@ -43,8 +49,7 @@ def collect_pair(
     workers: Workers,
 ) -> Pair:
     """Run a block over the states of the quantized model, and what it was before over those of the
-    original; both stay. The site is none that a router chooses rows of: either model chooses its
-    own."""
+    original; both stay. site: one that is_compared()."""
     sums = _Sums(site.in_features, stream.place)
     turns = Turns()
 

@@ -12,7 +12,7 @@ those after it. Experts that hardly a token reached are encoded here, with their
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.blockwise import groups_of, merged
 from qtool.calibrating.device import Device
 from qtool.calibrating.originals import Originals, tuned_note
-from qtool.calibrating.placed import Passage
+from qtool.calibrating.pairs import is_compared
+from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
-from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.gguf.importance import Squares, matrices_reading
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.pieces import matrices_of
@@ -107,10 +108,8 @@ class Sweeping:
             room = min(room, device.sums_bytes // 2)
         parts = self._parts(block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
-        if self.originals is not None:
-            swept = (part.tensor.source for site in wanted for part in parts[site.id])
-            names = {name for source in swept for name in source.origin}
-            self.originals.pass_by(block, wanted, names, self.makes_up)
+        if self.originals is not None and not self.makes_up:
+            self.originals.advance(block)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
         rest = [site for site in found.sites if site.id not in parts]
@@ -126,6 +125,20 @@ class Sweeping:
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0,
         )  # fmt: skip
+        if self.makes_up:
+            compared = [site for site in wanted if is_compared(site)]
+            wanted = [site for site in wanted if not is_compared(site)]
+            unseen = [site for site in compared if site.id not in seen]
+            known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
+            known |= passage.collect(block, unseen, {"square"})
+            yield from ((site, _without_gram(known[site.id])) for site in compared)
+            before = placed_block(block, CPU)
+            for site in compared:
+                some, said = self._made_up(site, parts[site.id], known, block, before, device, work)
+                made += some
+                notes += said
+            self._originals.advance(before)
+            del before
         for group in [wanted] if seen else groups_of(wanted, room):
             stats = seen or passage.collect(block, group, {"gram", "square"})
             for site in group:
@@ -140,9 +153,31 @@ class Sweeping:
                 notes += said
         give_back()
         tuned = None
-        if self.originals is not None and self.tune is not None:
-            tuned = self._tune(self.originals, self.tune, block, made)
+        if self.tune is not None:
+            tuned = self._tune(self._originals, self.tune, block, made)
         self._keep(block.index, made, notes, tuned)
+
+    def _made_up(
+        self,
+        site: Site,
+        parts: list[Part],
+        known: dict[str, SiteStats],
+        block: LoadedBlock,
+        before: LoadedBlock,
+        device: Device | None,
+        work: Callable[..., tuple[list[Made], list[str]]],
+    ) -> tuple[list[Made], list[str]]:
+        """Sweep the matrices that read one site, once they make up for what it has lost."""
+        names = {name for part in parts for name in part.tensor.source.origin}
+        gram = self._originals.make_up(block, before, site, names, self.makes_up)
+        there = None if device is None else gram
+        seen = replace(known.pop(site.id), gram=gram.cpu().numpy(), there=there)
+        return work((site, parts, {site.id: seen}), each=self._originals.quantized.workers.map)
+
+    @property
+    def _originals(self) -> Originals:
+        assert self.originals is not None
+        return self.originals
 
     def _tune(
         self, originals: Originals, options: TuneOptions, block: LoadedBlock, made: list[Made]
