@@ -13,6 +13,7 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_later
 import gguf_models_newest
 import gguf_models_remote
 import gguf_models_seeing
@@ -117,7 +118,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_seeing.MODELS,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_remote.MODELS
-MODELS |= gguf_models_newest.MODELS
+MODELS |= gguf_models_newest.MODELS | gguf_models_later.MODELS
 _SEEING = {
     **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_seeing.SEEING,
     **gguf_models_newest.SEEING,
@@ -184,6 +185,7 @@ def build(
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
         gguf_models_newest.fill(model)
+        gguf_models_later.fill(model)
         gguf_models_seeing.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
@@ -198,6 +200,8 @@ def build(
         gguf_models_remote.rename(name, folder)
     if name in gguf_models_newest.MODELS:
         gguf_models_newest.finish(name, folder)
+    if name in gguf_models_later.MODELS:
+        gguf_models_later.finish(name, folder)
     if name == "gemma3n":
         gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:

@@ -49,7 +49,8 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     if architecture.predicts == MTP:
         config[MTP] = predicting_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
-    found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
+    mtp = architecture.predicts == MTP
+    found = Found(checkpoint, config, mtp=mtp, bare=architecture.bare)
     if architecture.ahead_needed and found.left_out(count(config, "num_hidden_layers")):
         config.pop(architecture.predicts, None)  # config.json counts what is not stored
     tensors = _tensors(architecture, found)

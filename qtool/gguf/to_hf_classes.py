@@ -26,6 +26,7 @@ MODEL_TYPES = {
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
     "GraniteMoeSharedForCausalLM": "granitemoeshared", "Llama4ForCausalLM": "llama4_text",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "FalconMambaForCausalLM": "falcon_mamba", "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "Qwen4ExpForCausalLM": "qwen4_exp_text", "KimiLinearForCausalLM": "kimi_linear",
     "Dots3NoteForCausalLM": "dots3_note_text",

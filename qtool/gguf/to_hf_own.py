@@ -96,6 +96,9 @@ def put_own(
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
         _put_ngrams(config, source)
+    if row.name == "deepseek4":
+        del config["indexer_compress_ratio"]  # which Qwen calls so
+        config["compress_ratios"] = [*_said(source, "attention.compress_ratios").value]
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name in ("gpt2", "starcoder"):

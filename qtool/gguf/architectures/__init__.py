@@ -15,6 +15,7 @@ from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
+from qtool.gguf.architectures.deepseek_v4 import DEEPSEEK_V4
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.dots3_note import DOTS3_NOTE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
@@ -62,7 +63,7 @@ TABLE: dict[str, Architecture] = {
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
-    **STEP3, **MINIMAX_M3,
+    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ _CALLED_OTHERWISE = (
     "glm5_next",
     "step3p7",
     "minimax_m3_vl",
+    "deepseek_v4",
 )
 # What thinks alone, as the class of the whole that the converter knows.
 _WHOLE = {

@@ -1,0 +1,96 @@
+"""Small checkpoints of decoders that the table got last; rows as in `gguf_models`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gguf_models_newest import renamed
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v4": (
+        "DeepseekV4",
+        {"intermediate_size": 32, "num_key_value_heads": 1, "num_hidden_layers": 5, "head_dim": 32,
+         "q_lora_rank": 24, "qk_rope_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 32, "routed_scaling_factor": 1.25, "swiglu_limit": 0.3,
+         "layer_types": ["sliding_attention", "compressed_sparse_attention",
+                         "heavily_compressed_attention", "compressed_sparse_attention",
+                         "sliding_attention"],
+         "num_hash_layers": 2, "sliding_window": 8, "o_groups": 2, "o_lora_rank": 12,
+         "index_n_heads": 16, "index_head_dim": 64, "index_topk": 3, "hc_eps": 1e-3,
+         "hc_sinkhorn_iters": 3, "rms_norm_eps": 1e-5, "rope_theta": 3e4,
+         "compress_rope_theta": 2e3, "rope_parameters": {
+             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    ),
+}  # fmt: skip
+# As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
+NOT_ROUNDED = ("deepseek-v4",)
+# Tokens that it takes until all parts of a model compute.
+LONGER = {"deepseek-v4": 140}
+FAILS_THERE = ("deepseek-v4",)
+
+
+def fill(model: Any) -> None:
+    """Values for what gguf_models leaves at zero."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("position_bias"):
+            parameter.normal_(std=0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):  # a token's experts are different ones
+            chances = buffer.new_ones(len(buffer), model.config.n_routed_experts).float()
+            buffer.copy_(chances.multinomial(buffer.shape[1]))
+
+
+def finish(name: str, folder: Path) -> None:
+    """Settings and names as released models have them, which llama.cpp's converter asks for."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    _FINISH[name](config, folder)
+    path.write_text(json.dumps(config))
+
+
+def _deepseek_v4(config: dict[str, Any], folder: Path) -> None:
+    ratios = {"sliding_attention": 0, "compressed_sparse_attention": 4}
+    kinds, mlps = config.pop("layer_types"), config.pop("mlp_layer_types")
+    scaling = config.pop("rope_parameters")["compress"]
+    for setting in ("rope_theta", "attention_factor", "partial_rotary_factor"):
+        del scaling[setting]
+    del config["compress_rates"], config["partial_rotary_factor"]
+    config |= {
+        "compress_ratios": [*(ratios.get(kind, 128) for kind in kinds), 0],
+        "num_hash_layers": mlps.count("hash_moe"),
+        "rope_scaling": {"type": scaling.pop("rope_type"), **scaling},
+        "topk_method": "noaux_tc",
+    }
+
+    def new(key: str) -> str:
+        key = key.removeprefix("model.").replace("embed_tokens", "embed")
+        return key.replace("hc_head.hc_", "hc_head_").replace("attn.norm.", "attn.kv_norm.")
+
+    renamed(folder, new)
+
+
+_FINISH = {"deepseek-v4": _deepseek_v4}
+
+
+def in_four_bits(folder: Path, plain: Path) -> None:
+    """Random codes in place of DeepSeek V4's experts, as it is released; in `plain`, numbers."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat([values, -values])
+    numbers = dict(state)
+    for name in [name for name in state if ".ffn.experts." in name]:
+        rows, columns = state[name].shape
+        codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+        scales = torch.randint(120, 124, (rows, columns // 32), dtype=torch.uint8)
+        both = torch.stack([values[(codes & 15).long()], values[(codes >> 4).long()]], -1)
+        each = torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+        numbers[name] = (both.flatten(1) * each).bfloat16()
+        state[name] = codes.view(torch.int8)
+        state[name.replace("weight", "scale")] = scales.view(torch.float8_e8m0fnu)
+    shutil.copytree(folder, plain)
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    save_file(state, folder / "model.safetensors", {"format": "pt"})

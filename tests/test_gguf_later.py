@@ -1,0 +1,110 @@
+"""The decoders that the table got last as GGUF: what is refused, and settings in other words."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import gguf_models_later
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
+
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.gguf.to_hf import hf_model
+from qtool.verification.gguf_tensors import check_tensors
+
+__all__ = ["without_tokenizers"]
+
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "deepseek-v4": (
+        ({"hc_mult": 2}, "hc_mult is 2, and it takes 4"),
+        ({"compress_ratios": [0, 4, 64, 4, 0]}, "64 tokens are put together"),
+        ({"compress_ratios": [0, 0, 128, 128, 0]}, "no block puts 4 tokens together"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is sigmoid"),
+        ({"index_head_dim": 48}, "index_head_dim is 48"),
+        ({"mlp_layer_types": ["moe", *["hash_moe"] * 2, "moe", "moe"]}, "are not the first"),
+        ({"o_groups": 3}, "4 heads are no multiple of o_groups"),
+        ({"rope_scaling": {**_YARN, "beta_fast": 16}}, "beta_fast of the rope settings"),
+        ({"rope_scaling": {**_YARN, "truncate": False}}, "truncate of the rope settings"),
+        ({"partial_rotary_factor": 0.25}, "0.25 of 32 is rotated"),
+        ({"mlp_bias": True}, "mlp_bias is true"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> None:
+    folder = gguf_models.build(name, tmp_path / "model")
+    given = (folder / "config.json").read_text()
+    for settings, said in REFUSED[name]:
+        (folder / "config.json").write_text(json.dumps(json.loads(given) | settings))
+        with pytest.raises(UnsupportedError, match=said):
+            source_of(folder)
+
+
+@pytest.mark.parametrize("name", gguf_models_later.MODELS)
+def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
+    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    assert list(check_tensors(source)) == []
+    taller = [
+        replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) if "attn_output" in t.name else t
+        for t in source.tensors
+    ]
+    found = list(check_tensors(replace(source, tensors=tuple(taller))))
+    assert len(found) == sum(t is not s for t, s in zip(taller, source.tensors, strict=True)) > 0
+
+
+def test_deepseek_v4_in_the_words_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other names of tensors and of settings, and the same file."""
+    first = source_of(gguf_models.build("deepseek-v4", tmp_path / "model"))
+    monkeypatch.setattr(gguf_models_later, "finish", lambda *_: None)
+    again = source_of(gguf_models.build("deepseek-v4", tmp_path / "again"))
+    one, other = keys_of(first), keys_of(again)
+    ratios = one.pop("attention.compress_ratios").value  # of what predicts, too
+    assert ratios == [*other.pop("attention.compress_ratios").value, 0]
+    assert other == one and bytes_of(first) == bytes_of(again)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("compress_ratios", [4, 4], "compress_ratios has 2 numbers"),
+        ("compress_ratios", "x", "compress_ratios"),
+        ("layer_types", ["full_attention"] * 5, "layer_types names 'full_attention'"),
+        ("layer_types", ["sliding_attention"], "layer_types"),
+        ("mlp_layer_types", 3, "mlp_layer_types"),
+        ("num_hash_layers", "x", "num_hash_layers"),
+    ],
+)
+def test_settings_of_other_kinds(key: str, value: object, said: str, tmp_path: Path) -> None:
+    folder = gguf_models.build("deepseek-v4", tmp_path / "model")
+    gguf_models.rewrite_config(folder, lambda config: config.update({key: value}))
+    with pytest.raises(SourceError, match=said):
+        source_of(folder)
+
+
+def test_experts_of_a_token_are_whole_numbers(tmp_path: Path) -> None:
+    folder = gguf_models.build("deepseek-v4", tmp_path / "model")
+    file, name = folder / "model.safetensors", "layers.0.ffn.gate.tid2eid"
+    state = load_file(file)
+    source = source_of(folder)
+    tensor = next(t for t in source.tensors if t.name == "blk.0.ffn_gate_tid2eid.weight")
+    assert tensor.type.name == "I32"
+    assert np.array_equal(tensor.read(1, 9).view(np.int32).reshape(8, -1), state[name][1:9])
+    changed = replace(tensor, type=next(t.type for t in source.tensors if t.type.name == "F32"))
+    others = tuple(changed if t is tensor else t for t in source.tensors)
+    with pytest.raises(FormatError, match=r"tid2eid\.weight is F32"):
+        hf_model(replace(source, tensors=others))
+    save_file({**state, name: state[name] - 7}, file, {"format": "pt"})
+    tensor = next(t for t in source_of(folder).tensors if t.name == tensor.name)
+    with pytest.raises(FormatError, match="expected numbers from 0 on"):
+        tensor.read(0, tensor.rows)
+    save_file({**state, name: state[name].astype(np.float32)}, file, {"format": "pt"})
+    with pytest.raises(FormatError, match="expected a matrix of whole numbers"):
+        source_of(folder)
