@@ -14,6 +14,7 @@ import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
 import gguf_models_later
+import gguf_models_llamas
 import gguf_models_newest
 import gguf_models_remote
 import gguf_models_seeing
@@ -187,6 +188,7 @@ def build(
         gguf_models_newest.fill(model)
         gguf_models_later.fill(model)
         gguf_models_seeing.fill(name, model)
+        gguf_models_llamas.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     gguf_models_seeing.finish(name, folder)

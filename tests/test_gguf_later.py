@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf_models
 import gguf_models_later
+import gguf_models_llamas
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -19,6 +20,18 @@ from qtool.verification.gguf_tensors import check_tensors
 __all__ = ["without_tokenizers"]
 
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def _blocks(number: int, part: str, **settings: object) -> list[dict[str, Any]]:
+    """DeciLM's, one of them with other settings."""
+    found = [
+        {"attention": {"n_heads_in_group": heads}, "ffn": {"ffn_mult": wide}}
+        for heads, wide in ((1, 12.0), (2, 6.0), (None, None), (None, 12.0))
+    ]
+    found[number][part] |= settings
+    return found
+
+
 REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "deepseek-v4": (
         ({"hc_mult": 2}, "hc_mult is 2, and it takes 4"),
@@ -33,6 +46,22 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"partial_rotary_factor": 0.25}, "0.25 of 32 is rotated"),
         ({"mlp_bias": True}, "mlp_bias is true"),
     ),
+    "internlm2": (({"bias": True}, "bias is true"), ({"head_dim": 16}, "head_dim is 16")),
+    "baichuan": (
+        ({"num_hidden_layers": 31}, "there are 31 blocks, and it knows 32"),
+        ({"vocab_size": 125696}, "the head's rows are scaled to length one"),
+    ),
+    "chatglm": (
+        ({"kv_channels": 32}, "kv_channels is 32"),
+        ({"post_layer_norm": False}, "post_layer_norm is False"),
+        ({"add_bias_linear": True}, "add_bias_linear is true"),
+    ),
+    "deci": (
+        ({"block_configs": _blocks(3, "ffn", ffn_mult=None)}, "the last block has no MLP"),
+        ({"block_configs": _blocks(0, "ffn", ffn_mult=None)}, "block 0 has no MLP"),
+        ({"block_configs": _blocks(1, "ffn", replace_with_linear=True)}, "replace_with_linear"),
+        ({"block_configs": _blocks(1, "attention", window_length=64)}, "window_length of block 1"),
+    ),
 }  # fmt: skip
 
 
@@ -46,10 +75,12 @@ def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> No
             source_of(folder)
 
 
-@pytest.mark.parametrize("name", gguf_models_later.MODELS)
+@pytest.mark.parametrize("name", [*gguf_models_later.MODELS, *gguf_models_llamas.MODELS])
 def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
     source = source_of(gguf_models.build(name, tmp_path / "model"))
     assert list(check_tensors(source)) == []
+    if name in ("deci", "deci-linear"):
+        return  # sizes of blocks are not told
     taller = [
         replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) if "attn_output" in t.name else t
         for t in source.tensors
@@ -80,10 +111,18 @@ def test_deepseek_v4_in_the_words_of_transformers(
         ("layer_types", ["sliding_attention"], "layer_types"),
         ("mlp_layer_types", 3, "mlp_layer_types"),
         ("num_hash_layers", "x", "num_hash_layers"),
+        ("block_configs", 3, "block_configs is not a list of 4 objects"),
+        ("block_configs", [1] * 4, "block_configs is not a list of 4 objects"),
+        ("block_configs", _blocks(0, "ffn", ffn_mult="x"), "ffn_mult is 'x'"),
+        ("block_configs", _blocks(0, "attention", n_heads_in_group=0), "n_heads_in_group is '0'"),
+        ("rope_ratio", "x", "rope_ratio is 'x'"),
+        ("multi_query_group_num", "x", "num_key_value_heads is 'x'"),
     ],
 )
 def test_settings_of_other_kinds(key: str, value: object, said: str, tmp_path: Path) -> None:
-    folder = gguf_models.build("deepseek-v4", tmp_path / "model")
+    name = {"b": "deci", "r": "chatglm"}.get(key[0], "deepseek-v4")
+    name = "chatglm" if key.startswith("multi") else name
+    folder = gguf_models.build(name, tmp_path / "model")
     gguf_models.rewrite_config(folder, lambda config: config.update({key: value}))
     with pytest.raises(SourceError, match=said):
         source_of(folder)

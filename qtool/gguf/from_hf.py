@@ -33,6 +33,7 @@ from qtool.plan.beside import refuse_adapter, said
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (
     ".rotary_emb.inv_freq",
+    ".rotary_pos_emb.inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
     ".attn.bias",

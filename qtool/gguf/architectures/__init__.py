@@ -48,6 +48,7 @@ from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
 from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.remote_code import REMOTE_CODE
+from qtool.gguf.architectures.remote_llamas import REMOTE_LLAMAS
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
@@ -61,7 +62,7 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
     **STEP3, **MINIMAX_M3, **DEEPSEEK_V4,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,

@@ -101,7 +101,7 @@ OUTER = (
     Module("model.norm"),
     Module("lm_head", needed=False),
 )
-HEADS = ("lm_head", "embed_out", "head")
+HEADS = ("lm_head", "embed_out", "head", "output", "transformer.output_layer")
 EMBEDDINGS = (
     "model.embed_tokens",
     "gpt_neox.embed_in",
@@ -112,6 +112,8 @@ EMBEDDINGS = (
     "word_embeddings",
     "embed",
     "embed_tokens",
+    "model.tok_embeddings",
+    "transformer.embedding.word_embeddings",
 )
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
