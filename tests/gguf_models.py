@@ -122,7 +122,7 @@ MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_re
 MODELS |= gguf_models_newest.MODELS | gguf_models_later.MODELS
 _SEEING = {
     **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_seeing.SEEING,
-    **gguf_models_newest.SEEING,
+    **gguf_models_newest.SEEING, **gguf_models_later.SEEING,
 }  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
@@ -145,6 +145,8 @@ def auto_model(config: Any) -> Any:
     if config.model_type == "mistral4":  # which transformers finds as a part of others alone
         return transformers.Mistral4ForCausalLM
     seeing = hasattr(config, "vision_config") or hasattr(config, "vq_config")
+    if hasattr(config, "audio_config") and not seeing and hasattr(config, "text_config"):
+        return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 

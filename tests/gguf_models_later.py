@@ -7,6 +7,7 @@ from typing import Any
 
 from gguf_models_newest import renamed
 
+_ROTATED = {"rope_type": "default", "rope_theta": 2e4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v4": (
         "DeepseekV4",
@@ -22,6 +23,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "compress_rope_theta": 2e3, "rope_parameters": {
              "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     ),
+    # Decoders inside of what hears or reads.
+    "voxtral": ("Voxtral", {"head_dim": 32, "rope_parameters": _ROTATED}),
+    "qwen2-audio": ("Qwen2Audio", {"rope_parameters": _ROTATED}),
+    "qwen3-asr": ("Qwen3ASR", {"head_dim": 32, "rope_parameters": {
+        **_ROTATED, "mrope_section": [6, 5, 5]}}),
+    "lighton-ocr": ("LightOnOcr", {"head_dim": 32, "tie_word_embeddings": True}),
+}  # fmt: skip
+_HEARS = {
+    "d_model": 32, "hidden_size": 32, "intermediate_size": 96, "encoder_layers": 1,
+    "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "max_source_positions": 24,
+}  # fmt: skip
+# What lies around the settings of the text, as in `gguf_models_seeing`.
+SEEING: dict[str, dict[str, Any]] = {
+    "Voxtral": {"text_config": {"model_type": "llama"},
+                "audio_config": {**_HEARS, "model_type": "voxtral_encoder"}},
+    "Qwen2Audio": {"text_config": {"model_type": "qwen2"},
+                   "audio_config": {**_HEARS, "model_type": "qwen2_audio_encoder"}},
+    "Qwen3ASR": {"text_config": {"model_type": "qwen3"},
+                 "audio_config": {**_HEARS, "downsample_hidden_size": 16, "output_dim": 64}},
+    "LightOnOcr": {
+        "text_config": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+        "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,
+                          "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+                          "image_size": 16, "head_dim": 16}},
 }  # fmt: skip
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
 NOT_ROUNDED = ("deepseek-v4",)
@@ -43,6 +69,8 @@ def fill(model: Any) -> None:
 
 def finish(name: str, folder: Path) -> None:
     """Settings and names as released models have them, which llama.cpp's converter asks for."""
+    if name not in _FINISH:
+        return
     path = folder / "config.json"
     config = json.loads(path.read_text())
     _FINISH[name](config, folder)

@@ -147,3 +147,42 @@ def test_experts_of_a_token_are_whole_numbers(tmp_path: Path) -> None:
     save_file({**state, name: state[name].astype(np.float32)}, file, {"format": "pt"})
     with pytest.raises(FormatError, match="expected a matrix of whole numbers"):
         source_of(folder)
+
+
+def _around(folder: Path, name: str, inner: str | None, begins: str, others: list[str]) -> None:
+    """The checkpoint as that of another class: inner, the setting that has the decoder's."""
+    config = json.loads((folder / "config.json").read_text())
+    own = {"architectures": [name], "vision_config": {"hidden_size": 4}}
+    config = {**config, **own} if inner is None else {**own, inner: config}
+    (folder / "config.json").write_text(json.dumps(config))
+    state = load_file(folder / "model.safetensors")
+    state = {begins + key: value for key, value in state.items()}
+    state |= {other: np.zeros((4, 4), np.float32) for other in others}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "inner", "begins", "others"),
+    [
+        ("qwen2", "DotsOCRForCausalLM", None, "", ["vision_tower.blocks.0.attn.qkv.weight"]),
+        ("youtu", "YoutuVLForConditionalGeneration", None, "",
+         ["siglip2.vision_model.x.weight", "merger.mlp.0.weight"]),
+        ("nemotron-h", "NemotronH_Nano_VL_V2", "llm_config", "language_model.",
+         ["vision_model.radio_model.x.weight", "mlp1.1.weight"]),
+        ("nemotron-h-moe", "NemotronH_Nano_VL_V2", "llm_config", "language_model.",
+         ["sound_encoder.x.weight", "sound_projection.x.weight"]),
+        ("exaone-moe", "ExaoneMoEForCausalLM", None, "", []),
+        ("llama", "LLaMAForCausalLM", None, "", []),
+    ],
+)  # fmt: skip
+def test_the_same_file_in_another_class(
+    model: str, name: str, inner: str | None, begins: str, others: list[str], tmp_path: Path
+) -> None:
+    folder = gguf_models.build(model, tmp_path / "model")
+    first = source_of(folder)
+    told = bytes_of(first)
+    _around(folder, name, inner, begins, others)
+    again = source_of(folder)
+    assert again.architecture == first.architecture and keys_of(again) == keys_of(first)
+    assert bytes_of(again) == told
+    assert {one for one, _ in again.dropped} >= {*others}

@@ -67,6 +67,18 @@ TABLE: dict[str, Architecture] = {
     **STEP3, **MINIMAX_M3, **DEEPSEEK_V4,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
+# What older checkpoints, or those of other tools, call the same.
+TABLE |= {
+    other: TABLE[name]
+    for other, name in {
+        "BloomModel": "BloomForCausalLM",
+        "ChameleonForCausalLM": "ChameleonForConditionalGeneration",
+        "Dots3NoteTextForCausalLM": "Dots3NoteForCausalLM",
+        "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+        "LFM2ForCausalLM": "Lfm2ForCausalLM",
+        "LLaMAForCausalLM": "LlamaForCausalLM",
+    }.items()
+}
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.
 _PHI_MOE = (
