@@ -134,6 +134,7 @@ SAID_BEYOND = {
     **gguf_models_sparse.SAID_BEYOND,
     **gguf_models_remote.SAID_BEYOND,
     **gguf_models_newest.SAID_BEYOND,
+    **gguf_models_later.SAID_BEYOND,
     **gguf_models_seeing.SAID_BEYOND,
 }
 

@@ -23,6 +23,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "compress_rope_theta": 2e3, "rope_parameters": {
              "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     ),
+    "minimax-01": (
+        "MiniMax",
+        {"num_hidden_layers": 4, "head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3,
+         "layer_types": ["linear_attention", *["full_attention"] * 2, "linear_attention"],
+         "full_attn_alpha_factor": 3.5, "linear_attn_alpha_factor": 3.5, "mlp_alpha_factor": 3.5,
+         "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
     # Decoders inside of what hears or reads.
     "voxtral": ("Voxtral", {"head_dim": 32, "rope_parameters": _ROTATED}),
     "qwen2-audio": ("Qwen2Audio", {"rope_parameters": _ROTATED}),
@@ -49,6 +56,7 @@ SEEING: dict[str, dict[str, Any]] = {
                           "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
                           "image_size": 16, "head_dim": 16}},
 }  # fmt: skip
+SAID_BEYOND: dict[str, set[str]] = {"minimax-01": {"minimax-01.attention.recurrent_layers"}}
 # As in `gguf_models_recent`: one token or expert for another, where inputs are rounded.
 NOT_ROUNDED = ("deepseek-v4",)
 # Tokens that it takes until all parts of a model compute.
@@ -98,7 +106,22 @@ def _deepseek_v4(config: dict[str, Any], folder: Path) -> None:
     renamed(folder, new)
 
 
-_FINISH = {"deepseek-v4": _deepseek_v4}
+def _minimax_01(config: dict[str, Any], folder: Path) -> None:
+    parts = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    for part, released in parts.items():
+        for name in ("alpha", "beta"):
+            config[f"layernorm_{released}_{name}"] = config[f"{part}_{name}_factor"]
+    config |= {"rotary_dim": config["head_dim"], "postnorm": True}
+    config["architectures"] = ["MiniMaxText01ForCausalLM"]
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")  # with what follows from the settings
+    kept = {k: v for k, v in state.items() if not k.endswith(("_rate", "_decay"))}
+    assert len(kept) < len(state)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+_FINISH = {"minimax-01": _minimax_01, "deepseek-v4": _deepseek_v4}
 
 
 def in_four_bits(folder: Path, plain: Path) -> None:

@@ -46,6 +46,11 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"partial_rotary_factor": 0.25}, "0.25 of 32 is rotated"),
         ({"mlp_bias": True}, "mlp_bias is true"),
     ),
+    "minimax-01": (
+        ({"mlp_alpha_factor": 2.0}, "streams are multiplied by 2.0 and 3.5"),
+        ({"linear_attn_beta_factor": 2.0}, "what parts give is multiplied by 2.0"),
+        ({"postnorm": False}, "postnorm is False"),
+    ),
     "internlm2": (({"bias": True}, "bias is true"), ({"head_dim": 16}, "head_dim is 16")),
     "baichuan": (
         ({"num_hidden_layers": 31}, "there are 31 blocks, and it knows 32"),
@@ -100,6 +105,19 @@ def test_deepseek_v4_in_the_words_of_transformers(
     ratios = one.pop("attention.compress_ratios").value  # of what predicts, too
     assert ratios == [*other.pop("attention.compress_ratios").value, 0]
     assert other == one and bytes_of(first) == bytes_of(again)
+
+
+def test_minimax_01_as_transformers_saves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rates that follow from the number of heads."""
+    first = source_of(gguf_models.build("minimax-01", tmp_path / "model"))
+    monkeypatch.setattr(gguf_models_later, "finish", lambda *_: None)
+    again = source_of(gguf_models.build("minimax-01", tmp_path / "again"))
+    assert keys_of(again) == keys_of(first) and bytes_of(first) == bytes_of(again)
+    assert {name.rpartition(".")[2] for name, _ in again.dropped} == {
+        "slope_rate", "query_decay", "key_decay", "diagonal_decay"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ _COMPUTED = (
     ".attention.masked_bias",
     ".attn.bias",
     ".attn.masked_bias",
+    ".slope_rate",
+    ".query_decay",
+    ".key_decay",
+    ".diagonal_decay",
 )
 
 

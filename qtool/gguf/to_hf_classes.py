@@ -30,6 +30,7 @@ MODEL_TYPES = {
     "FalconMambaForCausalLM": "falcon_mamba", "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "Qwen4ExpForCausalLM": "qwen4_exp_text", "KimiLinearForCausalLM": "kimi_linear",
     "Dots3NoteForCausalLM": "dots3_note_text",
+    "MiniMaxForCausalLM": "minimax",
     "MiniMaxM3VLForCausalLM": "minimax_m3_vl_text",
     "FalconH1ForCausalLM": "falcon_h1", "Cohere2MoeForCausalLM": "cohere2_moe",
     "SolarOpenForCausalLM": "solar_open", "YoutuForCausalLM": "youtu",

@@ -41,6 +41,7 @@ from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.mimo_v2 import MIMO_V2
+from qtool.gguf.architectures.minimax_01 import MINIMAX_01
 from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
 from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
@@ -64,7 +65,7 @@ TABLE: dict[str, Architecture] = {
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
-    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4,
+    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 # What older checkpoints, or those of other tools, call the same.
