@@ -30,6 +30,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "full_attn_alpha_factor": 3.5, "linear_attn_alpha_factor": 3.5, "mlp_alpha_factor": 3.5,
          "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
     ),
+    "ling-3": (
+        "BailingHybrid",
+        {"num_hidden_layers": 5, "layer_group_size": 3, "num_key_value_heads": 4,
+         "moe_intermediate_size": 32, "n_shared_experts": 2, "kv_lora_rank": 24,
+         "qk_rope_head_dim": 8, "qk_nope_head_dim": 20, "v_head_dim": 12, "n_group": 3,
+         "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+         "num_local_experts": 6, "head_dim": 24, "short_conv_kernel_size": 3,
+         "kda_lower_bound": -3.5, "num_mtp_layers": 0, "routed_scaling_factor": 1.5,
+         "layer_types": ["linear_attention", "linear_attention", "full_attention",
+                         "full_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+    ),
     # Decoders inside of what hears or reads.
     "voxtral": ("Voxtral", {"head_dim": 32, "rope_parameters": _ROTATED}),
     "qwen2-audio": ("Qwen2Audio", {"rope_parameters": _ROTATED}),
@@ -121,7 +133,20 @@ def _minimax_01(config: dict[str, Any], folder: Path) -> None:
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
 
 
-_FINISH = {"minimax-01": _minimax_01, "deepseek-v4": _deepseek_v4}
+def _ling_3(config: dict[str, Any], folder: Path) -> None:
+    shared = config["num_shared_experts"] * config["moe_intermediate_size"]
+    config |= {
+        "architectures": ["BailingMoeV3ForCausalLM"], "head_dim": config.pop("linear_head_dim"),
+        "no_kda_lora": True, "gated_attention_proj_granularity_type": "head_wise",
+        "score_function": "sigmoid", "moe_shared_expert_intermediate_size": shared,
+        "norm_topk_prob": config.pop("moe_renormalize"), "n_group": config.pop("num_expert_group"),
+        "num_experts_per_tok": config.pop("num_experts_per_token"),
+        "max_position_embeddings": config.pop("model_max_length"),
+    }  # fmt: skip
+    del config["linear_num_heads"], config["linear_conv_kernel_dim"]
+
+
+_FINISH = {"ling-3": _ling_3, "minimax-01": _minimax_01, "deepseek-v4": _deepseek_v4}
 
 
 def in_four_bits(folder: Path, plain: Path) -> None:

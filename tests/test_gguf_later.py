@@ -46,6 +46,14 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"partial_rotary_factor": 0.25}, "0.25 of 32 is rotated"),
         ({"mlp_bias": True}, "mlp_bias is true"),
     ),
+    "ling-3": (
+        ({"q_lora_rank": 8}, "q_lora_rank is 8"),
+        ({"kda_safe_gate": False}, "kda_safe_gate is False"),
+        ({"kda_lower_bound": 1.0}, "kda_lower_bound is 1.0"),
+        ({"moe_shared_expert_intermediate_size": 32}, "shared experts are 32 wide"),
+        ({"expert_swiglu_limit_list": 3}, "expert_swiglu_limit_list is no list"),
+        ({"num_key_value_heads": 2}, "there are 2 heads of keys"),
+    ),
     "minimax-01": (
         ({"mlp_alpha_factor": 2.0}, "streams are multiplied by 2.0 and 3.5"),
         ({"linear_attn_beta_factor": 2.0}, "what parts give is multiplied by 2.0"),
@@ -118,6 +126,24 @@ def test_minimax_01_as_transformers_saves_it(
     assert {name.rpartition(".")[2] for name, _ in again.dropped} == {
         "slope_rate", "query_decay", "key_decay", "diagonal_decay"
     }  # fmt: skip
+
+
+def test_ling_3_of_bounded_gates(tmp_path: Path) -> None:
+    """Which are said where they are; which blocks attend, by the size of groups of blocks."""
+    folder = gguf_models.build("ling-3", tmp_path / "model")
+    first = keys_of(source_of(folder))
+
+    def change(config: dict[str, Any]) -> None:
+        del config["layer_types"], config["moe_shared_expert_intermediate_size"]
+        config["expert_swiglu_limit_list"] = [None, 0.5, 2, 0.25]
+
+    gguf_models.rewrite_config(folder, change)
+    source = source_of(folder)
+    again = keys_of(source)
+    assert again.pop("swiglu_clamp_exp").value == [0.0, 0.5, 2.0, 0.25, 0.0]
+    assert again == first
+    with pytest.raises(UnsupportedError, match="swiglu_clamp_exp is"):
+        hf_model(source)
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups
         found = module.values.inverse(floats_of(tensor, 0, tensor.rows))
         if not np.isfinite(found).all():
             raise FormatError(
-                f"{source.path}: {tensor.name} holds numbers that are not below zero, as all are "
-                "that the checkpoint has the logarithms of"
+                f"{source.path}: {tensor.name} holds numbers that are not all below zero, or above "
+                "it, as those are that the checkpoint has the logarithms of"
             )
     if module.whole != (tensor.type == I32):
         raise FormatError(f"{source.path}: {tensor.name} is {tensor.type.name}, which it cannot be")

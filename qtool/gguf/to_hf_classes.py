@@ -36,7 +36,7 @@ MODEL_TYPES = {
     "SolarOpenForCausalLM": "solar_open", "YoutuForCausalLM": "youtu",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GraniteMoeSWAForCausalLM": "granitemoe_swa",
-    "BambaForCausalLM": "bamba",
+    "BambaForCausalLM": "bamba", "BailingHybridForCausalLM": "bailing_hybrid",
     "LlamaForCausalLM": "llama",
     "PhiForCausalLM": "phi", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
 }  # fmt: skip

@@ -17,7 +17,8 @@ from qtool.gguf.to_hf_keys import plain
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
                   "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM",
-                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM")  # fmt: skip
+                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM",
+                  "BailingHybridForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -97,6 +98,8 @@ def put_own(
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
         _put_ngrams(config, source)
+    if row.name == "bailingmoe3":
+        config["head_dim"] = config["linear_head_dim"]  # which its class then goes by
     if row.name == "minimax-01":
         said = source.metadata.get("minimax-01.attention.recurrent_layers")
         linear = usual_kinds(len(_blocks(config))) if said is None else said.value

@@ -55,7 +55,7 @@ _INSTEAD = {
 }
 # Whose blocks differ in more than their keys tell by themselves.
 _TOLD_BY_ALL = ("mimo2", "qwen4exp", "laguna", "kimi-linear", "dots3note", "minimax-m3",
-                "glm5-next", "step35", "deepseek4", "minimax-01")  # fmt: skip
+                "glm5-next", "step35", "deepseek4", "minimax-01", "bailingmoe3")  # fmt: skip
 _BARE_BLOCKS = ("deci",)  # of which a file does not tell what each has, and one may have nothing
 _BLOCK = re.compile(r"^blk[.][0-9]+[.]")
 

@@ -11,6 +11,7 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.bailing_hybrid import BAILING_HYBRID
 from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
@@ -65,7 +66,7 @@ TABLE: dict[str, Architecture] = {
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
-    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01,
+    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01, **BAILING_HYBRID,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 # What older checkpoints, or those of other tools, call the same.

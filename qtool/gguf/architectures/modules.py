@@ -113,6 +113,7 @@ EMBEDDINGS = (
     "embed",
     "embed_tokens",
     "model.tok_embeddings",
+    "model.word_embeddings",
     "transformer.embedding.word_embeddings",
 )
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

@@ -22,6 +22,7 @@ _CALLED_OTHERWISE = (
     "step3p7",
     "minimax_m3_vl",
     "deepseek_v4",
+    "bailing_hybrid",
 )
 # What thinks alone, as the class of the whole that the converter knows.
 _WHOLE = {
