@@ -25,11 +25,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # One with a matrix in place of attention, which Llama has not: it loads, and that is all.
     "deci-linear": ("Llama", {"num_hidden_layers": 2, "num_key_value_heads": 4,
                               "intermediate_size": 256}),
+    "nemotron-puzzle": (
+        "NemotronH",
+        {"layers_block_type": ["moe", "attention", "mamba", "moe"], "head_dim": 16,
+         "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+         "conv_kernel": 3, "n_routed_experts": 5, "moe_intermediate_size": 32,
+         "num_experts_per_tok": 3, "moe_shared_expert_intermediate_size": 48,
+         "moe_latent_size": 40, "routed_scaling_factor": 1.5},
+    ),
 }  # fmt: skip
 UNLIKE = ("deci-linear",)
 FAILS_THERE = ("baichuan",)
 NO_WAY_BACK = {
-    name: "lacks blk.0.attn_q.weight" if name == "chatglm" else "transformers has no class"
+    name: "lacks blk.0.attn_q.weight"
+    if name == "chatglm"
+    else "expert_used_count is"
+    if name == "nemotron-puzzle"
+    else "transformers has no class"
     for name in MODELS
 }
 State = dict[str, Any]
@@ -39,6 +51,9 @@ def fill(name: str, model: Any) -> None:
     """What a block of DeciLM lacks adds nothing here, and heads of keys are alike in twos."""
     import torch
 
+    if name == "nemotron-puzzle":
+        with torch.no_grad():
+            model.model.layers[3].mixer.experts.up_proj[:, 16:] = 0
     if name != "deci":
         return
     layers = model.model.layers
@@ -154,7 +169,23 @@ def _deci(state: State, config: State) -> State:
     return state
 
 
+def _puzzle(state: State, config: State) -> State:
+    kinds = {"E": "moe", "*": "attention", "M": "mamba"}
+    letters = config.pop("hybrid_override_pattern")
+    config["block_configs"] = [
+        {"block_type": kinds[letter], **({"moe_intermediate_size": 16 if b == 3 else 32,
+                                          "num_experts_per_tok": 3} if letter == "E" else {})}
+        for b, letter in enumerate(letters)
+    ]  # fmt: skip
+    config |= {"architectures": ["NemotronHPuzzleForCausalLM"], "model_type": "nemotron_h_puzzle"}
+    del config["moe_intermediate_size"], config["num_experts_per_tok"]
+    for name in [name for name in state if ".layers.3.mixer.experts." in name]:
+        part = state[name][:, :16] if "down" in name else state[name][:16]
+        state[name] = part.contiguous()
+    return {name.replace("backbone.", "model."): tensor for name, tensor in state.items()}
+
+
 RENAMED: dict[str, Callable[[State, State], State]] = {
     "internlm2": _internlm2, "baichuan": _baichuan, "chatglm": _chatglm, "deci": _deci,
-    "deci-linear": _deci,
+    "deci-linear": _deci, "nemotron-puzzle": _puzzle,
 }  # fmt: skip

@@ -92,7 +92,7 @@ def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> No
 def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
     source = source_of(gguf_models.build(name, tmp_path / "model"))
     assert list(check_tensors(source)) == []
-    if name in ("deci", "deci-linear"):
+    if name in ("deci", "deci-linear", "nemotron-puzzle"):
         return  # sizes of blocks are not told
     taller = [
         replace(t, shape=(t.shape[0] + 1, *t.shape[1:])) if "attn_output" in t.name else t

@@ -56,7 +56,8 @@ class Found:
     def __post_init__(self) -> None:
         for name in self.checkpoint.tensors:
             plain = name_alone(name)
-            plain = plain.removeprefix("model.") if self.bare else plain
+            if self.bare:
+                plain = plain.removeprefix("model.").removeprefix("backbone.")
             if self.mtp:
                 plain = name_in_table(plain, self.config)
             if sees(plain):

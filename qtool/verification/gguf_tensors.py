@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.formats.gguf_file import INTEGERS
-from qtool.formats.gguf_values import Value
+from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS
 from qtool.gguf.architectures.shapes import expected_shape
@@ -113,6 +113,8 @@ def _settings(row: Architecture, source: GgufSource) -> dict[str, Any] | None:
         there = has_way_back(row.name)
         return row.completed(hf_config(source, {}, "float32")) if there else None
     settings, given = sizes(source), _given(source)
+    if "expert_used_count" in given and given["expert_used_count"].kind == Kind.ARRAY:
+        return None  # of Nemotron 3 Puzzle, whose experts differ by block
     tensors = {tensor.name for tensor in source.tensors}
     put_layer_types(row, settings, given)
     if row.name in WITH_STATES:

@@ -46,6 +46,7 @@ from qtool.gguf.architectures.minimax_01 import MINIMAX_01
 from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
 from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
+from qtool.gguf.architectures.nemotron_puzzle import NEMOTRON_PUZZLE
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
 from qtool.gguf.architectures.recent import RECENT
@@ -67,6 +68,7 @@ TABLE: dict[str, Architecture] = {
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
     **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01, **BAILING_HYBRID,
+    **NEMOTRON_PUZZLE,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
 # What older checkpoints, or those of other tools, call the same.

@@ -112,6 +112,7 @@ EMBEDDINGS = (
     "word_embeddings",
     "embed",
     "embed_tokens",
+    "embeddings",
     "model.tok_embeddings",
     "model.word_embeddings",
     "transformer.embedding.word_embeddings",
