@@ -46,7 +46,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
         full = [(b + 1) % every == 0 or b >= whole for b in range(blocks)]
         config["layer_types"] = [f"{'full' if one else 'linear'}_attention" for one in full]
     layer_types(config)
-    config.setdefault("linear_head_dim", config.get("head_dim"))
+    config.setdefault("linear_head_dim", config.get("head_dim", 128))
     config["head_dim"] = config["linear_head_dim"]  # which transformers says of what is rotated
     config |= {
         "linear_num_heads": config.get("num_attention_heads"),
@@ -168,9 +168,9 @@ _ROW = Architecture(
     "bailingmoe3", _MODULES, _KEYS,
     {**OWN_HEADS, "moe_intermediate_size": 768, "n_shared_experts": 1, "num_experts": 512,
      "num_experts_per_tok": 8, "routed_scaling_factor": 2.5, "kv_lora_rank": 512,
-     "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
      "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "first_k_dense_replace": 2,
-     "head_dim": 128, "short_conv_kernel_size": 4, "layer_group_size": 6, "kda_lower_bound": -5.0,
+     "short_conv_kernel_size": 4, "layer_group_size": 6, "kda_lower_bound": -5.0,
      "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "vocab_size": 157184,
      "rope_theta": 6e6},
     rope=("default",), names="kimi-linear", settle=_settle,

@@ -44,6 +44,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     blocks = count(config, "num_hidden_layers")
     config["compress_ratios"] = _ratios(config, blocks)
     config[BY_BLOCK] = [{"compress_ratio": one} for one in config["compress_ratios"]]
+    config.setdefault("num_hash_layers", _HASHED)
     mlps = config.get("mlp_layer_types")
     if mlps is not None:
         limits.listed(config, "mlp_layer_types", blocks)
@@ -268,7 +269,7 @@ DEEPSEEK_V4: dict[str, Architecture] = {
         "deepseek4", _MODULES, _KEYS,
         {"num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "n_routed_experts": 256,
          "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 2048,
-         "routed_scaling_factor": 1.5, "norm_topk_prob": True, "num_hash_layers": _HASHED,
+         "routed_scaling_factor": 1.5, "norm_topk_prob": True, 
          "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
          "swiglu_limit": 10.0, "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024,
          "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "rms_norm_eps": 1e-6,

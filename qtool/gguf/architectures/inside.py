@@ -87,7 +87,7 @@ _LIGHT_ON = {
     "rope_theta": 1e6,
 }  # fmt: skip
 # What these take for granted of the decoder in place of its own class.
-_OTHERWISE: Mapping[str, dict[str, Any]] = {
+OTHERWISE: Mapping[str, dict[str, Any]] = {
     "VoxtralForConditionalGeneration": {
         **_sizes(3072, 8192, 30, 32), "vocab_size": 131072, "num_key_value_heads": 8,
         "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -103,7 +103,7 @@ _OTHERWISE: Mapping[str, dict[str, Any]] = {
 
 def _rows(name: str, kinds: tuple[str, ...]) -> dict[str, Architecture]:
     tied: dict[str, Any] = {"tie_word_embeddings": True} if name in TIED else {}
-    tied |= _OTHERWISE.get(name, {})
+    tied |= OTHERWISE.get(name, {})
     return {
         name if kind == kinds[0] else f"{name} of {kind}": _of(_DECODERS[kind], **tied)
         for kind in kinds

@@ -23,7 +23,7 @@ from qtool.gguf.architectures.modules import (
     experts,
     in_blocks,
 )
-from qtool.gguf.architectures.row import OWN_HEADS, Architecture
+from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
 
@@ -116,8 +116,8 @@ _ROW = Architecture(
         Key("residual_scale", "full_attn_alpha_factor", real=True),
         Key("attention.recurrent_layers", "", _linear, listed=True),
     ),
-    {**OWN_HEADS, "num_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 131072,
-     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "vocab_size": 32000},
+    {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2,
+     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "vocab_size": 32000},
     rope=("default",), names="minimax-m2", settle=_settle,
     refuse=(_one_scale, _several,
             limits.taken(("postnorm", True), ("shared_intermediate_size", 0), ("qk_norm", False))),
