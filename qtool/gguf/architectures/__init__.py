@@ -16,6 +16,7 @@ from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
+from qtool.gguf.architectures.deci import DECI
 from qtool.gguf.architectures.deepseek_v4 import DEEPSEEK_V4
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.dots3_note import DOTS3_NOTE
@@ -65,7 +66,8 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **HRM_TEXT,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **DECI,
+    **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
     **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01, **BAILING_HYBRID,
     **NEMOTRON_PUZZLE,
