@@ -27,7 +27,7 @@ STACKED: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("minimax_m2", "mixtral"), _NUMBERED),
 }
 _APART = re.compile(r"(.+)\.experts\.(\d{1,6})\.(\w+)((?:\.\w+)?)")
-_TOGETHER = re.compile(r"(.+)\.switch_mlp\.(\w+)\.(weight|scales|biases)")
+_TOGETHER = re.compile(r"(.+)\.switch_mlp\.(\w+)\.(weight|scales|biases|global_scale)")
 
 
 def stack_of(name: str) -> tuple[str, int] | None:
@@ -46,7 +46,8 @@ def apart(tensors: Mapping[str, TensorInfo], kind: str) -> dict[str, tuple[str, 
     out: dict[str, tuple[str, TensorInfo]] = {}
     for name, info in tensors.items():
         found = _TOGETHER.fullmatch(name)
-        if found is None or len(info.shape) != 3 or not info.shape[0]:
+        axes = 1 if name.endswith(".global_scale") else 3
+        if found is None or len(info.shape) != axes or not info.shape[0]:
             out[name] = name, info
             continue
         size = info.nbytes // info.shape[0]

@@ -43,6 +43,7 @@ _CONFIG_FILES = (
 _AUXILIARY = (
     "scales",
     "biases",
+    "global_scale",
     "qzeros",
     "scaled_zeros",
     "g_idx",
@@ -290,7 +291,9 @@ class Artifact:
         dtype = quant.scheme.scale_dtype
         for scales in entry.stored:
             if scales.rpartition(".")[2] in _SCALES:
-                dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, dtype)
+                stored = self.checkpoint.tensors[scales].dtype
+                if stored != "U8":  # which of the formats of a byte it is, the config told
+                    dtype = SCALE_DTYPES.get(stored, dtype)
                 break
         # Arrays do not tell small floats apart, headers do.
         scheme = replace(quant.scheme, scale_dtype=dtype, book=entry.scheme.book)

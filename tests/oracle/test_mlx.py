@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import converting
 import gguf_models
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from qtool.artifact import Artifact
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.formats.mlx_experts import stack_of
 from qtool.hub import tiny_folder
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant
-from qtool.structure import expert_of
 
 pytestmark = pytest.mark.oracle
 
@@ -36,13 +37,13 @@ def loaded(ask: Callable[..., object], folder: Path, out: Path, **more: Any) -> 
     theirs = np.load(out)
     artifact = Artifact.open(folder)
     entries = artifact.entries.items()
-    quantized = {name for name, entry in entries if entry.scheme and expert_of(name) is None}
-    assert {*theirs.files} == {*quantized, "logits"} and found == len(quantized) > 0
-    for name in theirs.files:
-        if name != "logits":
-            ours = artifact.read(name)
-            assert isinstance(ours, GroupQuant)
-            assert np.array_equal(theirs[name], ours.dequantize()), name
+    places = {name: stack_of(name) or (name, ...) for name, entry in entries if entry.scheme}
+    assert {*theirs.files} - {"logits"} == {stack for stack, _ in places.values()}
+    assert found == len(theirs.files) - 1 > 0
+    for name, (stack, place) in places.items():
+        ours = artifact.read(name)
+        assert isinstance(ours, GroupQuant)
+        assert np.array_equal(theirs[stack][place], ours.dequantize()), name
     with open_weights(folder) as weights, Workers(1) as workers:
         logits = Skeleton.open(weights).logits(tokens, workers).numpy()
     off = np.abs(theirs["logits"] - logits).max()
@@ -58,6 +59,9 @@ def loaded(ask: Callable[..., object], folder: Path, out: Path, **more: Any) -> 
         ("w8g64-mlx-rtn", ("weights.bits=6", "weights.symmetric=true")),
         ("w3g64-mlx-awq-gptq", FEW),
         ("w4g64-mlx-awq-gptq", (*FEW, 'overrides=[{match: "*_proj", weights: {bits: 5}}]')),
+        ("mxfp4", ("format=mlx", "mlx.head=6")),
+        ("nvfp4", ("format=mlx",)),
+        ("mxfp4", ("format=mlx", "weights.type=mxfp8", "weights.bits=8")),
     ],
 )
 def test_of_tiny(
@@ -74,6 +78,17 @@ _ASKED = {
 }  # fmt: skip
 
 
+def built(name: str, folder: Path) -> Path:
+    """A random model, with the keys that mlx-lm asks for."""
+    gguf_models.build(name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    asked = _ASKED | {k: v for k, v in (config.get("rope_parameters") or {}).items() if k in _ASKED}
+    if "num_local_experts" in config:
+        asked["num_experts"] = config["num_local_experts"]
+    (folder / "config.json").write_text(json.dumps(asked | config))
+    return folder
+
+
 @pytest.mark.parametrize(
     "name",
     ["qwen3-untied", "olmo2", "smollm3", "phi3", "glm4", "mixtral", "qwen2-moe", "qwen3-moe",
@@ -81,13 +96,7 @@ _ASKED = {
 )  # fmt: skip
 def test_other_models(mlx: Callable[..., object], name: str, tmp_path: Path) -> None:
     """Embeddings, heads and experts among what is quantized."""
-    model = tmp_path / "model"
-    gguf_models.build(name, model)
-    config = json.loads((model / "config.json").read_text())
-    asked = _ASKED | {k: v for k, v in (config.get("rope_parameters") or {}).items() if k in _ASKED}
-    if "num_local_experts" in config:
-        asked["num_experts"] = config["num_local_experts"]
-    (model / "config.json").write_text(json.dumps(asked | config))
+    model = built(name, tmp_path / "model")
     sets = ("weights.group_size=32", "indivisible=dense")
     out = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "out", *sets).out
     stacks = [n for n in Checkpoint.open(out).tensors if ".switch_mlp." in n]
@@ -95,8 +104,38 @@ def test_other_models(mlx: Callable[..., object], name: str, tmp_path: Path) -> 
     loaded(mlx, out, tmp_path / "theirs.npz")
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_what_mlx_lm_makes(mlx: Callable[..., object], bits: int, tmp_path: Path) -> None:
-    made = tmp_path / "made"
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_experts_of_small_floats(
+    mlx: Callable[..., object], kind: str, name: str, tmp_path: Path
+) -> None:
+    model = built(name, tmp_path / "model")
+    sets = ("format=mlx", "indivisible=dense")
+    out = quantizing.quantize(model, kind, tmp_path / "out", *sets).out
+    stored = Checkpoint.open(out).tensors.items()
+    assert {"U8"} == {info.dtype for n, info in stored if "switch_mlp" in n and "scales" in n}
+    loaded(mlx, out, tmp_path / "theirs.npz")
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8"])
+def test_converted(mlx: Callable[..., object], name: str, tmp_path: Path) -> None:
+    """Of compressed-tensors, to the byte."""
+    bits = "weights.bits=" + name[-1]
+    ours = quantizing.quantize(
+        tiny_folder(), "mxfp4", tmp_path / "ours", f"weights.type={name}", bits
+    ).out
+    converting.run(ours, "mlx", tmp_path / "mlx")
+    loaded(mlx, tmp_path / "mlx", tmp_path / "theirs.npz")
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group"),
+    [*(("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)),
+     ("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)],
+)  # fmt: skip
+def test_what_mlx_lm_makes(
+    mlx: Callable[..., object], mode: str, bits: int, group: int, tmp_path: Path
+) -> None:
     source = str(tiny_folder())
-    loaded(mlx, made, tmp_path / "theirs.npz", source=source, bits=bits, group=64)
+    made = {"source": source, "bits": bits, "group": group, "mode": mode}
+    loaded(mlx, tmp_path / "made", tmp_path / "theirs.npz", **made)
