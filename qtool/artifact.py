@@ -119,7 +119,7 @@ class Artifact:
     def of(cls, checkpoint: Checkpoint) -> Artifact:
         """The same of an opened checkpoint."""
         found = detect(quantization_config(checkpoint))
-        if found.format == "mlx":
+        if found.format in ("mlx", "dense"):  # mlx-lm's plain files, too
             checkpoint = experts_apart(checkpoint)
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
@@ -130,6 +130,13 @@ class Artifact:
     def decoded(self) -> bool:
         """Whether quantized matrices can be read here."""
         return self.found.scheme is not None and self.found.format in FORMATS
+
+    def check_unchanged(self) -> None:
+        """UnsupportedError for a file of mlx-lm whose numbers are no longer the checkpoint's."""
+        kind = str(self.checkpoint.config.get("model_type") or "")
+        why = mlx_experts.changed(self.checkpoint.tensors, kind)
+        if self.found.format == "mlx" and why is not None:
+            raise UnsupportedError(f"{self.checkpoint.path}: {why}")
 
     @cached_property
     def entries(self) -> Mapping[str, Entry]:
@@ -311,8 +318,11 @@ class Artifact:
 
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
-    """MLX's stacks of experts as a tensor for each expert."""
+    """MLX's stacks of experts as a tensor for each expert, and its convolutions turned; any other
+    checkpoint as it is."""
     parts = mlx_experts.apart(checkpoint.tensors, str(checkpoint.config.get("model_type")))
+    if all(info is checkpoint.tensors.get(name) for name, (_, info) in parts.items()):
+        return checkpoint
     return replace(
         checkpoint,
         tensors={name: info for name, (_, info) in parts.items()},
