@@ -186,7 +186,8 @@ def _scheme_of(module: str, found: ArtifactScheme) -> Scheme:
     """What the config says of a module. Of a table of its own, what is missing is mlx's default."""
     assert found.scheme is not None
     stack, tables = stack_of(module), dict(found.overrides)
-    table = tables.get(module, tables.get(stack[0] if stack else ""))
+    stacks = ("", "") if stack is None else (stack[0], stack[0].replace("switch_mlp", "experts"))
+    table = next((tables[name] for name in (module, *stacks) if name in tables), None)
     if table is None:
         return found.scheme
     mode = str(table.get("mode") or "affine")

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from qtool.formats.mlx_fused import part_of
 from qtool.formats.safetensors_header import TensorInfo
 
 # Models whose classes call the stack switch_mlp, by model_type, and what checkpoints call the three
@@ -58,18 +59,25 @@ def apart(tensors: Mapping[str, TensorInfo], kind: str) -> dict[str, tuple[str, 
     names = dict(zip(_PLAIN, STACKED.get(kind, _PLAIN), strict=True)) | _TWO
     out: dict[str, tuple[str, TensorInfo]] = {}
     for name, info in tensors.items():
-        found = _TOGETHER.fullmatch(name)
-        axes = 1 if name.endswith(".global_scale") else 3
-        if found is None or len(info.shape) != axes or not info.shape[0]:
+        around = _around(name, names) or part_of(name, tensors, kind)
+        axes = {"global_scale": 1, "bias": 2}.get(name.rpartition(".")[2], 3)
+        if around is None or len(info.shape) != axes or not info.shape[0]:
             own = _of_one(info, kind, names)
             out[own.name] = name, own
             continue
         size = info.nbytes // info.shape[0]
         for expert in range(info.shape[0]):
-            part = f"{found[1]}.experts.{expert}.{names.get(found[2], found[2])}.{found[3]}"
+            part = f"{around[0]}{expert}{around[1]}"
             start = info.start + expert * size
             out[part] = name, TensorInfo(part, info.dtype, info.shape[1:], start, start + size)
     return out
+
+
+def _around(name: str, names: Mapping[str, str]) -> tuple[str, str] | None:
+    found = _TOGETHER.fullmatch(name)
+    if found is None:
+        return None
+    return f"{found[1]}.experts.", f".{names.get(found[2], found[2])}.{found[3]}"
 
 
 def _of_one(info: TensorInfo, kind: str, names: Mapping[str, str]) -> TensorInfo:

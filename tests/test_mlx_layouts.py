@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from qtool.artifact import Artifact
 from qtool.convert.from_artifact import artifact_model
-from qtool.errors import UnsupportedError
-from qtool.formats import mlx_experts
+from qtool.errors import FormatError, UnsupportedError
+from qtool.expert_stack import ExpertStack
+from qtool.formats import detect, mlx, mlx_experts
 from qtool.formats.mlx_floats import MODES
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.plan import mlx as plan
@@ -111,3 +114,43 @@ def test_numbers_that_mlx_lm_changed(tmp_path: Path) -> None:
     for refuse in (lambda: artifact_weights(artifact), lambda: artifact_model(tmp_path, None)):
         with pytest.raises(UnsupportedError, match=r"weight is \[8, 4, 1\], as mlx-lm saves"):
             refuse()
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4"])
+def test_experts_of_one_tensor(kind: str, tmp_path: Path) -> None:
+    """gate and up, with an output's row in turn or one after another, and inputs first."""
+    parent = "model.layers.0.mlp.experts"
+    rng = np.random.default_rng(0)
+    tensors: dict[str, NDArray[Any]] = {}
+    for part in ("gate_proj", "up_proj"):
+        tensors[f"{parent}.{part}.weight"] = rng.integers(0, 1 << 32, (2, 3, 4), dtype=np.uint32)
+        tensors[f"{parent}.{part}.scales"] = rng.integers(120, 130, (2, 3, 1), dtype=np.uint8)
+        tensors[f"{parent}.{part}.bias"] = rng.normal(size=(2, 3)).astype(np.float32)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "mlx"})
+    config = {"model_type": kind, "quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    artifact = Artifact.open(tmp_path)
+    whole, biases = f"{parent}.gate_up_proj", f"{parent}.gate_up_proj_bias"
+    assert {name: entry.shape for name, entry in artifact.entries.items()} == {
+        whole: (2, 32, 6), biases: (2, 6),
+    }  # fmt: skip
+    assert artifact.entries[whole].scheme == "mxfp4 g32 stack" and artifact.entries[whole].stacked
+    read, order = artifact.read(whole), [0, 3, 1, 4, 2, 5] if kind == "gpt_oss" else [*range(6)]
+    found = detect(config["quantization"])  # type: ignore[arg-type]
+    for expert in range(2):
+        rows = []
+        for part in ("gate_proj", "up_proj"):
+            stored = {
+                f"m.{n}": tensors[f"{parent}.{part}.{n}"][expert] for n in ("weight", "scales")
+            }
+            rows.append(mlx.unpack("m", stored.__getitem__, found).dequantize())
+        assert np.array_equal(read[expert], np.concatenate(rows)[order].T)  # type: ignore[index]
+    parts = [tensors[f"{parent}.{part}.bias"] for part in ("gate_proj", "up_proj")]
+    wanted = np.concatenate(parts, axis=1)[:, order]
+    assert np.array_equal(artifact.read(biases), wanted)  # type: ignore[arg-type]
+    assert np.array_equal(ExpertStack(artifact, biases).rows(1, 2), wanted[1:])
+    for last in ("weight", "scales", "bias"):
+        del tensors[f"{parent}.up_proj.{last}"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "mlx"})
+    with pytest.raises(FormatError, match="its experts' gate and up are not there"):
+        _ = Artifact.open(tmp_path).entries

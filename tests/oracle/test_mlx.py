@@ -23,6 +23,7 @@ from qtool.formats.mlx_experts import stack_of
 from qtool.hub import tiny_folder
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant
+from qtool.verification.run import verify_artifact
 
 pytestmark = pytest.mark.oracle
 
@@ -185,3 +186,33 @@ def test_convolutions_that_lie_otherwise(
         for one in before.entries.keys() & after.entries.keys():
             assert after.entries[one].shape == before.entries[one].shape
             assert np.array_equal(after.read(one), before.read(one)), one
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "affine"])
+def test_gpt_oss(mlx: Callable[..., object], mode: str, tmp_path: Path) -> None:
+    """As it is released, and as mlx-lm saves that with the rest in codes: experts are to the bit
+    what they were, and logits mlx-lm's."""
+    source = built("gpt-oss-mxfp4", tmp_path / "model")
+    bits, group = (4, 32) if mode == "mxfp4" else (8, 64)
+    made = tmp_path / "made"
+    tokens = np.random.default_rng(0).integers(3, 90, (1, 40), dtype=np.int64)
+    request = {"source": str(source), "folder": str(made), "bits": bits, "group": group}
+    request |= {"mode": mode, "tokens": tokens.tolist(), "out": str(tmp_path / "out.npz")}
+    mlx("mlx_model.py", request)
+    theirs = np.load(tmp_path / "out.npz")
+    before, after = Artifact.open(source), Artifact.open(made)
+    assert before.entries.keys() == after.entries.keys()
+    stacked = {name for name, entry in after.entries.items() if entry.stacked}
+    assert len(stacked) == 8
+    for name in stacked:
+        assert np.array_equal(after.read(name), before.read(name)), name
+    for name, entry in after.entries.items():
+        if entry.scheme is not None and name not in stacked:
+            assert np.array_equal(theirs[name], after.read(name).dequantize()), name  # type: ignore[union-attr]
+    with open_weights(made) as weights, Workers(1) as workers:
+        logits = Skeleton.open(weights).logits(tokens, workers).numpy()
+    assert np.abs(theirs["logits"] - logits).max() < 1e-4 * np.abs(logits).max()
+    assert not [f for f in verify_artifact(made).findings if f.severity == "error"]
+    dense = converting.run(made, "hf", tmp_path / "dense", dtype="float32")
+    plain = Checkpoint.open(dense)
+    assert all(np.array_equal(plain.float32(name), before.read(name)) for name in stacked)
