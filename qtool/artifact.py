@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
-from qtool.formats import FORMATS, ArtifactScheme, detect, gptq, mlx_experts, mxfp4_experts
+from qtool.formats import (
+    FORMATS,
+    ArtifactScheme,
+    detect,
+    gptq,
+    mlx,
+    mlx_experts,
+    mlx_fused,
+    mxfp4_experts,
+)
 from qtool.formats import safetensors_file as st
 from qtool.formats.mlx import is_mlx
 from qtool.formats.safetensors_header import TensorInfo
@@ -43,6 +52,7 @@ _CONFIG_FILES = (
 _AUXILIARY = (
     "scales",
     "biases",
+    "global_scale",
     "qzeros",
     "scaled_zeros",
     "g_idx",
@@ -67,6 +77,7 @@ _AUXILIARY = (
     "k_scale",
     "v_scale",
 )
+_STACK = " stack"  # as the scheme of mxfp4_experts ends
 _SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB")
 _BITSANDBYTES = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state")
 
@@ -91,7 +102,7 @@ class Entry:
     @property
     def stacked(self) -> bool:
         """Whether it is experts in one tensor, which is read as numbers, not as codes."""
-        return self.scheme == mxfp4_experts.SCHEME
+        return isinstance(self.scheme, str) and self.scheme.endswith(_STACK)
 
     @property
     def bits_per_weight(self) -> float:
@@ -118,7 +129,7 @@ class Artifact:
     def of(cls, checkpoint: Checkpoint) -> Artifact:
         """The same of an opened checkpoint."""
         found = detect(quantization_config(checkpoint))
-        if found.format == "mlx":
+        if found.format in ("mlx", "dense"):  # mlx-lm's plain files, too
             checkpoint = experts_apart(checkpoint)
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
         if packed and found.format == "dense":
@@ -130,9 +141,36 @@ class Artifact:
         """Whether quantized matrices can be read here."""
         return self.found.scheme is not None and self.found.format in FORMATS
 
+    def check_unchanged(self) -> None:
+        """UnsupportedError for a file of mlx-lm whose numbers are no longer the checkpoint's."""
+        why = mlx_experts.changed(self.checkpoint.tensors, self._kind)
+        if self.found.format == "mlx" and why is not None:
+            raise UnsupportedError(f"{self.checkpoint.path}: {why}")
+
     @cached_property
     def entries(self) -> Mapping[str, Entry]:
         """Everything in the artifact by its unquantized name, in the order of the files."""
+        entries = dict(self._apart)
+        for name, whole in self._wholes.items():
+            parts = [entries.pop(part) for expert in whole.parts for part in expert]
+            entries[name] = Entry(
+                name, whole.shape, parts[0].dtype, f"{parts[0].scheme or parts[0].dtype}{_STACK}",
+                tuple(stored for part in parts for stored in part.stored),
+                sum(part.nbytes for part in parts), sum(part.parameters for part in parts),
+            )  # fmt: skip
+        return entries
+
+    @cached_property
+    def _wholes(self) -> Mapping[str, mlx_fused.Whole]:
+        """MLX's experts that the checkpoint has in one tensor."""
+        if self.found.format != "mlx":
+            return {}
+        shapes = {name: entry.shape for name, entry in self._apart.items()}
+        return mlx_fused.wholes(shapes, self._kind)
+
+    @cached_property
+    def _apart(self) -> dict[str, Entry]:
+        """Every matrix and tensor by itself."""
         tensors = self.checkpoint.tensors
         taken: set[str] = set()
         entries: dict[str, Entry] = {}
@@ -157,6 +195,18 @@ class Artifact:
                     )
                 entries[entry.name] = entry
         return entries
+
+    @property
+    def _kind(self) -> str:
+        return str(self.checkpoint.config.get("model_type") or "")
+
+    def _part(self, name: str) -> NDArray[np.float32]:
+        """A part of a whole: an expert's matrix or bias."""
+        if name.endswith(".bias"):
+            return self.checkpoint.float32(name)
+        module = name.removesuffix(".weight")
+        quant: GroupQuant = mlx.unpack(module, self.stored_tensor, self.found)
+        return quant.dequantize()
 
     def _module(self, name: str, info: TensorInfo) -> str | None:
         """The module whose codes a tensor holds, or None."""
@@ -266,6 +316,8 @@ class Artifact:
 
     def experts(self, name: str, first: int, last: int) -> NDArray[np.float32]:
         """Experts first to last of those that are stacked in one tensor."""
+        if (whole := self._wholes.get(self.entry(name).name)) is not None:
+            return np.stack([whole.expert(one, self._part) for one in range(first, last)])
         parts = []
         for stored in self.entry(name).stored:
             shape = self.checkpoint.tensors[stored].shape[1:]
@@ -290,7 +342,9 @@ class Artifact:
         dtype = quant.scheme.scale_dtype
         for scales in entry.stored:
             if scales.rpartition(".")[2] in _SCALES:
-                dtype = SCALE_DTYPES.get(self.checkpoint.tensors[scales].dtype, dtype)
+                stored = self.checkpoint.tensors[scales].dtype
+                if stored != "U8":  # which of the formats of a byte it is, the config told
+                    dtype = SCALE_DTYPES.get(stored, dtype)
                 break
         # Arrays do not tell small floats apart, headers do.
         scheme = replace(quant.scheme, scale_dtype=dtype, book=entry.scheme.book)
@@ -308,8 +362,11 @@ class Artifact:
 
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
-    """MLX's stacks of experts as a tensor for each expert."""
+    """MLX's stacks of experts as a tensor for each expert, and its convolutions turned; any other
+    checkpoint as it is."""
     parts = mlx_experts.apart(checkpoint.tensors, str(checkpoint.config.get("model_type")))
+    if all(info is checkpoint.tensors.get(name) for name, (_, info) in parts.items()):
+        return checkpoint
     return replace(
         checkpoint,
         tensors={name: info for name, (_, info) in parts.items()},

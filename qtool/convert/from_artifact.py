@@ -40,6 +40,7 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             f"{path}: its record of how it was made cannot be read ({artifact.unreadable}), and "
             "what is converted carries that on; fetch the file again, or remove it"
         )
+    artifact.check_unchanged()
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
         raise UnsupportedError(

@@ -8,6 +8,7 @@ from qtool.errors import UnsupportedError
 from qtool.formats.mlx_models import plain_head
 from qtool.layer_names import is_head
 from qtool.recipe.recipe import Recipe
+from qtool.recipe.weights import mlx_affine
 from qtool.scheme import Dense, Dropped, Scheme
 from qtool.structure import outside_reason
 
@@ -48,7 +49,12 @@ def quantize_outside(
         width = bits.get(action) if isinstance(action, Dense) else None
         last = name.removesuffix(".weight").rsplit(".", 1)[-1]
         if width and (action == HEAD or last in _OF_TOKENS):
-            actions[name] = replace(recipe.scheme, bits=width)
+            actions[name] = replace(_whole_numbers(recipe.scheme), bits=width)
+
+
+def _whole_numbers(scheme: Scheme) -> Scheme:
+    """The recipe's, or, where layers are small floats, of the groups that mlx-lm takes itself."""
+    return mlx_affine(Scheme(4, 64, False)) if scheme.is_float else scheme
 
 
 def scheme(recipe: Recipe, number: int, name: str) -> Scheme:

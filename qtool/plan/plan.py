@@ -195,8 +195,8 @@ def make_plan(
     }
     heads.refuse_tied(recipe, tensors, _tied(checkpoint))
     unmatched.refuse(recipe, actions)
-    mlx.leave(recipe, actions)
     kind = str(checkpoint.config.get("model_type") or "")
+    mlx.leave(recipe, kind, actions)
     heads.quantize_outside(recipe, actions, kind, _tied(checkpoint))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")

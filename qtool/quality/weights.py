@@ -79,6 +79,7 @@ class ArtifactWeights:
 
 def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     """UnsupportedError where the format is one that is recognised only."""
+    artifact.check_unchanged()
     tensors = {}
     for name, entry in artifact.entries.items():
         if entry.scheme is None:

@@ -40,7 +40,9 @@ def says_dense(subject: Subject, module: str) -> bool | None:
     if found.quant_method == auto_round.NAME:
         return auto_round.left_dense(config, module)
     if found.format == "mlx":  # what has no scales is dense there
-        return f"{module}.scales" not in subject.artifact.checkpoint.tensors
+        entry = subject.entries.get(module)
+        stacked = entry is not None and entry.stacked
+        return not stacked and f"{module}.scales" not in subject.artifact.checkpoint.tensors
     if found.format == "gptq":
         if is_head(module):
             return config.get("lm_head") is not True
