@@ -89,8 +89,8 @@ class Before:
 def _chances(asked: NDArray[np.int64]) -> NDArray[np.float64]:
     """How likely each row is asked for next, [rows], where it was so often.
 
-    Rows that were not asked for have together the share of those that were once, each of them alike;
-    of a text so short that it tells nothing, half.
+    Rows that were not asked for have together the share of those that were once, each of them
+    alike; of a text so short that it tells nothing, half.
     Source: Good, The Population Frequencies of Species and the Estimation of Population Parameters,
     1953.
     """

@@ -11,8 +11,8 @@ each other and of their neighbours, and errors likewise,
     rows[o] = sum over tokens of g[o]^2 / tokens of the text     columns[k] = mean of x[k]^2
 
 An expert's sums are over the tokens that it read. An embedding is a matrix that reads one row at a
-time: each counts as often as the text is likely to ask for it, and its columns count as the gradient
-by them says, which is taken back from all that comes of them before the blocks.
+time: each counts as often as the text is likely to ask for it, and its columns count as the
+gradient by them says, which is taken back from all that comes of them before the blocks.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
 the blocks from the last to the first: one block in memory at a time, and a micro-batch a thread.
