@@ -116,9 +116,9 @@ def fit_request(
     text: calibration, samples, length and seed, None where not given. sets: `key=value` put over
     the recipe's own. UsageError.
     """
+    from qtool.fitting.outside import kept_keys
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
-    from qtool.fitting.outside import kept_keys
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
 
     if (size is None) == (bits is None):
