@@ -50,11 +50,11 @@ def fitted(call: Call, model: Path, out: Path, *given: object) -> dict[str, Any]
 def test_mlx_has_bits_for_both(untied: Path, tmp_path: Path, call: Call) -> None:
     """Those that are stored are those that were chosen; less for the table that costs less."""
     mine, out, costs = tmp_path / "mine.yaml", tmp_path / "out", tmp_path / "costs.json"
-    asked = ("--recipe", "w4g64-mlx-rtn", "--bits", 4.7, "--costs", costs)
+    asked = ("--recipe", "w4g64-mlx-rtn", "--types", "4,8", "--bits", 6.6, "--costs", costs)
     found = fitted(call, untied, mine, *asked)
     chosen = {one["name"]: int(one["type"]) for one in found["chosen"]}
     losses = json.loads(costs.read_text())["losses"]
-    assert losses[HEAD]["4"] > losses[EMBEDDING]["4"] > losses[EMBEDDING]["6"] > 0
+    assert losses[HEAD]["4"] > losses[EMBEDDING]["4"] > losses[EMBEDDING]["8"] > 0
     assert chosen[HEAD] > chosen[EMBEDDING] and not found["kept"] and not found["notes"]
     recipe = load(str(mine))
     assert isinstance(recipe, Recipe)
@@ -108,7 +108,8 @@ def test_a_quantized_head_of_gptq_may_have_its_bits_chosen(
     untied: Path, tmp_path: Path, call: Call
 ) -> None:
     """Where an override quantizes it and leaves bits open; else it is dense, or as it says."""
-    for name, patch in (("open", "group_size: 64"), ("pinned", "bits: 4"), ("none", None)):
+    cases = (("open", "group_size: 64", 10.5), ("pinned", "bits: 4", 10.5), ("none", None, 12))
+    for name, patch, bits in cases:
         own = f"[{{match: lm_head, weights: {{{patch}}}}}]" if patch else "[]"
         mine = tmp_path / f"{name}.yaml"
         asked = (
