@@ -118,7 +118,7 @@ def test_a_quantized_head_of_gptq_may_have_its_bits_chosen(
             "--set",
             f"overrides={own}",
             "--bits",
-            10.5 if patch else 12,
+            bits,
         )
         found = fitted(call, untied, mine, *asked)
         chosen = {one["name"]: int(one["type"]) for one in found["chosen"]}
