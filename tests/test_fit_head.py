@@ -12,7 +12,7 @@ from test_fit import SMALL, call
 from test_fit_checkpoint import widths
 
 from qtool.fitting.before import _chances
-from qtool.fitting.outside import kept_keys, slopes_of
+from qtool.fitting.outside import kept_keys, remains, slopes_of
 from qtool.fitting.sampled import by_weight
 from qtool.fitting.slope import Slope, Slopes
 from qtool.plan.planned import Planned
@@ -176,3 +176,36 @@ def test_pieces_speak_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> No
     assert heaviest in [first for first, _, _ in some]
     none = by_weight(np.zeros(4000), 16)
     assert {weight for _, _, weight in none} == {0.0}
+
+
+def test_what_comes_after_rounding_is_reckoned_with(
+    untied: Path, tmp_path: Path, call: Call
+) -> None:
+    """AWQ and GPTQ make errors in blocks smaller, and none of an embedding, which then has more
+    bits; what is said is of rounding to nearest."""
+    tables: dict[str, int] = {}
+    for name in ("rtn", "awq-gptq"):
+        asked = ("--recipe", f"w4g64-mlx-{name}", "--types", "3,4,5,6,8", "--bits", 5)
+        found = fitted(call, untied, tmp_path / f"{name}.yaml", *asked)
+        chosen = {one["name"]: one for one in found["chosen"]}
+        tables[name] = int(chosen[EMBEDDING]["type"])
+        assert found["loss"] == pytest.approx(sum(one["loss"] for one in chosen.values()))
+    assert tables["awq-gptq"] > tables["rtn"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "block", "head"),
+    [
+        ("w4g64-mlx-rtn", 1, 1),
+        ("w4g64-gptq", 1 / 4, 1 / 4),
+        ("w4a16-ct-awq", 1 / 4, 1),
+        ("w4g64-mlx-awq-gptq", 1 / 6, 1 / 4),
+    ],
+)
+def test_what_methods_leave(recipe: str, block: float, head: float) -> None:
+    loaded = load(recipe)
+    assert isinstance(loaded, Recipe)
+    cases = (("model.layers.0.mlp.up_proj", 0, block), (HEAD, None, head), (EMBEDDING, None, 1))
+    for name, number, share in cases:
+        planned = Planned(f"{name}.weight", (6, 2), "F32", loaded.scheme, (), number)
+        assert remains(loaded, planned) == share

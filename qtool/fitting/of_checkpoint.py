@@ -114,6 +114,7 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         fitting,
         "layer",
         tuple(said_by(_given(plan, units))),
+        {name: outside.remains(recipe, unit[0]) for name, unit in units.items()},
     )
 
 
