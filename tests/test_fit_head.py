@@ -178,6 +178,7 @@ def test_pieces_speak_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> No
     assert {weight for _, _, weight in none} == {0.0}
 
 
+@pytest.mark.slow
 def test_what_comes_after_rounding_is_reckoned_with(
     untied: Path, tmp_path: Path, call: Call
 ) -> None:
