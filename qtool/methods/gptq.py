@@ -281,7 +281,7 @@ def quantize_with(
         plain: NDArray[np.float32] = np.asarray(weight, np.float32)
         return qoq.sweep(plain, given, scheme, options.mse)
     if rounds_offsets(scheme, options):
-        found = native.quantize_groups(
+        grids = native.quantize_groups(
             np.ascontiguousarray(weight, np.float32),
             bits=scheme.bits,
             group_size=scheme.group_size,
@@ -294,7 +294,7 @@ def quantize_with(
         )
         left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
         sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
-        quant = GroupQuant(scheme, found.codes, found.scale, found.zero)
+        quant = GroupQuant(scheme, grids.codes, grids.scale, grids.zero)
         return onto_offsets(quant, partial(sweep, threads=threads))
     columns = weight.shape[1]
     whole_row = grid.group_width(scheme, columns) >= columns
