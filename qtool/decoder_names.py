@@ -22,7 +22,8 @@ _SEES = (
     "vit_large_projector.", "patch_merge_mlp.",
     "projector.", "merger.", "aligner.", "vqmodel.", "generation_embeddings.",
     "generation_aligner.", "generation_head.", "layerwise_projectors.", "spatial_projectors.",
-    "image_newline", "vision_adapter.", "vision_projection.",
+    "image_newline", "vision_adapter.", "vision_projection.", "vision_encoder.", "siglip2.",
+    "sound_encoder.", "sound_projection.",
     "mm_projector.", "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _PARTS = (*TEXT_CONFIGS, "vision_config")  # of config.json

@@ -2,6 +2,7 @@
 all of them in float32 is eight times as large."""
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from qtool.artifact import Artifact
 
 @dataclass(frozen=True)
 class ExpertStack:
-    """The numbers of a tensor [experts, in, out], as a matrix [experts * in, out]."""
+    """The numbers of a tensor [experts, in, out], as a matrix [experts * in, out]; of biases
+    [experts, out], as they are."""
 
     artifact: Artifact
     name: str
@@ -21,8 +23,8 @@ class ExpertStack:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows of all experts, and columns."""
-        experts, rows, columns = self.artifact.entry(self.name).shape
-        return experts * rows, columns
+        *rows, columns = self.artifact.entry(self.name).shape
+        return prod(rows), columns
 
     def dequantize(self) -> NDArray[np.float32]:
         """All of it."""
@@ -30,7 +32,7 @@ class ExpertStack:
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
         """float32 [last - first, columns]"""
-        each = self.artifact.entry(self.name).shape[1]
+        each = self.shape[0] // self.artifact.entry(self.name).shape[0]
         found = []
         while first < last:
             expert, start = divmod(first, each)
@@ -42,5 +44,6 @@ class ExpertStack:
     def _expert(self, number: int) -> NDArray[np.float32]:
         if number not in self._opened:
             self._opened.clear()
-            self._opened[number] = self.artifact.experts(self.name, number, number + 1)[0]
+            found = self.artifact.experts(self.name, number, number + 1)
+            self._opened[number] = found.reshape(-1, self.shape[1])
         return self._opened[number]

@@ -67,12 +67,13 @@ BY_NUMBER = {block.number: block for block in _TYPES}
 F32 = BlockType("F32", 0, 1, 4)
 F16 = BlockType("F16", 1, 1, 2)
 BF16 = BlockType("BF16", 30, 1, 2)
+I32 = BlockType("I32", 26, 1, 4)
 FLOATS = (F32, F16, BF16)
 _PLAIN = (
     *FLOATS,
     BlockType("I8", 24, 1, 1),
     BlockType("I16", 25, 1, 2),
-    BlockType("I32", 26, 1, 4),
+    I32,
     BlockType("I64", 27, 1, 8),
     BlockType("F64", 28, 1, 8),
 )

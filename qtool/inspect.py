@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifact import Artifact, Entry, quantization_config, without_layers
+from qtool.artifact import Artifact
+from qtool.entry import Entry
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
+from qtool.record import without_layers
 from qtool.scheme import GroupQuant, Scheme
+from qtool.stored_config import quantization_config
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,6 +3,8 @@
     fp8      scale = max|w| / 448 of a row, a group, a block or the matrix
     nvfp4    outer = 448 * 6 / max|w| of the matrix, and of those that engines fuse with it;
              scale = e4m3(outer * max|w| / 6) of each group of 16
+             (of MLX's, without outer: the nearest e4m3 number or one of its two neighbours,
+             whichever leaves the smallest squared error)
     mxfp4    scale = 2^(floor(log2(max|w|)) - 2) of each group of 32, or twice that, whichever
     mxfp8    leaves the smaller squared error; with 8 for 2 where codes are e4m3
 
@@ -27,6 +29,7 @@ Floats = NDArray[np.float32]
 
 _SMALLEST = {"bfloat16": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24}
 _CHUNK = 1 << 18  # elements worked on at once
+_LAST = np.uint8(126)  # the byte of e4m3's largest number
 _LARGEST_OUTER = np.float32(2.0**100)
 
 
@@ -45,10 +48,18 @@ def quantize(weight: Floats, scheme: Scheme, largest: float | None = None) -> Gr
                 ratio = np.float32(LARGEST["e4m3"] * LARGEST[scheme.book]) / whole
             outer = min(ratio, _LARGEST_OUTER)
         scale = _two_levels(tops, scheme, outer)
+    elif scheme.scale_dtype == "float8_e4m3":
+        scale = _two_levels(tops, scheme, np.float32(1))
+        codes = _codes(weight, scheme, scale)
+        byte = encode(scale, "e4m3")
+        for other in (np.minimum(byte + np.uint8(1), _LAST), np.maximum(byte, 2) - np.uint8(1)):
+            _better(weight, scheme, scale, codes, TABLES["e4m3"][other])
+        return _quant(scheme, codes, scale, None)
     elif scheme.scale_dtype == "e8m0":
         scale = _power(tops, scheme)
         codes = _codes(weight, scheme, scale)
-        return _better(weight, scheme, scale, codes)
+        _better(weight, scheme, scale, codes, scale * np.float32(2))
+        return _quant(scheme, codes, scale, None)
     else:
         scale = _stored(tops / np.float32(LARGEST[scheme.book]), scheme.scale_dtype)
         scale[tops == 0] = 1
@@ -135,8 +146,10 @@ def _codes(weight: Floats, scheme: Scheme, step: Floats) -> NDArray[np.uint8]:
     return codes
 
 
-def _better(weight: Floats, scheme: Scheme, scale: Floats, codes: NDArray[np.uint8]) -> GroupQuant:
-    """Scales twice as large where they leave a smaller squared error."""
+def _better(
+    weight: Floats, scheme: Scheme, scale: Floats, codes: NDArray[np.uint8], others: Floats
+) -> None:
+    """Put other scales, and their codes, where they leave a smaller squared error."""
     table = TABLES[scheme.book]
     columns = weight.shape[1]
     starts = np.arange(0, columns, scheme.group_size)
@@ -149,10 +162,9 @@ def _better(weight: Floats, scheme: Scheme, scale: Floats, codes: NDArray[np.uin
             return total
 
         small = _spread(part, scheme, scale[place])
-        large = small * np.float32(2)
-        other = encode(part / large, scheme.book)
-        gains = error(other, large) < error(codes[slab], small)
-        scale[place] = np.where(gains, scale[place] * np.float32(2), scale[place])
+        spread = _spread(part, scheme, others[place])
+        other = encode(part / spread, scheme.book)
+        gains = error(other, spread) < error(codes[slab], small)
+        scale[place] = np.where(gains, others[place], scale[place])
         chosen = np.repeat(gains, scheme.group_size, axis=1)[:, :columns]
         codes[slab] = np.where(chosen, other, codes[slab])
-    return _quant(scheme, codes, scale, None)

@@ -291,8 +291,8 @@ def fused_key(module: str) -> str:
     """Modules with one key are fused by engines: q/k/v, gate/up, and the experts of a block."""
     if found := experts_of(module):
         return found[0]
-    parent, _, last = module.rpartition(".")
-    return f"{parent}.{_FUSED_AS.get(last, last)}"
+    parent, dot, last = module.rpartition(".")
+    return f"{parent}{dot}{_FUSED_AS.get(last, last)}"
 
 
 # Linear layers that read one input, told from common names.

@@ -13,6 +13,8 @@ from typing import Any
 import gguf_models_dense
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_later
+import gguf_models_llamas
 import gguf_models_newest
 import gguf_models_remote
 import gguf_models_seeing
@@ -117,10 +119,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_models_seeing.MODELS,
 }  # fmt: skip
 MODELS |= gguf_models_hybrid.MODELS | gguf_models_states.MODELS | gguf_models_remote.MODELS
-MODELS |= gguf_models_newest.MODELS
+MODELS |= gguf_models_newest.MODELS | gguf_models_later.MODELS
 _SEEING = {
     **gguf_models_dense.SEEING, **gguf_models_gemma4.SEEING, **gguf_models_seeing.SEEING,
-    **gguf_models_newest.SEEING,
+    **gguf_models_newest.SEEING, **gguf_models_later.SEEING,
 }  # fmt: skip
 # Keys that convert_hf_to_gguf.py does not write, and llama.cpp would assume something else.
 SAID_BEYOND = {
@@ -132,6 +134,7 @@ SAID_BEYOND = {
     **gguf_models_sparse.SAID_BEYOND,
     **gguf_models_remote.SAID_BEYOND,
     **gguf_models_newest.SAID_BEYOND,
+    **gguf_models_later.SAID_BEYOND,
     **gguf_models_seeing.SAID_BEYOND,
 }
 
@@ -143,6 +146,8 @@ def auto_model(config: Any) -> Any:
     if config.model_type == "mistral4":  # which transformers finds as a part of others alone
         return transformers.Mistral4ForCausalLM
     seeing = hasattr(config, "vision_config") or hasattr(config, "vq_config")
+    if hasattr(config, "audio_config") and not seeing and hasattr(config, "text_config"):
+        return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
@@ -184,7 +189,9 @@ def build(
         gguf_models_gemma4.fill(model)
         gguf_models_states.fill(model)
         gguf_models_newest.fill(model)
+        gguf_models_later.fill(model)
         gguf_models_seeing.fill(name, model)
+        gguf_models_llamas.fill(name, model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     gguf_models_sparse.finish(name, folder)
     gguf_models_seeing.finish(name, folder)
@@ -198,6 +205,8 @@ def build(
         gguf_models_remote.rename(name, folder)
     if name in gguf_models_newest.MODELS:
         gguf_models_newest.finish(name, folder)
+    if name in gguf_models_later.MODELS:
+        gguf_models_later.finish(name, folder)
     if name == "gemma3n":
         gguf_models_gemma4.add_unread(folder)
     if name in gguf_models_hybrid.PREDICTING:

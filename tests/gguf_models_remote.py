@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_models_llamas
+
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -46,11 +48,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "smallthinker": ("Mixtral", {"num_local_experts": 4, "num_hidden_layers": 2, "head_dim": 32}),
     "smallthinker-windows": ("Mixtral", {"num_local_experts": 6, "num_hidden_layers": 5}),
 }  # fmt: skip
-UNLIKE = ("smallthinker", "smallthinker-windows")
-NO_WAY_BACK = {
+UNLIKE = ("smallthinker", "smallthinker-windows", *gguf_models_llamas.UNLIKE)
+NO_WAY_BACK = gguf_models_llamas.NO_WAY_BACK | {
     name: "lacks blk.0.attn_q.bias" if name == "kormo" else "transformers has no class"
     for name in MODELS
 }
+MODELS |= gguf_models_llamas.MODELS
 # Keys that convert_hf_to_gguf.py does not write, as in `gguf_models`: llama.cpp asks for it.
 SAID_BEYOND = {"exaone": {"exaone.attention.layer_norm_rms_epsilon"}}
 
@@ -177,6 +180,12 @@ def rename(name: str, folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
+    if name in gguf_models_llamas.MODELS:
+        config = json.loads((folder / "config.json").read_text())
+        state = gguf_models_llamas.RENAMED[name](state, config)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config))
+        return
     state = _join(state) if name.startswith("ling") else state
     for new, old in _NAMES.get(name, ()):
         state = {key.replace(old, new): tensor for key, tensor in state.items()}

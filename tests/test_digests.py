@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from quantizing import Call, caller, first_block_of_tiny
 
-from qtool.artifact import without_layers
+from qtool.record import without_layers
 from qtool.verification.digests import check_digests
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact

@@ -24,6 +24,7 @@ from faulty_runs import (
 )
 from quantizing import files
 
+from qtool.convert.resume import at_once
 from qtool.errors import ResumeError, SourceError, UnsupportedError
 from qtool.gguf import convert
 from qtool.gguf.open import open_source
@@ -312,7 +313,9 @@ def test_all_is_on_the_disk_before_it_has_its_name(
         monkeypatch.setattr(os, "rename", rename)
         run_gguf(GgufRequest("m", root / "tiny", load_gguf("f16"), source, 1), Progress(quiet=True))
         monkeypatch.setattr(os, "rename", renamed)
-        convert.convert_to_hf(open_source(source), out, None, 1 << 62, Progress(quiet=True))
+        convert.convert_to_hf(
+            open_source(source), out, None, 1 << 62, Progress(quiet=True), lambda _: at_once(out)
+        )
     else:
         quantize(root, recipe, out)
     assert out.exists() and log[0] == str(out.parent)

@@ -248,13 +248,13 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
 
 def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What a few pieces of a tensor tell is near to what all of it does."""
-    from qtool.fitting import gguf_losses, sampled
+    from qtool.fitting import sampled
 
     every, some = tmp_path / "every.json", tmp_path / "some.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)
     monkeypatch.setattr(sampled, "_PIECE", 1 << 11)
-    monkeypatch.setattr(gguf_losses, "SAMPLED", 1 << 15)
-    monkeypatch.setattr(gguf_losses, "OF_TABLES", 1 << 17)
+    monkeypatch.setattr(sampled, "SAMPLED", 1 << 15)
+    monkeypatch.setattr(sampled, "OF_TABLES", 1 << 17)
     fitted(tiny, tmp_path / "b.yaml", bits=4.5, costs=some)
     left, right = (json.loads(path.read_text())["losses"] for path in (every, some))
     ratios = [

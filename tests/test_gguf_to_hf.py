@@ -18,6 +18,7 @@ import quantizing
 
 from qtool import native_gguf
 from qtool.checkpoint import Checkpoint
+from qtool.convert.resume import at_once
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf import convert, from_hf
@@ -88,7 +89,9 @@ def keys_of(source: GgufSource) -> dict[str, Value]:
 
 
 def back(source: GgufSource, out: Path, dtype: str | None = None) -> convert.Converted:
-    return convert.convert_to_hf(source, out, dtype, 1 << 40, Progress(quiet=True))
+    return convert.convert_to_hf(
+        source, out, dtype, 1 << 40, Progress(quiet=True), lambda _: at_once(out)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -169,12 +169,8 @@ def test_tables() -> None:
     found = detect(table)
     assert (found.format, found.layout, str(found.scheme)) == ("mlx", "affine", "w4 g64 asym")
     assert detect({"bits": 4, "group_size": 64}).scheme == found.scheme
-    assert detect({"bits": 4, "group_size": 32, "mode": "mxfp4"}).scheme is None
     assert detect({"bits": 7, "group_size": 64}).scheme is None
     assert detect({"bits": 4, "group_size": 64, "quant_method": "gptq"}).format == "gptq"
-    own = detect({"bits": 4, "group_size": 64, M: {"bits": 4, "group_size": 32, "mode": "mxfp8"}})
-    with pytest.raises(FormatError, match="its mode is mxfp8"):
-        mlx.scheme_in(M, {}.get, own)
     with pytest.raises(FormatError, match="for all modules at once whether weights are symmetric"):
         mlx.config(Facts({"a": scheme(), "b": scheme(symmetric=True)}), PLAIN)
     for bad, reason in (

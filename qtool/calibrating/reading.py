@@ -116,8 +116,9 @@ class EmbeddingRows(TorchCalls):
         self._tables = tables
         self._announced = torch.from_numpy(np.unique(announced))
         self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
-        # By table, [..., width], where torch is to go back to them: to be set by who wants it.
-        self.looked_up: list[tuple[str, torch.Tensor]] | None = None
+        # By table, [...] and [..., width], where torch is to go back to them: to be set by who
+        # wants it.
+        self.looked_up: list[tuple[str, torch.Tensor, torch.Tensor]] | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.to and _names_meta((*args[1:], *kwargs.values())):
@@ -140,7 +141,7 @@ class EmbeddingRows(TorchCalls):
             known, rows = self._rows(name, here)
         found = rows[torch.searchsorted(known, here)].to(ids.device)
         if self.looked_up is not None:
-            self.looked_up.append((name, found.requires_grad_()))
+            self.looked_up.append((name, here, found.requires_grad_()))
             return found.clone()  # which a model may write into
         return found
 

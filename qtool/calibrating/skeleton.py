@@ -51,7 +51,8 @@ class LookedUp:
 
     states: torch.Tensor  # before the first block
     calls: list[Call]  # of each block
-    rows: list[tuple[str, torch.Tensor]]  # by table [..., width], at its tokens
+    # By table, [...] which rows, and the rows [..., width].
+    rows: list[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 @dataclass(eq=False)
@@ -188,7 +189,7 @@ class Skeleton:
             EmbeddingRows(self.checkpoint, self._tables(), every) as tables,
         ):
             for number, tokens in enumerate(batches):
-                rows: list[tuple[str, torch.Tensor]] = []
+                rows: list[tuple[str, torch.Tensor, torch.Tensor]] = []
                 tables.looked_up = rows
                 first, calls, _ = recorded(self.model, self.prefix, self.blocks, tokens, None)
                 use(number, LookedUp(self._layout.first(first), calls, rows))

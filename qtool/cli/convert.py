@@ -43,6 +43,10 @@ def convert(
     replace: Annotated[
         bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="start over, whatever an interrupted run to a folder left"),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Write ARTIFACT as another format: exactly, and certified, or not at all.
@@ -71,6 +75,7 @@ def convert(
         assume=assume,
         max_shard_bytes=parse_size(max_shard_size, "--max-shard-size"),
         replaces=replace,
+        fresh=fresh,
     )
     made = run(request, Progress(quiet=json_))
     if json_:

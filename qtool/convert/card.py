@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.artifact import without_layers
 from qtool.convert.certificate import Certificate
 from qtool.convert.targets import Target
+from qtool.record import without_layers
 from qtool.runs import modelcard
 from qtool.verification.engine_view import EngineView
 

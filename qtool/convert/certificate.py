@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
-from qtool.artifact import without_layers
 from qtool.convert.lost import ACTIVATIONS
 from qtool.convert.model import DTYPE_NAMES, Model
 from qtool.convert.targets import Target
-from qtool.record import FILES
+from qtool.record import FILES, without_layers
 
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about

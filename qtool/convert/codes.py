@@ -28,6 +28,8 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
         return replace(
             made, scheme=step.scheme, scale=in_dtype(made.scale, step.scheme.scale_dtype)
         )
+    if isinstance(value, GroupQuant) and value.scheme == step.scheme and value.scheme.is_float:
+        return value
     quant = grouped(value)
     if quant is None and step.lossy == ZEROS:
         quant = value.nearest if isinstance(value, BlockMatrix) else nearest(value)

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from qtool import structure
-from qtool.artifact import Artifact, Entry, plain_config, quantization_config
+from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.convert import lost
 from qtool.convert.model import DTYPES, Model, Quantized, Tensor
+from qtool.entry import Entry
 from qtool.errors import FormatError, UnsupportedError
 from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.scheme import Scheme
+from qtool.stored_config import plain_config, quantization_config
 
 
 def artifact_model(path: Path, assume: str | None) -> Model:
@@ -40,6 +42,7 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             f"{path}: its record of how it was made cannot be read ({artifact.unreadable}), and "
             "what is converted carries that on; fetch the file again, or remove it"
         )
+    artifact.check_unchanged()
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
         raise UnsupportedError(

@@ -155,12 +155,21 @@ def _schemes(
     dtype = _scale_dtype(target, found, model)
     wanted = {}
     for one in found:
+        if one.floats is not None and _holds(target, one.floats, one.tensor.shape):
+            wanted[one.tensor.name] = one.floats
         if one.scheme is not None:
             group = one.scheme.group_size if size is None else size
             outer = "offset" if target.format == "mlx" else ""
             wanted[one.tensor.name] = Scheme(one.scheme.bits, group, symmetric, dtype, outer=outer)
     options: Options = FORMATS[target.format].choose(list(wanted.values()), target.layout)
     return wanted, options
+
+
+def _holds(target: Target, floats: Scheme, shape: tuple[int, ...]) -> bool:
+    """Whether a format has small floats of this scheme, to the byte."""
+    module: Any = FORMATS[target.format]
+    fits = module.supports(floats, shape, module.choose([floats], target.layout)) is None
+    return target.format in ("mlx", "compressed-tensors") and fits
 
 
 def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
@@ -185,6 +194,8 @@ def _obstacles(
 ) -> list[Obstacle]:
     """Why one matrix cannot be stored exactly, what is worst first."""
     name: str = one.tensor.name
+    if one.floats is not None and one.floats == scheme:
+        return []
     if one.scheme is None or scheme is None:
         hint = "dequantize it with --to hf, and quantize that"
         return [Obstacle(name, str(one.obstacle), hint=hint)]

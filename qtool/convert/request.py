@@ -21,6 +21,7 @@ class Request:
     assume: str | None = None  # v1 or v2: how GPTQ's zeros are stored, whatever the config says
     max_shard_bytes: int = 5_000_000_000
     replaces: bool = False  # an earlier artifact
+    fresh: bool = False  # throw away what an earlier run left
 
     @property
     def replace(self) -> Replace | None:

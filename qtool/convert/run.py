@@ -1,6 +1,7 @@
 """`qtool convert`, from a request to a finished artifact."""
 
 from collections import Counter
+from functools import partial
 
 from qtool.artifact import Artifact
 from qtool.convert import card, to_checkpoint, to_gguf
@@ -10,6 +11,7 @@ from qtool.convert.from_gguf import digest, gguf_model
 from qtool.convert.model import DTYPE_NAMES, DTYPES, Model
 from qtool.convert.plan import Plan, codes_plan, dense_plan, in_dtype
 from qtool.convert.request import Request, say_all
+from qtool.convert.resume import resumed
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.convert import convert_to_hf
@@ -18,7 +20,7 @@ from qtool.gguf.inspect import gguf_models
 from qtool.record import FILE_NAME
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
-from qtool.runs.staging import check_out, check_out_file, staged
+from qtool.runs.staging import check_out, check_out_file
 from qtool.verification.engine_view import view_of
 
 
@@ -70,7 +72,7 @@ def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Convert
     say_all(source.warnings, progress)
     made = convert_to_hf(
         source, request.out, request.dtype, request.max_shard_bytes, progress,
-        f"sha256:{digest(file)}", request.replace,
+        partial(resumed, request, source.path, progress), f"sha256:{digest(file)}",
     )  # fmt: skip
     return Converted(
         artifact=made.artifact,
@@ -88,9 +90,10 @@ def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Convert
 def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> Converted:
     """Write, compare, certify, and give the name."""
     target = request.target
-    with staged(request.out, request.replace) as folder:
+    layout = to_checkpoint.layout_of(model, plan, request.max_shard_bytes)
+    with resumed(request, model.path, progress, layout) as (folder, journal):
         with progress.stage("export"):
-            written = to_checkpoint.write(model, plan, folder, request.max_shard_bytes, progress)
+            written = to_checkpoint.write(model, plan, layout, folder, journal, progress)
         with progress.stage("verify"):
             certificate = Certificate(
                 source=source_record(model),

@@ -34,6 +34,7 @@ class Survey:
     scale_dtypes: frozenset[str] = frozenset()  # the ones that hold every scale
     offset_dtypes: frozenset[str] = frozenset()  # the ones that hold every zero times its scale
     sizes: frozenset[int] = frozenset()  # larger group sizes that say the same; -1 is the row
+    floats: Scheme | None = None  # of small floats
 
 
 def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) -> Survey:
@@ -58,7 +59,9 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
             scheme = replace(quant.scheme, scale_dtype="float16")
             return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
     if quant is None:
-        return Survey(tensor, f"is stored as {tensor.stored}, not as whole numbers and scales")
+        obstacle = f"is stored as {tensor.stored}, not as whole numbers and scales"
+        floats = value.scheme if isinstance(value, GroupQuant) and value.scheme.is_float else None
+        return Survey(tensor, obstacle, floats=floats)
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
     middle = 1 << (quant.scheme.bits - 1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from qtool import __version__
 from qtool.artifact import Artifact
+from qtool.convert import resume
 from qtool.convert.certificate import Rounded, Squares
 from qtool.convert.codes import fitted, relative_error
 from qtool.convert.model import DTYPE_NAMES, Model
@@ -25,6 +26,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS, Facts
 from qtool.formats.facts import in_config
 from qtool.formats.safetensors_file import (
+    Layout,
     StreamWriter,
     TensorSpec,
     from_float32,
@@ -32,6 +34,7 @@ from qtool.formats.safetensors_file import (
     to_float32,
 )
 from qtool.plan.mlx import stacks
+from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 
 
@@ -45,18 +48,31 @@ class Written:
     rounded: list[Rounded] = field(default_factory=list)
 
 
-def write(
-    model: Model, plan: Plan, folder: Path, max_shard_bytes: int, progress: Progress
-) -> Written:
-    """Tensors, config.json, and the source's tokenizer."""
+def layout_of(model: Model, plan: Plan, max_shard_bytes: int) -> Layout:
+    """Where all tensors go."""
     specs = [spec for step in plan.steps for spec in _specs(step, plan)]
-    layout = plan_shards(specs, max_shard_bytes, stack_of=stacks(plan.format, model.config))
+    return plan_shards(specs, max_shard_bytes, stack_of=stacks(plan.format, model.config))
+
+
+def write(
+    model: Model,
+    plan: Plan,
+    layout: Layout,
+    folder: Path,
+    journal: Journal | None,
+    progress: Progress,
+) -> Written:
+    """Tensors, config.json, and the source's tokenizer. journal: of what is written already."""
     config = _config(model, plan, folder)  # before the work: a format may refuse it
-    rounded: list[Rounded] = []
+    steps = [(s.tensor.name, {spec.name for spec in _specs(s, plan)}) for s in plan.steps]
     with StreamWriter(folder, layout) as writer:
-        for number in progress.blocks(len(plan.steps), "tensor"):
-            _add(plan.steps[number], plan, writer, rounded)
+        lost = resume.finished(journal, writer, steps)
+        resume.say(progress, len(lost), len(steps))
+        for number in progress.blocks(len(steps), "tensor", first=len(lost)):
+            lost.append(_add(plan.steps[number], plan, writer))
+            resume.commit(journal, writer, steps[number], lost[-1])
         writer.close()
+    rounded = [one for one in lost if one is not None]
     write_json(folder / "config.json", config)
     for name, content in model.side_files():
         path = folder / name
@@ -74,7 +90,8 @@ def _specs(step: Step, plan: Plan) -> list[TensorSpec]:
     return found
 
 
-def _add(step: Step, plan: Plan, writer: StreamWriter, rounded: list[Rounded]) -> None:
+def _add(step: Step, plan: Plan, writer: StreamWriter) -> Rounded | None:
+    """What is lost of it, as far as it is known."""
     tensor = step.tensor
     if step.scheme is not None:
         assert tensor.read is not None
@@ -82,7 +99,7 @@ def _add(step: Step, plan: Plan, writer: StreamWriter, rounded: list[Rounded]) -
         packed = FORMATS[plan.format].pack(tensor.module, quant, plan.options)
         for name, array in packed.items():
             writer.add(name, array)
-        return
+        return None
     if tensor.read is None:
         assert tensor.raw is not None
         raw = tensor.raw()
@@ -90,16 +107,17 @@ def _add(step: Step, plan: Plan, writer: StreamWriter, rounded: list[Rounded]) -
             values = to_float32(raw, tensor.dtype, tensor.shape)
             raw = from_float32(values, step.dtype, tensor.name)
         writer.add(tensor.name, raw)
-        return
+        return None
     value = tensor.read()
     sums = Squares()
     raw = plain(tensor, value, step.dtype, sums)
     writer.add(tensor.name, raw)
-    if not sums.same:
-        dtype = DTYPE_NAMES[step.dtype]
-        what = f"it is rounded to {dtype}"
-        why = f"is {tensor.stored}, whose products {dtype} does not hold"
-        rounded.append(Rounded(tensor.name, what, why, sums.relative_error))
+    if sums.same:
+        return None
+    dtype = DTYPE_NAMES[step.dtype]
+    what = f"it is rounded to {dtype}"
+    why = f"is {tensor.stored}, whose products {dtype} does not hold"
+    return Rounded(tensor.name, what, why, sums.relative_error)
 
 
 def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:

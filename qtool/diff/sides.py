@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact, without_layers
+from qtool.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.expert_stack import ExpertStack
 from qtool.formats import safetensors_file as st
 from qtool.printable import sayable
+from qtool.record import without_layers
 from qtool.scheme import GroupQuant, Scheme
 
 _MAX_DIGESTED = 64_000_000  # bytes of a file beside the weights

@@ -5,7 +5,7 @@ them, so that a choice may come out too large by a little: then it is made again
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qtool.errors import UnsupportedError
 from qtool.fitting.allocate import Candidate, allocate
@@ -46,11 +46,16 @@ def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
     fixed = ways.before.tensor_bytes - free  # bytes that nothing is chosen for
     room = _budget(request, ways.before) - fixed
     for _ in range(_TRIES):
-        found = allocate(list(units.values()), room)
+        found = allocate(
+            [_remaining(unit, ways.remains.get(name, 1.0)) for name, unit in units.items()], room
+        )
         if found is None:
             break
-        chosen = dict(zip(units, found, strict=True))
-        loss = costs.together(one.loss for one in found)
+        chosen = {
+            name: next(one for one in units[name] if one.name == taken.name)
+            for name, taken in zip(units, found, strict=True)
+        }
+        loss = costs.together(one.loss for one in chosen.values())
         text = ways.text(_about(request, loss), _names(chosen))
         made = ways.made(text)
         over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
@@ -130,6 +135,11 @@ def _candidates(
             "q8_0, or give it a type by an override"
         )
     return found
+
+
+def _remaining(unit: Sequence[Candidate], share: float) -> list[Candidate]:
+    """As they are to be compared with those of other units."""
+    return [replace(one, loss=share * one.loss) for one in unit]
 
 
 def _beyond(

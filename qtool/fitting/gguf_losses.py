@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.calibrating.workers import Workers
 from qtool.errors import FormatError
-from qtool.fitting.sampled import OF_TABLES, SAMPLED, checked, pieces
+from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
 from qtool.gguf.kinds import EMBEDDINGS
@@ -51,9 +51,11 @@ def weighed(tensor: PlannedTensor, slopes: Slopes, tied: bool) -> list[Weighed]:
     source, found = tensor.source, []
     shape = (source.rows, source.in_features)
     table = slopes.tables.get(source.origin[0]) if len(source.origin) == 1 else None
-    if source.name in EMBEDDINGS and table is not None and table.shape == shape[1:]:
-        rows = np.full(shape[0], 1 / shape[0])
-        found.append(Weighed(tensor, rows, table[None]))
+    if source.name in EMBEDDINGS and table is not None and table.columns.shape == shape[1:]:
+        rows = table.rows
+        if rows.size != shape[0]:  # of another vocabulary: each alike
+            rows = np.full(shape[0], 1 / shape[0])
+        found.append(Weighed(tensor, rows, table.columns[None]))
     head = slopes.head
     is_head = source.name == HEAD or (source.name == EMBEDDING and tied)
     if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
@@ -109,13 +111,28 @@ def _losses(
 ) -> NDArray[np.float64]:
     """[types], of pieces, as all rows would have it."""
     source = one.tensor.source
-    sampled = OF_TABLES if source.name in (*EMBEDDINGS, HEAD) else SAMPLED
-    spans = pieces(source.rows, source.in_features, len(one.columns), sampled)
+    if source.name in (*EMBEDDINGS, HEAD):
+        return _of_table(one, types, importance, workers)
+    spans = pieces(source.rows, source.in_features, len(one.columns))
     found = workers.map(lambda span: _lost(one, types, importance, *span), spans)
     lost = np.sum(found, axis=0)
     share = float(one.rows.sum()) / lost[-1] if lost[-1] > 0 else 0.0
     scaled: NDArray[np.float64] = np.where(np.isfinite(lost[:-1]), lost[:-1] * share, np.inf)
     return scaled
+
+
+def _of_table(
+    one: Weighed, types: Sequence[BlockType], importance: bool, workers: Workers
+) -> NDArray[np.float64]:
+    """The same of a table, of which few rows count for much."""
+    spans = by_weight(one.rows, one.tensor.source.in_features)
+    found = np.array(workers.map(lambda span: _lost(one, types, importance, *span[:2]), spans))
+    spoken = np.array([weight for _, _, weight in spans])
+    own = found[:, -1]
+    share = np.divide(spoken, own, out=np.zeros_like(own), where=own > 0)
+    held = np.isfinite(found)
+    lost: NDArray[np.float64] = share @ np.where(held, found, 0.0)
+    return np.where(held.all(axis=0), lost, np.inf)[:-1]
 
 
 def usable_types(

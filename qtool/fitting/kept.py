@@ -22,7 +22,7 @@ import torch
 from qtool.calibrating.workers import Workers
 from qtool.fitting import slopes_file
 from qtool.fitting.passing import Passing
-from qtool.fitting.slope import Slope, Vector
+from qtool.fitting.slope import Slope
 from qtool.fitting.slopes_file import Named
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
@@ -138,16 +138,16 @@ def gradients_at(space: Workspace, index: int) -> Path:
     return space.folder / f"gradients-{index % 2}"
 
 
-def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Vector]) -> None:
+def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Slope]) -> None:
     """Slopes of all blocks and the head are there, and these of tables: what led to them goes."""
-    rows = np.empty(0)
-    named = [(name, -1, Slope(rows, columns, 0)) for name, columns in tables.items()]
-    entry = slopes_file.write(_slopes(space, _TABLES), named)
+    entry = slopes_file.write(
+        _slopes(space, _TABLES), [(name, -1, one) for name, one in tables.items()]
+    )
     space.journal.commit(_ALL, blocks=blocks, **entry)
     _drop_passed(space)
 
 
-def take_all(space: Workspace) -> tuple[list[Block], dict[str, Vector]] | None:
+def take_all(space: Workspace) -> tuple[list[Block], dict[str, Slope]] | None:
     """Of the head, and of the blocks from the last to the first; and of tables. None where an
     earlier run has not found all, or not all is whole."""
     last: Mapping[str, Any] = space.journal.done.get(_ALL, {})
@@ -165,7 +165,7 @@ def take_all(space: Workspace) -> tuple[list[Block], dict[str, Vector]] | None:
     if tables is None:
         return None
     _drop_passed(space)  # where it was killed before
-    return found, {name: one.columns for name, _, one in tables}
+    return found, {name: one for name, _, one in tables}
 
 
 def _drop_passed(space: Workspace) -> None:

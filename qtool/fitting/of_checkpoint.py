@@ -5,7 +5,6 @@ What engines fuse into one layer has one scheme: q/k/v, gate/up, and all experts
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,11 @@ from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting import outside
 from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
-from qtool.fitting.sampled import checked, pieces
+from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
@@ -28,12 +28,12 @@ from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
 from qtool.plan.experts import as_quantized
 from qtool.plan.handed import handed_on
+from qtool.plan.heads import says_tied
 from qtool.plan.plan import Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
-from qtool.scheme import Scheme
 
 _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may differ in bits
 
@@ -45,8 +45,15 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     checkpoint = as_quantized(recipe, Checkpoint.open(request.source))
     plan = make_plan(recipe, checkpoint)
     bits = widths(request.types, recipe.format)
-    units = _units(plan, recipe)
-    plans = {width: make_plan(_of_width(recipe, width), checkpoint) for width in bits}
+    kept = request.kept_keys
+    plans = {width: make_plan(outside.of_width(recipe, width, kept), checkpoint) for width in bits}
+    units = _units(plan, plans)
+    headless, tied = outside.has_no_head(checkpoint, plan), says_tied(checkpoint.config)
+    keys = {
+        name: key
+        for name, unit in units.items()
+        if recipe.format == "mlx" and (key := outside.key_of(unit[0], tied)) is not None
+    }
     made_by = {
         name: {w: made for w, made in plans.items() if all(_has(made, one.name) for one in unit)}
         for name, unit in units.items()
@@ -68,14 +75,14 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         return found.tokens, found.record()
 
     def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
-        slope_of = {one.name: slopes.matrices.get(one.name, {}).get(-1) for one in units[name]}
-        known = {matrix: slope for matrix, slope in slope_of.items() if slope is not None}
-        if len(known) < len(slope_of):
+        slope_of = {one.name: outside.slopes_of(one, slopes, headless) for one in units[name]}
+        if not all(slope_of.values()):
             return {}
         return {
             str(width): sum(
                 _lost(checkpoint, made.by_name[matrix], slope, workers)
-                for matrix, slope in known.items()
+                for matrix, ways in slope_of.items()
+                for slope in ways
             )
             for width, made in made_by[name].items()
         }
@@ -99,12 +106,15 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         {name: (_bits(unit[0]), sum(one.nbytes for one in unit)) for name, unit in units.items()},
         tokens,
         losses,
-        partial(checkpoint_text, recipe, {k: [one.module for one in u] for k, u in units.items()}),
+        partial(
+            checkpoint_text, recipe, {k: [t.module for t in u] for k, u in units.items()}, keys
+        ),
         made,
         {"weights": recipe.weights and recipe.weights.model_dump(mode="json", exclude={"bits"})},
         fitting,
         "layer",
         tuple(said_by(_given(plan, units))),
+        {name: outside.remains(recipe, unit[0]) for name, unit in units.items()},
     )
 
 
@@ -133,29 +143,21 @@ def _has(plan: Plan, name: str) -> bool:
     return plan.by_name[name].scheme is not None
 
 
-def _of_width(recipe: Recipe, width: int) -> Recipe:
-    assert recipe.weights is not None
-    weights = recipe.weights.model_copy(update={"bits": width})
-    return recipe.model_copy(update={"weights": weights})
-
-
-def _units(plan: Plan, recipe: Recipe) -> dict[str, list[Planned]]:
-    """Matrices whose bits are to be chosen, by what engines fuse: all that are quantized as the
-    recipe says of all, and not by an override."""
+def _units(plan: Plan, plans: Mapping[int, Plan]) -> dict[str, list[Planned]]:
+    """Matrices whose bits are to be chosen, by what engines fuse: all that have those of each plan,
+    and not what an override or a key of the recipe says."""
     found: dict[str, list[Planned]] = {}
     for planned in plan.quantized:
         found.setdefault(structure.fused_key(planned.module), []).append(planned)
     return {
         name: unit
         for name, unit in found.items()
-        if all(_as_said(one.scheme, recipe) for one in unit)
+        if all(
+            scheme is None or scheme.bits == width
+            for width, made in plans.items()
+            for scheme in (made.by_name[one.name].scheme for one in unit)
+        )
     }
-
-
-def _as_said(scheme: Scheme | None, recipe: Recipe) -> bool:
-    """Whether it is what the recipe says of all; in MLX's format scales have the model's dtype."""
-    wanted = recipe.scheme
-    return scheme is not None and replace(scheme, scale_dtype=wanted.scale_dtype) == wanted
 
 
 def _given(plan: Plan, units: Mapping[str, list[Planned]]) -> dict[str, str]:
@@ -190,6 +192,12 @@ def _lost(checkpoint: Checkpoint, planned: Planned, slope: Slope, workers: Worke
         errors = np.square(weight - back, dtype=np.float64) @ slope.columns
         return 0.5 * float(errors @ own), float(own.sum())
 
+    if planned.block is None:
+        spans = by_weight(slope.rows, columns)
+        found = workers.map(lost, [span[:2] for span in spans])
+        spoken = (weight for _, _, weight in spans)
+        pairs = zip(found, spoken, strict=True)
+        return sum(one * weight / seen for (one, seen), weight in pairs if seen > 0)
     found = workers.map(lost, pieces(rows, columns))
     total, seen = (sum(part) for part in zip(*found, strict=True))
     return total * float(slope.rows.sum()) / seen if seen > 0 else 0.0

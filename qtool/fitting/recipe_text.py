@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qtool.fitting.gguf_losses import EMBEDDING, HEAD
+from qtool.fitting.outside import table
 from qtool.gguf.recipe import GgufRecipe
 from qtool.layer_names import experts_of
 from qtool.recipe.recipe import Recipe
@@ -42,9 +43,14 @@ def gguf_text(
 
 
 def checkpoint_text(
-    base: Recipe, modules: Mapping[str, Sequence[str]], about: str, bits: Mapping[str, str]
+    base: Recipe,
+    modules: Mapping[str, Sequence[str]],
+    keys: Mapping[str, str],
+    about: str,
+    bits: Mapping[str, str],
 ) -> str:
     """`base` with bits of modules, by what engines fuse; about: the first line, without its mark.
+    keys: of MLX's table, for units that have theirs there.
 
     What is as the recipe says of all is not said again; its overrides are of other modules.
     """
@@ -53,10 +59,10 @@ def checkpoint_text(
     made = [
         json.dumps({"match": name, "weights": {"bits": int(width)}})
         for unit, width in bits.items()
-        if width != usual
+        if width != usual and unit not in keys
         for name in _named(modules[unit])
     ]
-    return _text(base, about, {}, made)
+    return _text(base, about, table(base, keys, bits), made)
 
 
 def _named(modules: Sequence[str]) -> list[str]:

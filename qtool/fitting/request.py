@@ -91,6 +91,7 @@ class FitRequest:
     fresh: bool = False
     requantize: bool = False  # tensors of a quantized type may be encoded anew
     max_ram: int | None = None  # bytes of resident memory
+    kept_keys: frozenset[str] = frozenset()  # of the recipe's `mlx` table, which stay as they are
 
 
 def fit_request(
@@ -115,9 +116,10 @@ def fit_request(
     text: calibration, samples, length and seed, None where not given. sets: `key=value` put over
     the recipe's own. UsageError.
     """
+    from qtool.fitting.outside import kept_keys
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
-    from qtool.recipe.recipe import calibration_sets, load
+    from qtool.recipe.recipe import calibration_sets, find, load, shipped
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
@@ -139,9 +141,11 @@ def fit_request(
     room = None if max_ram is None else parse_size(max_ram, "--max-ram")
     with progress.stage("download"):
         source = resolve(model, progress)
+    own = find(recipe) not in shipped().values()
+    kept = frozenset() if isinstance(base, GgufRecipe) else kept_keys(base, own, sets)
     return FitRequest(
         model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize,
-        room,
+        room, kept,
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ class Slopes:
     # By checkpoint tensor, then by the expert's number where one tensor holds all, or -1.
     matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
     head: Slope | None = None
-    # Of tables that rows are looked up in, by checkpoint tensor: columns, over the text's tokens.
-    tables: dict[str, Vector] = field(default_factory=dict)
+    # Of tables that rows are looked up in, by checkpoint tensor.
+    tables: dict[str, Slope] = field(default_factory=dict)
     unrelated: float | None = None  # mean KL divergence of predictions at unrelated places
 
     def digest(self) -> str:
@@ -46,8 +46,8 @@ class Slopes:
                 yield [name, number, one.count], [one.rows, one.columns]
         if self.head is not None:
             yield ["", self.head.count], [self.head.rows, self.head.columns]
-        for name, columns in sorted(self.tables.items()):
-            yield [name], [columns]
+        for name, one in sorted(self.tables.items()):
+            yield [name, one.count], [one.rows, one.columns]
 
 
 def joined(one: Slope, other: Slope) -> Slope:

@@ -11,8 +11,8 @@ each other and of their neighbours, and errors likewise,
     rows[o] = sum over tokens of g[o]^2 / tokens of the text     columns[k] = mean of x[k]^2
 
 An expert's sums are over the tokens that it read. An embedding is a matrix that reads one row at a
-time: each counts alike, and its columns count as the gradient by them says, which is taken back
-from all that comes of them before the blocks.
+time: each counts as often as the text is likely to ask for it, and its columns count as the
+gradient by them says, which is taken back from all that comes of them before the blocks.
 
 The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
 the blocks from the last to the first: one block in memory at a time, and a micro-batch a thread.
@@ -45,7 +45,7 @@ from qtool.fitting.head import through_head
 from qtool.fitting.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
 from qtool.fitting.memory import TOGETHER
 from qtool.fitting.passing import Passing
-from qtool.fitting.slope import Slope, Slopes, Vector, joined
+from qtool.fitting.slope import Slope, Slopes, joined
 from qtool.fitting.slopes_file import Named
 from qtool.fitting.sums import Seen, Sums, add, observed
 from qtool.runs.progress import Progress
@@ -115,7 +115,7 @@ def finished(space: Workspace) -> Slopes | None:
     return None if found is None else _gathered(*found)
 
 
-def _gathered(found: Sequence[Block], tables: dict[str, Vector]) -> Slopes:
+def _gathered(found: Sequence[Block], tables: dict[str, Slope]) -> Slopes:
     """found: of the head, then of the blocks from the last to the first."""
     slopes = Slopes(tables=tables, unrelated=found[0].unrelated)
     for name, number, slope in (one for block in found for one in block.named):

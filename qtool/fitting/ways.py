@@ -1,7 +1,7 @@
 """A model and a recipe as far as a choice is concerned, whatever the format."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class Ways:
     fitting: Fitting  # what that takes of memory
     unit: str  # what a person calls one
     notes: tuple[str, ...] = ()
+    # By unit, of what rounding it to nearest loses: what remains by the methods that come later.
+    remains: Mapping[str, float] = field(default_factory=dict)
 
 
 def said_by(given: Mapping[str, str]) -> list[str]:

@@ -7,8 +7,8 @@ open -> plan (names, dtypes, config.json) -> stage a folder -> tensor by tensor:
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
+from qtool.convert import resume
 from qtool.convert.certificate import Certificate, Rounded, Squares
 from qtool.convert.model import DTYPE_NAMES
+from qtool.convert.resume import at_once
 from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
 from qtool.formats.safetensors_file import (
     DTYPE_BYTES,
@@ -40,16 +42,20 @@ from qtool.gguf_types import BY_NAME
 from qtool.runs import program
 from qtool.runs.digests import add_digests
 from qtool.runs.identity import file_facts
+from qtool.runs.journal import Journal
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
-from qtool.runs.replacing import Replace
-from qtool.runs.staging import check_space, staged, with_notes
+from qtool.runs.staging import check_space, with_notes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import made_beside
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _ONE_FILE = 1 << 62  # bytes of a shard
 _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+# Where something of a layout is made, and what of it an earlier run has finished.
+Place = Callable[[Layout], AbstractContextManager[tuple[Path, Journal | None]]]
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,12 @@ def convert_to_hf(
     dtype: str | None,
     max_shard_bytes: int,
     progress: Progress,
+    place: Place,
     digest: str | None = None,
-    replace: Replace | None = None,
 ) -> Converted:
     """Write the checkpoint to `out`; nothing is left under that name unless all succeeds.
 
-    digest: of the file, to be recorded.
+    place: where it is made. digest: of the file, to be recorded.
     """
     model = hf_model(source, dtype)
     files = side_files(source, model)  # before the work: a tokenizer may be one nobody knows
@@ -91,8 +97,10 @@ def convert_to_hf(
     for tensor in model.tensors:
         for kind in {one.type.name for one in tensor.in_file if one.type.weights > 1}:
             dequantized[kind] = dequantized.get(kind, 0) + 1
-    with staged(out, replace) as folder, progress.stage("export"):
-        size = _write(model, files, folder, max_shard_bytes, progress)
+    specs = [spec for tensor in model.tensors for spec in tensor.specs]
+    layout = plan_shards(specs, max_shard_bytes)
+    with place(layout) as (folder, journal), progress.stage("export"):
+        _write(model, files, layout, folder, journal, progress)
         certificate = Certificate(
             source=origin(source) | {"digest": digest, "dtype": named},
             format="hf",
@@ -110,7 +118,7 @@ def convert_to_hf(
         architecture=str(model.config["architectures"][0]),
         dtype=named,
         tensors=certificate.compared,
-        size_bytes=size,
+        size_bytes=layout.size,
         dequantized=dequantized,
         certificate=certificate,
         warnings=source.warnings,
@@ -142,7 +150,7 @@ def checkpoint_folder(
         if fresh or not _still_there(made, note, facts):
             empty(folder)
             check_space(out, in_one_file(hf_model(source, None)).size)
-            convert_to_hf(source, made, None, _ONE_FILE, progress)
+            convert_to_hf(source, made, None, _ONE_FILE, progress, lambda _: at_once(made))
             for file, mark in before.items():
                 if mark.state(file) != "same":
                     raise ResumeError(
@@ -204,16 +212,19 @@ def _facts(folder: Path) -> list[list[Any]]:
 def _write(
     model: HfModel,
     files: Mapping[str, bytes],
+    layout: Layout,
     folder: Path,
-    max_shard_bytes: int,
+    journal: Journal | None,
     progress: Progress,
-) -> int:
-    specs = [spec for tensor in model.tensors for spec in tensor.specs]
-    layout = plan_shards(specs, max_shard_bytes)
+) -> None:
+    steps = [(t.specs[0].name, {spec.name for spec in t.specs}) for t in model.tensors]
     with StreamWriter(folder, layout) as writer:
-        for index in progress.blocks(len(model.tensors), "tensor"):
+        done = len(resume.finished(journal, writer, steps))
+        resume.say(progress, done, len(steps))
+        for index in progress.blocks(len(steps), "tensor", first=done):
             for name, raw in model.tensors[index].arrays():
                 writer.add(name, raw)
+            resume.commit(journal, writer, steps[index])
         writer.close()
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -221,7 +232,6 @@ def _write(
     for name, checksum in writer.checksums.items():
         if zlib.crc32(written.raw(name).data) != checksum:
             raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
-    return layout.size
 
 
 def _rounded(model: HfModel, written: Checkpoint) -> Iterator[Rounded]:

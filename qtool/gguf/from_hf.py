@@ -33,10 +33,15 @@ from qtool.plan.beside import refuse_adapter, said
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (
     ".rotary_emb.inv_freq",
+    ".rotary_pos_emb.inv_freq",
     ".attention.bias",
     ".attention.masked_bias",
     ".attn.bias",
     ".attn.masked_bias",
+    ".slope_rate",
+    ".query_decay",
+    ".key_decay",
+    ".diagonal_decay",
 )
 
 
@@ -49,7 +54,8 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     if architecture.predicts == MTP:
         config[MTP] = predicting_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
-    found = Found(checkpoint, config, mtp=architecture.predicts == MTP)
+    mtp = architecture.predicts == MTP
+    found = Found(checkpoint, config, mtp=mtp, bare=architecture.bare)
     if architecture.ahead_needed and found.left_out(count(config, "num_hidden_layers")):
         config.pop(architecture.predicts, None)  # config.json counts what is not stored
     tensors = _tensors(architecture, found)

@@ -134,6 +134,28 @@ class HfRows:
         return stretch(first * size, last * size).reshape(last - first, size)
 
 
+def whole_rows(stretch: Stretch, info: TensorInfo) -> Callable[[int, int], NDArray[np.uint8]]:
+    """The rows of a matrix of whole numbers, as int32; read() refuses those below zero."""
+    kinds = {"I64": np.int64, "I32": np.int32}
+    if info.dtype not in kinds or len(info.shape) != 2 or 0 in info.shape:
+        raise FormatError(
+            f"{info.name} is {info.dtype} {list(info.shape)}, expected a matrix of whole numbers"
+        )
+    size = info.nbytes // info.shape[0]
+
+    def read(first: int, last: int) -> NDArray[np.uint8]:
+        found = stretch(first * size, last * size).view(kinds[info.dtype])
+        numbers = found.astype(np.int32)
+        if not np.array_equal(numbers, found) or (numbers < 0).any():
+            raise FormatError(
+                f"{info.name} holds {found.min()} to {found.max()}, expected numbers from 0 on, of "
+                "32 bits"
+            )
+        return numbers.view(np.uint8).reshape(last - first, -1)
+
+    return read
+
+
 def padded(rows: HfRows, total: int) -> Callable[[int, int], NDArray[np.uint8]]:
     """A matrix's rows, and zeros behind them up to `total`."""
     own = rows.shape[0]

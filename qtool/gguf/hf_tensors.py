@@ -22,11 +22,11 @@ from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.cuts import Cut
 from qtool.gguf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
 from qtool.gguf.hf_config import count
-from qtool.gguf.hf_rows import TYPES, hf_rows, padded, same_bytes
+from qtool.gguf.hf_rows import TYPES, hf_rows, padded, same_bytes, whole_rows
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.row_maps import RowMap
 from qtool.gguf.source import ReadRows, SourceTensor
-from qtool.gguf_types import F32
+from qtool.gguf_types import F32, I32
 from qtool.transforms.rotated import Rotated
 
 # What convert_hf_to_gguf.py widens beside vectors.
@@ -34,6 +34,7 @@ ALWAYS_FLOAT32 = (
     "_norm.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".ssm_conv1d.weight",
     "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
     ".indexer_compressor_gate.weight", ".indexer_compressor_ape.weight",
+    ".attn_compressor_ape.weight",
     ".ssm_conv1d_q.weight", ".ssm_conv1d_k.weight", ".ssm_conv1d_v.weight",
     ".indexer.proj.weight", ".shortconv.conv.weight", "position_embd.weight",
     ".altup_correct_coef.weight", ".altup_predict_coef.weight",
@@ -47,6 +48,7 @@ class Found:
     checkpoint: Checkpoint
     config: Mapping[str, Any]
     mtp: bool = False  # it has a place for blocks that checkpoints call so
+    bare: bool = False  # names as the table has them lack "model."
     names: dict[str, str] = field(default_factory=dict)  # such a name -> the name here
     used: set[str] = field(default_factory=set)
     dropped: list[tuple[str, str]] = field(default_factory=list)
@@ -54,6 +56,8 @@ class Found:
     def __post_init__(self) -> None:
         for name in self.checkpoint.tensors:
             plain = name_alone(name)
+            if self.bare:
+                plain = plain.removeprefix("model.").removeprefix("backbone.")
             if self.mtp:
                 plain = name_in_table(plain, self.config)
             if sees(plain):
@@ -79,6 +83,7 @@ class Found:
             if all(place(name) + one in self.names for one in ends):
                 return self._of_experts(module, [place(name) + one for one in ends], gguf_name)
         names = [n for n in module.stored if place(n) + end in self.names][:1]
+        read: ReadRows
         parts = [place(name) + end for name in names]
         stacked = not parts and module.each is not None and not module.joined
         cut = module.cut
@@ -105,6 +110,10 @@ class Found:
             raise FormatError(f"{self.checkpoint.path}: lacks {missing[0]}; fetch it again")
         self.used.update(parts)
         infos = [self.checkpoint.tensors[self.names[part]] for part in parts]
+        if module.whole:
+            read = whole_rows(partial(self.checkpoint.stretch, infos[0].name), infos[0])
+            self._check(module, suffix, (infos[0].name,), infos[0].shape, block)
+            return SourceTensor(gguf_name + suffix, infos[0].shape, I32, read, (infos[0].name,))
         if module.turned and suffix == ".weight" and len(infos[0].shape) == 2:
             cut = Cut(1, infos[0].shape[0], turned=True)
         reader = hf_rows(
@@ -128,7 +137,7 @@ class Found:
         )
         origin = tuple(info.name for info in infos)
         shape = reader.shape
-        read: ReadRows = reader.read
+        read = reader.read
         expected = expected_shape(module, self.config, suffix, block) if module.padded else None
         if expected is not None and shape[0] < expected[0]:
             shape, read = (expected[0], *shape[1:]), padded(reader, expected[0])

@@ -130,6 +130,7 @@ CONVERTED = (
 FLOAT32_WHERE_CONVERTED = (
     ".indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
     ".indexer_compressor_gate.weight", ".indexer_compressor_ape.weight",
+    ".attn_compressor_ape.weight",
 )  # fmt: skip
 FLOAT32_IN = {"minimax-m3": ("indexer.q_proj.weight", "indexer.k_proj.weight")}
 

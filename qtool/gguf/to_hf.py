@@ -20,7 +20,7 @@ import numpy as np
 from qtool.errors import FormatError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.architectures import TABLE, Architecture
-from qtool.gguf.architectures.modules import Module
+from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import NOTHING_READS, gguf_names
@@ -33,7 +33,7 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf_biases import check_biases
 from qtool.gguf.to_hf_classes import class_of
 from qtool.gguf.to_hf_config import check_way_back, hf_config
-from qtool.gguf_types import F32
+from qtool.gguf_types import F32, I32
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -117,7 +117,7 @@ def _tensors(
                 module = replace(module, add=0, turned=False)  # which weights are
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
-                head = name in ("lm_head", "embed_out") and config["tie_word_embeddings"]
+                head = name in HEADS and config["tie_word_embeddings"]
                 needed = suffix == module.ends[0][0] or module.packed  # whose biases are, too
                 if needed and module.required(config) and not head and not left_out:
                     raise FormatError(
@@ -175,9 +175,11 @@ def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups
         found = module.values.inverse(floats_of(tensor, 0, tensor.rows))
         if not np.isfinite(found).all():
             raise FormatError(
-                f"{source.path}: {tensor.name} holds numbers that are not below zero, as all are "
-                "that the checkpoint has the logarithms of"
+                f"{source.path}: {tensor.name} holds numbers that are not all below zero, or above "
+                "it, as those are that the checkpoint has the logarithms of"
             )
+    if module.whole != (tensor.type == I32):
+        raise FormatError(f"{source.path}: {tensor.name} is {tensor.type.name}, which it cannot be")
     if module.each is not None and len(tensor.shape) < 2:
         raise FormatError(
             f"{source.path}: {tensor.name} has the shape {list(tensor.shape)}, expected a stack"
@@ -211,6 +213,8 @@ def _specs(
 
 def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias: bool) -> str:
     """The dtype of a matrix as asked; what llama.cpp widens gets it where that loses nothing."""
+    if module.whole:
+        return "I64"
     widened = tensor.type == F32 and (
         len(tensor.shape) == 1
         or bias

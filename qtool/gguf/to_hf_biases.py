@@ -45,7 +45,8 @@ _BIASES = {
                 ("", ("ffn_up", "ffn_down"))),
 }  # fmt: skip
 _BARE_NORMS = ("command-r", "cohere2", "cohere2moe", "nemotron_h", "nemotron_h_moe", "mpt", "dbrx",
-                "qwen4exp", "minimax-m3")  # fmt: skip
+                "qwen4exp", "minimax-m3",
+                "deepseek4")  # fmt: skip
 _WITH_STATES = (
     "mamba",
     "mamba2",

@@ -31,7 +31,7 @@ def put_layer_types(row: Architecture, config: dict[str, Any], given: Mapping[st
         config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
         config["num_key_value_heads"] = max(heads)
         config["mamba_d_head"] = _width_of_states(given)
-    if row.name == "kimi-linear":
+    if row.name in ("kimi-linear", "bailingmoe3"):
         heads = _by_block(config, given, "attention.head_count_kv")
         config["layer_types"] = ["full_attention" if h else "linear_attention" for h in heads]
     if row.name in ("lfm2", "lfm2moe"):

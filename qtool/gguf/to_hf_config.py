@@ -216,6 +216,7 @@ _SETTINGS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     ),
     "attention.compress_ratios": _to("indexer_compress_ratio", most),
     "swiglu_clamp_exp": _to("swiglu_limit", most),
+    "swiglu_clamp_shexp": _to("swiglu_limit", most),
     "expert_group_count": _to("n_group"),
     "expert_group_used_count": _to("topk_group"),
     "expert_used_count": _to("moe_topk"),

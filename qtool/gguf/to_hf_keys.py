@@ -40,6 +40,7 @@ _NO_NUMBERS = {
     "attention.indexer.types": frozenset(),
     "attention.compress_ratios": frozenset(),
     "swiglu_clamp_exp": frozenset(),
+    "swiglu_clamp_shexp": frozenset(),
     **dict.fromkeys(
         ("ple.layers", "ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes"),
         frozenset[Kind](),
@@ -53,6 +54,7 @@ _COUNTED = (
     "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
     "full_attention_interval", "feed_forward_length", "attention.head_count_kv",
     "attention.head_count", "rope.dimension_count_swa", "embedding_length_per_layer_input",
+    "embedding_length_out",
 )  # fmt: skip
 # What counts only where images are seen: of a text alone it changes nothing.
 OF_SIGHT = ("rope.dimension_sections", "n_deepstack_layers", "deepstack_mapping")

@@ -8,6 +8,7 @@ from qtool.formats.gguf_values import Value
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.dbrx import OF_ATTENTION, OF_EXPERTS, OLD_SIZES
 from qtool.gguf.architectures.llama4 import WITHOUT_NORMS
+from qtool.gguf.architectures.minimax_01 import usual_kinds
 from qtool.gguf.architectures.minimax_m3 import SPARSE
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.source import GgufSource
@@ -16,7 +17,8 @@ from qtool.gguf.to_hf_keys import plain
 # Classes that are told of each block whether its MLP is dense.
 _MLPS_BY_BLOCK = ("Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "HYV3ForCausalLM",
                   "LagunaForCausalLM", "KimiLinearForCausalLM", "HYV4ForCausalLM",
-                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM")  # fmt: skip
+                  "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM",
+                  "BailingHybridForCausalLM")  # fmt: skip
 
 
 def put_asked(row: Architecture, config: dict[str, Any], names: Collection[str]) -> None:
@@ -96,6 +98,18 @@ def put_own(
     if row.name == "qwen4exp":
         config |= {"indexer_kv_heads": 1, "output_gate_type": "sigmoid"}
         _put_ngrams(config, source)
+    if row.name == "bailingmoe3":
+        config["head_dim"] = config["linear_head_dim"]  # which its class then goes by
+    if row.name == "minimax-01":
+        said = source.metadata.get("minimax-01.attention.recurrent_layers")
+        linear = usual_kinds(len(_blocks(config))) if said is None else said.value
+        config["layer_types"] = [f"{'linear' if one else 'full'}_attention" for one in linear]
+        scale = config["full_attn_alpha_factor"]
+        config |= {"linear_attn_alpha_factor": scale, "mlp_alpha_factor": scale}
+        config["num_local_experts"] = config.pop("num_experts")
+    if row.name == "deepseek4":
+        del config["indexer_compress_ratio"]  # which Qwen calls so
+        config["compress_ratios"] = [*_said(source, "attention.compress_ratios").value]
     if row.name == "gemma3n":
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if row.name in ("gpt2", "starcoder"):

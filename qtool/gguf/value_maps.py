@@ -5,6 +5,8 @@ llama.cpp has the rate itself:
 
     gguf = -exp(A_log)        A_log = log(-gguf)
 
+or, of Ling 3.0, exp(A_log).
+
 Powers and logarithms are those of float64, rounded once: the same on every machine. Of a hundred
 numbers, about one differs in its last bit from torch's, which convert_hf_to_gguf.py writes.
 """
@@ -37,3 +39,14 @@ def _log_of_minus(values: Floats) -> Floats:
 
 
 MINUS_EXP = ValueMap(_minus_exp, _log_of_minus)
+
+
+def _exp(values: Floats) -> Floats:
+    return -_minus_exp(values)
+
+
+def _log(values: Floats) -> Floats:
+    return _log_of_minus(-values)
+
+
+EXP = ValueMap(_exp, _log)

@@ -35,7 +35,8 @@ Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -279,6 +280,22 @@ def quantize_with(
     if scheme.outer == "rows":
         plain: NDArray[np.float32] = np.asarray(weight, np.float32)
         return qoq.sweep(plain, given, scheme, options.mse)
+    if rounds_offsets(scheme, options):
+        grids = native.quantize_groups(
+            np.ascontiguousarray(weight, np.float32),
+            bits=scheme.bits,
+            group_size=scheme.group_size,
+            symmetric=False,
+            reach=grid.reach(scheme.bits),
+            search=native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None,
+            importance=given.importance if options.mse else None,
+            scale_dtype=scheme.scale_dtype,
+            threads=threads,
+        )
+        left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
+        sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
+        quant = GroupQuant(scheme, grids.codes, grids.scale, grids.zero)
+        return onto_offsets(quant, partial(sweep, threads=threads))
     columns = weight.shape[1]
     whole_row = grid.group_width(scheme, columns) >= columns
     found = native.gptq_sweep(
@@ -298,6 +315,21 @@ def quantize_with(
     grid.check_scales(found.scale)
     g_idx = found.g_idx if options.act_order else None
     return GroupQuant(scheme, found.codes, found.scale, found.zero, g_idx)
+
+
+def rounds_offsets(scheme: Scheme, options: Options) -> bool:
+    """Whether grids are known before the sweep, and their offsets are rounded as they are stored:
+    of 8 bits by up to a quarter of a step. Those of middle zeros are not."""
+    return scheme.outer == "offset" and not scheme.symmetric and options.static_groups
+
+
+def onto_offsets(quant: GroupQuant, sweep: Callable[..., NDArray[np.uint8]]) -> GroupQuant:
+    """Grids with the codes that sweep(levels=) chooses for offsets as they are stored."""
+    grid.check_scales(quant.scale)
+    book = np.arange(1 << quant.scheme.bits, dtype=np.float32)
+    scale = np.ascontiguousarray(quant.scale, np.float32)
+    levels = native.Levels(quant.scheme.group_size, scale, -quant.row_offset(), book)
+    return replace(quant, codes=sweep(levels=levels))
 
 
 def quantize(

@@ -96,6 +96,11 @@ def quantize_with(
     if static:
         pairs = rounding.grids(device, left, wanted, size, ratios, cost)
         groups = given.order // np.int32(size)
+        if gptq.rounds_offsets(scheme, options):
+            del left
+            scale, zero = rounding.stored(pairs, scheme.scale_dtype)
+            quant = GroupQuant(scheme, np.empty(weight.shape, np.uint8), scale, zero)
+            return gptq.onto_offsets(quant, partial(codes_on_levels, device, weight, given))
     else:
         pairs = torch.empty(-(-columns // size), weight.shape[0], 2, device=device.place)
         groups = np.arange(columns, dtype=np.int32) // np.int32(size)

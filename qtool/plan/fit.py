@@ -113,6 +113,8 @@ def _smaller(scheme: Scheme, in_features: int) -> Scheme:
 
 def _in_dtype_of(tensor: TensorInfo, scheme: Scheme) -> Scheme:
     """With scales like the weights, so that an engine's products stay in that dtype."""
+    if scheme.is_float:
+        return scheme
     own = {"F16": "float16", "F32": "float32"}
     return replace(scheme, scale_dtype=own.get(tensor.dtype, scheme.scale_dtype))
 

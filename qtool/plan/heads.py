@@ -1,15 +1,17 @@
 """The output head, and in MLX's format the embedding: dense, unless an override of the recipe
 names it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from qtool.errors import UnsupportedError
 from qtool.formats.mlx_models import plain_head
 from qtool.layer_names import is_head
 from qtool.recipe.recipe import Recipe
+from qtool.recipe.weights import mlx_affine
 from qtool.scheme import Dense, Dropped, Scheme
-from qtool.structure import outside_reason
+from qtool.structure import outside_reason, text_config
 
 HEAD = Dense("output head")
 EMBEDDING = Dense("embedding")
@@ -35,6 +37,17 @@ def means(recipe: Recipe, pattern: str, name: str, action: object) -> bool:
     return action == EMBEDDING and recipe.format == "mlx" and asked == last
 
 
+def says_tied(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says that the head is the embedding."""
+    key = "tie_word_embeddings"
+    return config.get(key, text_config(config).get(key)) is True
+
+
+def of_tokens(name: str) -> bool:
+    """Whether a tensor outside of the blocks is, by its name, the token embedding."""
+    return name.removesuffix(".weight").rsplit(".", 1)[-1] in _OF_TOKENS
+
+
 def quantize_outside(
     recipe: Recipe, actions: dict[str, Scheme | Dense | Dropped], kind: str, tied: bool
 ) -> None:
@@ -46,9 +59,13 @@ def quantize_outside(
     bits = {HEAD: None if tied else head, EMBEDDING: head if tied else recipe.mlx.embedding}
     for name, action in actions.items():
         width = bits.get(action) if isinstance(action, Dense) else None
-        last = name.removesuffix(".weight").rsplit(".", 1)[-1]
-        if width and (action == HEAD or last in _OF_TOKENS):
-            actions[name] = replace(recipe.scheme, bits=width)
+        if width and (action == HEAD or of_tokens(name)):
+            actions[name] = replace(_whole_numbers(recipe.scheme), bits=width)
+
+
+def _whole_numbers(scheme: Scheme) -> Scheme:
+    """The recipe's, or, where layers are small floats, of the groups that mlx-lm takes itself."""
+    return mlx_affine(Scheme(4, 64, False)) if scheme.is_float else scheme
 
 
 def scheme(recipe: Recipe, number: int, name: str) -> Scheme:

@@ -20,14 +20,18 @@ def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:
     return stack_of if format_ == "mlx" and config.get("model_type") in STACKED else None
 
 
-def leave(recipe: Recipe, actions: dict[str, Action]) -> None:
+def leave(recipe: Recipe, kind: str, actions: dict[str, Action]) -> None:
     """Make dense what mlx-lm takes apart as it loads, and would round once more: the keys and
-    values of latent attention (DeepSeek)."""
+    values of latent attention (DeepSeek); and what it renames only where it is dense: layers
+    without experts of LFM2-MoE. kind: model_type."""
     if recipe.format != "mlx":
         return
     for name, action in actions.items():
         if isinstance(action, Scheme) and name.endswith(".kv_b_proj.weight"):
             actions[name] = Dense("mlx-lm takes it apart as it loads")
+        plain = ".feed_forward.w" in name and kind == "lfm2_moe"
+        if isinstance(action, Scheme) and plain:
+            actions[name] = Dense("mlx-lm renames it as it loads, and its scales not")
 
 
 def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -> None:

@@ -193,11 +193,11 @@ def make_plan(
     actions: dict[str, Action] = {
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
-    heads.refuse_tied(recipe, tensors, _tied(checkpoint))
+    heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
     unmatched.refuse(recipe, actions)
-    mlx.leave(recipe, actions)
     kind = str(checkpoint.config.get("model_type") or "")
-    heads.quantize_outside(recipe, actions, kind, _tied(checkpoint))
+    mlx.leave(recipe, kind, actions)
+    heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
@@ -276,18 +276,12 @@ def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[s
     return view, said
 
 
-def _tied(checkpoint: Checkpoint) -> bool:
-    """Whether config.json says that the head is the embedding."""
-    config, key = checkpoint.config, "tie_word_embeddings"
-    return config.get(key, structure.text_config(config).get(key)) is True
-
-
 def _untie(
     checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
 ) -> dict[str, Action]:
     """What a head that config.json ties to the embedding becomes: one copy is enough."""
     found = [name for name, action in actions.items() if action == heads.HEAD]
-    if not _tied(checkpoint) or len(found) != 1:
+    if not heads.says_tied(checkpoint.config) or len(found) != 1:
         return {}
     head = found[0]
     info = checkpoint.tensors[head]

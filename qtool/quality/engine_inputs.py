@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool.artifact import Artifact, quantization_config
+from qtool.artifact import Artifact
 from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
@@ -31,6 +31,7 @@ from qtool.quality.activations import Rounding
 from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
+from qtool.stored_config import quantization_config
 
 _KEYS = re.compile(r"\.(\d+)\.(?:.*\.)?k_proj\.")
 _SCALES = re.compile(r"\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact, record_in
+from qtool.artifact import Artifact
 from qtool.calibrating.online import Online
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.quality.engine_turns import online_of
+from qtool.record import record_in
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 
@@ -79,6 +80,7 @@ class ArtifactWeights:
 
 def artifact_weights(artifact: Artifact) -> ArtifactWeights:
     """UnsupportedError where the format is one that is recognised only."""
+    artifact.check_unchanged()
     tensors = {}
     for name, entry in artifact.entries.items():
         if entry.scheme is None:

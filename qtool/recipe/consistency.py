@@ -132,11 +132,13 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
     if recipe.format == "fp8" and weights.type != "fp8":
         raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
     if weights.type != "int":
-        if recipe.format not in ("compressed-tensors", "fp8"):
+        other = "fp8" if weights.type == "fp8" else "mlx"
+        if recipe.format not in ("compressed-tensors", other):
+            has = "no fp8" if recipe.format == "mlx" else "whole numbers"
             raise conflict(
                 "format",
-                f"{recipe.format} stores whole numbers; weights of type {weights.type} go with "
-                "format compressed-tensors" + (" or fp8" if weights.type == "fp8" else ""),
+                f"{recipe.format} stores {has}; weights of type {weights.type} go with format "
+                f"compressed-tensors or {other}",
             )
         if recipe.method != ("rtn",) or recipe.rtn.clip or "awq" in recipe.transforms:
             raise conflict(

@@ -98,7 +98,8 @@ class Weights(Table):
         if self.type == "int":
             return _of_whole_numbers(self, format_)
         if self.type in _FIXED:
-            outer = "divides" if self.type == "nvfp4" else ""
+            whole = self.type == "nvfp4" and format_ != "mlx"  # a scale of the whole matrix
+            outer = "divides" if whole else ""
             book = "e2m1" if self.bits == 4 else "e4m3"
             return Scheme(self.bits, self.group_size, True, _FIXED[self.type][2], book, 1, outer)
         # bfloat16 is what transformers gives the scales of most models when it loads them: scales
@@ -114,9 +115,12 @@ def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
         return replace(scheme, scale_dtype="float32", outer="after")
     if format_ == "qserve":
         return replace(scheme, scale_dtype="int8", outer="rows")
-    if format_ == "mlx":  # whose scales have the dtype of the model
-        return replace(scheme, scale_dtype="bfloat16", outer="offset")
-    return scheme
+    return mlx_affine(scheme) if format_ == "mlx" else scheme
+
+
+def mlx_affine(scheme: Scheme) -> Scheme:
+    """The scheme as MLX stores whole numbers: scales have the dtype of the model."""
+    return replace(scheme, scale_dtype="bfloat16", outer="offset")
 
 
 class WeightsPatch(Table):

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.artifact import Artifact, without_layers
+from qtool.artifact import Artifact
 from qtool.engine_commands import COMMANDS
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
+from qtool.record import without_layers
 from qtool.report.facts import Loading
 from qtool.verification.engine_rules import engine_findings
 

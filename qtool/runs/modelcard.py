@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.artifact import without_layers
 from qtool.checkpoint import Checkpoint
 from qtool.engine_commands import COMMANDS
 from qtool.hub import card
 from qtool.plan.plan import Plan
+from qtool.record import without_layers
 from qtool.runs.planned_view import planned_view
 from qtool.runs.sink import Turned
 from qtool.runs.summary import LayerReport

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
-from qtool.artifact import plain_config
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
@@ -29,6 +28,7 @@ from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.stored_config import plain_config
 from qtool.structure import FUSED_EXPERTS, fused_layer
 
 _CHECKED_AT_ONCE = 1 << 20  # elements

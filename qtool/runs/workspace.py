@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,8 @@ from qtool.runs.staging import (
     with_notes,
 )
 from qtool.runs.watched import Marks, Watched
+
+COMMAND = "command"  # the fact that says which one a run is of, where it is not quantize or fit
 
 
 class AskAgain(UnsupportedError):
@@ -72,6 +74,12 @@ class Workspace:
     def check(self, facts: Mapping[str, Any]) -> None:
         """The same, and nothing is noted."""
         before, now = self.journal.facts, json.loads(json.dumps(dict(facts)))
+        if before and before.get(COMMAND) != now.get(COMMAND):
+            raise AnotherRun(
+                f"{self.out}: an unfinished run of another command ({_units(self.journal)}) is "
+                f"kept beside it ({self.folder.name}): give that command again to finish it; this "
+                "one with --fresh starts over"
+            )
         others = {
             name: (before[name], value)
             for name, value in now.items()
@@ -113,12 +121,14 @@ def workspace(
     sources: Marks | None = None,
     stating: Stating | None = None,
     replace: Replace | None = None,
+    stale: Callable[[Mapping[str, Any]], bool] = lambda _: False,
 ) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
     nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
     files that it is made of, as they were when they were opened. stating: writes what is to lie
     beside it, given where it is until it has its name. replace: it may take the place of another.
+    stale: whether an earlier run, by its facts, is to be thrown away, too.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
@@ -142,7 +152,7 @@ def workspace(
             raise
         try:
             journal = Journal(folder / "journal", look)
-            if fresh or not journal.done:
+            if fresh or not journal.done or stale(journal.facts):
                 journal.close()
                 empty(folder)
                 journal = Journal(folder / "journal", look)

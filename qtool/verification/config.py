@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from qtool.artifact import Entry, quantization_config
+from qtool.entry import Entry
 from qtool.errors import QtoolError
 from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import is_class, named
@@ -17,6 +17,7 @@ from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import read_json
 from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
+from qtool.stored_config import quantization_config
 from qtool.structure import FUSED_EXPERTS, fused_layer, text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
@@ -40,7 +41,9 @@ def says_dense(subject: Subject, module: str) -> bool | None:
     if found.quant_method == auto_round.NAME:
         return auto_round.left_dense(config, module)
     if found.format == "mlx":  # what has no scales is dense there
-        return f"{module}.scales" not in subject.artifact.checkpoint.tensors
+        entry = subject.entries.get(module)
+        stacked = entry is not None and entry.stacked
+        return not stacked and f"{module}.scales" not in subject.artifact.checkpoint.tensors
     if found.format == "gptq":
         if is_head(module):
             return config.get("lm_head") is not True

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qtool.artifact import Entry
 from qtool.checkpoint import Checkpoint
+from qtool.entry import Entry
 from qtool.formats import mxfp4_experts
 from qtool.verification.finding import Finding
 from qtool.verification.holes import torn, zero_stretches
@@ -26,7 +26,8 @@ _MASKS = {
 def check_dense(subject: Subject) -> Iterator[Finding]:
     """dense-values: of every tensor that is stored as floats, or read as them."""
     for name, entry in subject.entries.items():
-        if entry.stacked and (lost := _no_scales(subject.artifact.checkpoint, entry)):
+        released = entry.stacked and entry.stored[1].endswith(mxfp4_experts.SCALES)
+        if released and (lost := _no_scales(subject.artifact.checkpoint, entry)):
             yield Finding(
                 "error", "dense-values", name,
                 f"{entry.stored[1]}: {lost:,} of {entry.parameters // mxfp4_experts.GROUP:,} "

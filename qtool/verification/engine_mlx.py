@@ -1,7 +1,8 @@
 """What mlx-lm loads, told from headers and configs alone.
 
-A model type needs a class of that name there. MLX's own codes are loaded as they are, and AWQ's
-4 bits are repacked. What it calls GPTQ it reads as AWQ packs, and refuses where a g_idx is stored.
+A model type needs a class of that name there. MLX's own codes are loaded as they are, AWQ's 4 bits
+and gpt-oss as it is released are repacked. What it calls GPTQ it reads as AWQ packs, and refuses
+where a g_idx is stored.
 Experts lie stacked in its classes, as formats/mlx_experts.py stores those of many; of others those
 that are stored one by one are stacked where the class does that for scales and biases too.
 
@@ -48,7 +49,7 @@ def mlx_findings(view: EngineView) -> Iterator[Finding]:
         )  # fmt: skip
     if view.format == "awq":
         yield from _awq(view)
-    elif view.format not in ("mlx", "dense"):
+    elif view.format not in ("mlx", "dense") and (view.format, kind) != ("mxfp4", "gpt_oss"):
         yield Finding(
             "error", "engine-format", "",
             f"mlx-lm is not known to load {view.format}; `qtool convert --to mlx` stores the same "

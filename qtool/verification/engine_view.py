@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.artifact import Artifact, Entry, quantization_config
+from qtool.artifact import Artifact
+from qtool.entry import Entry
 from qtool.errors import QtoolError, SourceError
 from qtool.formats import auto_round
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
 from qtool.plan.planned import Planned
 from qtool.scheme import Dropped, Scheme
+from qtool.stored_config import quantization_config
 from qtool.structure import (
     BlockStack,
     expert_of,

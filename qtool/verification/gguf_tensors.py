@@ -8,8 +8,9 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.formats.gguf_file import INTEGERS
-from qtool.formats.gguf_values import Value
+from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
+from qtool.gguf.architectures.modules import HEADS
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
@@ -54,7 +55,8 @@ _INSTEAD = {
 }
 # Whose blocks differ in more than their keys tell by themselves.
 _TOLD_BY_ALL = ("mimo2", "qwen4exp", "laguna", "kimi-linear", "dots3note", "minimax-m3",
-                "glm5-next", "step35")  # fmt: skip
+                "glm5-next", "step35", "deepseek4", "minimax-01", "bailingmoe3")  # fmt: skip
+_BARE_BLOCKS = ("deci",)  # of which a file does not tell what each has, and one may have nothing
 _BLOCK = re.compile(r"^blk[.][0-9]+[.]")
 
 
@@ -107,10 +109,12 @@ def _given(source: GgufSource) -> dict[str, Value]:
 
 def _settings(row: Architecture, source: GgufSource) -> dict[str, Any] | None:
     """What names and shapes follow from, None where a file does not tell."""
-    if row.name in _TOLD_BY_ALL:
+    if row.name in (*_TOLD_BY_ALL, *_BARE_BLOCKS):
         there = has_way_back(row.name)
         return row.completed(hf_config(source, {}, "float32")) if there else None
     settings, given = sizes(source), _given(source)
+    if "expert_used_count" in given and given["expert_used_count"].kind == Kind.ARRAY:
+        return None  # of Nemotron 3 Puzzle, whose experts differ by block
     tensors = {tensor.name for tensor in source.tensors}
     put_layer_types(row, settings, given)
     if row.name in WITH_STATES:
@@ -140,8 +144,9 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     try:
         settings = _settings(row, source)
         if settings is None:
-            if empty or lost:
-                yield _missing([*lost, *empty], row.name)
+            lost += [] if row.name in _BARE_BLOCKS else empty
+            if lost:
+                yield _missing(lost, row.name)
             return
         names = gguf_names(row, settings)
         unread = {f"{name}.weight" for name in gguf_names(row.passed_over, settings).values()}
@@ -150,7 +155,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
     modules = {module.name: module for module in row.modules}
     for (name, block), gguf_name in names.items():
         module, first = modules[name], modules[name].ends[0][0]
-        head = name in ("lm_head", "embed_out")
+        head = name in HEADS
         needed = (module.required(settings) and not head) or (head and row.needs_head)
         # llama.cpp goes without blocks that predict further tokens.
         needed = needed and (block < settings["num_hidden_layers"] or block in there)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qtool.artifact import Artifact, quantization_config
+from qtool.artifact import Artifact
 from qtool.scheme import Scheme
+from qtool.stored_config import quantization_config
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
 from qtool.verification.sentences import count as counted

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from qtool.artifact import Artifact, Entry
+from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import alone_as
+from qtool.entry import Entry
 from qtool.errors import QtoolError, SourceError
 from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf

@@ -10,17 +10,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf_from_hf
 import gguf_models
+import gguf_models_later
+import gguf_models_llamas
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from qtool.formats.gguf_file import GgufFile
+from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.kinds import stored_shape
+from qtool.gguf.source import as_floats
+from qtool.gguf_types import I32
 
 pytestmark = pytest.mark.oracle
 
@@ -28,10 +35,13 @@ pytestmark = pytest.mark.oracle
 # writes no head, and llama.cpp does not load such a file. GPT-2: it takes four widths for n_inner.
 # StarCoder: so it does there, and one head of keys. Bamba: it rearranges whole heads, of which a
 # half is rotated, so that other elements turn together.
+# DeepSeek V4: it takes experts in four bits alone; see below.
+# Baichuan: it calls itself without end for all but one matrix.
 # GLM: it takes 1e-5 for rms_norm_eps, 10000 for rope_theta, and the width for the length of texts.
 _FAILS_THERE = (
     "stablelm-12b", "olmo2-tied", "gpt2-inner", "glm-own", "starcoder-heads", "bamba",
-    *gguf_models_sparse.FAILS_THERE
+    *gguf_models_sparse.FAILS_THERE, *gguf_models_later.FAILS_THERE,
+    *gguf_models_llamas.FAILS_THERE,
 )  # fmt: skip
 _NAMES = [name for name in gguf_models.MODELS if name not in _FAILS_THERE]
 # Where dtypes make a difference: norms plus one, routers, biases.
@@ -75,6 +85,13 @@ def random_models(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         jobs += [[str(folder), kind, f"{folder}.{kind}.gguf"] for kind in ("f16", "bf16")]
     convert(source, jobs, vocabulary=False)
     return root
+
+
+def numbers_of(file: GgufFile, name: str) -> NDArray[Any]:
+    """In float32, or as whole numbers."""
+    tensor = next(t for t in gguf_source(file).tensors if t.name == name)
+    raw = tensor.read(0, tensor.rows)
+    return raw if tensor.type == I32 else as_floats(tensor, np.ascontiguousarray(raw))
 
 
 def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
@@ -156,6 +173,29 @@ def test_keys_and_values_that_nothing_reads(
     beyond = {f"blk.4.attn_{name}.weight" for name in ("k", "v", "k_norm")}
     assert set(theirs.tensors) - set(ours.tensors) == beyond
     assert set(ours.tensors) <= set(theirs.tensors)
+
+
+def test_deepseek_v4_as_released(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts in four bits, which the converter keeps so, and all else in its own dtype: the same
+    tensors by their numbers, and the same keys."""
+    folder = gguf_models.build("deepseek-v4", tmp_path / "model", dtype="bfloat16")
+    gguf_models_later.in_four_bits(folder, tmp_path / "plain" / "model")
+    convert(source, [[str(folder), "bf16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
+    theirs = GgufFile.open(tmp_path / "theirs.gguf")
+    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    ours = gguf_from_hf.write(tmp_path / "plain" / "model", tmp_path / "ours.gguf", "bf16")
+    assert set(ours.tensors) == set(theirs.tensors)
+    for name, info in theirs.tensors.items():
+        assert ours.tensors[name].shape == stored_shape(info.shape), name
+        mine, other = (numbers_of(file, name) for file in (ours, theirs))
+        assert np.array_equal(mine, other), name
+    kept = {k: v for k, v in ours.metadata.items() if not k.startswith("qtool.")}
+    there = {k: v for k, v in theirs.metadata.items() if k != "tokenizer.chat_template"}
+    assert set(kept) == set(there)
+    for key in set(kept) - {"general.file_type", "general.size_label"}:
+        assert gguf_from_hf.stated(kept[key]) == gguf_from_hf.stated(there[key]), key
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

@@ -13,6 +13,7 @@ import gguf_from_hf
 import gguf_models
 import gguf_models_gemma4
 import gguf_models_hybrid
+import gguf_models_later
 import gguf_models_newest
 import gguf_models_recent
 import gguf_models_remote
@@ -101,6 +102,7 @@ def test_random_models(
         *gguf_models_recent.NOT_ROUNDED,
         *gguf_models_gemma4.NOT_ROUNDED,
         *gguf_models_newest.NOT_ROUNDED,
+        *gguf_models_later.NOT_ROUNDED,
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)
@@ -109,7 +111,8 @@ def test_random_models(
     if name in gguf_models_rotated.ROTATED:
         gguf_models_rotated.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
-    prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, LENGTH))
+    length = gguf_models_later.LONGER.get(name, LENGTH)
+    prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, length))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")
     vocabulary = gguf_models.MODELS[name][1].get("vocab_size", gguf_models.VOCABULARY)
     given = gguf_models_seeing.GIVEN.get(name, slice(None))

@@ -11,10 +11,13 @@ classes of transformers.
 from difflib import get_close_matches
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.architectures.bailing_hybrid import BAILING_HYBRID
 from qtool.gguf.architectures.bamba import BAMBA
 from qtool.gguf.architectures.chameleon import CHAMELEON
 from qtool.gguf.architectures.cohere2_moe import COHERE2_MOE
 from qtool.gguf.architectures.dbrx import DBRX
+from qtool.gguf.architectures.deci import DECI
+from qtool.gguf.architectures.deepseek_v4 import DEEPSEEK_V4
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.dots3_note import DOTS3_NOTE
 from qtool.gguf.architectures.falcon_h1 import FALCON_H1
@@ -40,13 +43,16 @@ from qtool.gguf.architectures.linear_attention import LINEAR_ATTENTION
 from qtool.gguf.architectures.llama4 import LLAMA4
 from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.mimo_v2 import MIMO_V2
+from qtool.gguf.architectures.minimax_01 import MINIMAX_01
 from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
 from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
+from qtool.gguf.architectures.nemotron_puzzle import NEMOTRON_PUZZLE
 from qtool.gguf.architectures.older import OLDER
 from qtool.gguf.architectures.qwen4_exp import QWEN4_EXP
 from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.remote_code import REMOTE_CODE
+from qtool.gguf.architectures.remote_llamas import REMOTE_LLAMAS
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
@@ -60,11 +66,25 @@ TABLE: dict[str, Architecture] = {
     **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
-    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **HRM_TEXT,
+    **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **DECI,
+    **HRM_TEXT,
     **MIMO_V2, **QWEN4_EXP, **LAGUNA, **KIMI_LINEAR, **HY_V4, **DOTS3_NOTE, **GLM5_NEXT,
-    **STEP3, **MINIMAX_M3,
+    **STEP3, **MINIMAX_M3, **DEEPSEEK_V4, **MINIMAX_01, **BAILING_HYBRID,
+    **NEMOTRON_PUZZLE,
     **GLM, **MUSE_GLIMMER, **CHAMELEON, **INSIDE,
 }  # fmt: skip
+# What older checkpoints, or those of other tools, call the same.
+TABLE |= {
+    other: TABLE[name]
+    for other, name in {
+        "BloomModel": "BloomForCausalLM",
+        "ChameleonForCausalLM": "ChameleonForConditionalGeneration",
+        "Dots3NoteTextForCausalLM": "Dots3NoteForCausalLM",
+        "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+        "LFM2ForCausalLM": "Lfm2ForCausalLM",
+        "LLaMAForCausalLM": "LlamaForCausalLM",
+    }.items()
+}
 
 # What llama.cpp has an architecture for, and computes otherwise whatever the settings.
 _PHI_MOE = (

@@ -68,7 +68,7 @@ def known_start(config: Config) -> str | None:
     return "the first block is shared, and there is none before it to share with"
 
 
-def _whole_turns(config: Config) -> str | None:
+def whole_turns(config: Config) -> str | None:
     given = count(config, "index_head_dim")
     if given % _ROTATED == 0:
         return None
@@ -89,7 +89,7 @@ _KEYS = with_own(
     PREDICTS,
     *INDEXER_COUNTS,
 )
-_REFUSE = (*REFUSE, _whole_turns, limits.dense_first)
+_REFUSE = (*REFUSE, whole_turns, limits.dense_first)
 _DEFAULTS = {
     **DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5,

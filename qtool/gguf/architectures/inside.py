@@ -1,4 +1,4 @@
-"""Classes that also see, around a decoder of any class: text_config.model_type names that one.
+"""Classes that see or hear, around a decoder of any class: text_config.model_type names that one.
 
 Released checkpoints leave out of text_config what equals the default of the decoder's class, sizes
 too; no checkpoint of a decoder alone does that.
@@ -8,11 +8,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.formats.gguf_values import u32
 from qtool.gguf.architectures.dense import DENSE
+from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
+from qtool.gguf.architectures.latent_mlp import LATENT_MLP
+from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.row import Architecture
+from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
+from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.hf_config import Config, text_settings
 
 # The class around -> what may be inside, first what is where config.json does not say.
@@ -24,6 +30,12 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "InternVLForConditionalGeneration": ("qwen2", "llama", "qwen3", "qwen3_moe"),
     "InternVLChatModel": ("qwen2", "llama", "phi3", "qwen3", "qwen3_moe"),
     "Lfm2VlForConditionalGeneration": ("lfm2",),
+    "VoxtralForConditionalGeneration": ("llama",),
+    "Qwen2AudioForConditionalGeneration": ("qwen2",),
+    "Qwen3ASRForConditionalGeneration": ("qwen3",),
+    "LightOnOCRForConditionalGeneration": ("qwen3",),
+    "LightOnOcrForConditionalGeneration": ("qwen3",),
+    "NemotronH_Nano_VL_V2": ("nemotron_h",),
     "KimiVLForConditionalGeneration": ("deepseek_v3",),
     "KimiK25ForConditionalGeneration": ("deepseek_v3", "kimi_k2"),
     "Kimi_K25ForConditionalGeneration": ("deepseek_v3", "kimi_k2"),
@@ -34,6 +46,9 @@ TIED = (
     "JanusForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
+    "LightOnOCRForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
 )
 
 
@@ -63,12 +78,32 @@ _DECODERS: Mapping[str, Architecture] = {
     "phi3": _of(DENSE["Phi3ForCausalLM"], **_sizes(3072, 8192, 32, 32), vocab_size=32064),
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "nemotron_h": NEMOTRON_H["NemotronHForCausalLM"],
     "lfm2": _of(SHORT_CONVOLUTIONS["Lfm2ForCausalLM"], **_sizes(2560, 12288, 32, 32)),
 }
 
+_LIGHT_ON = {
+    **_sizes(1024, 3072, 28, 16), "num_key_value_heads": 8, "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+}  # fmt: skip
+# What these take for granted of the decoder in place of its own class.
+OTHERWISE: Mapping[str, dict[str, Any]] = {
+    "VoxtralForConditionalGeneration": {
+        **_sizes(3072, 8192, 30, 32), "vocab_size": 131072, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e8,
+    },
+    "LightOnOCRForConditionalGeneration": _LIGHT_ON,
+    "LightOnOcrForConditionalGeneration": _LIGHT_ON,
+    "Qwen3ASRForConditionalGeneration": {
+        **_sizes(2048, 6144, 28, 16), "num_key_value_heads": 8, "max_position_embeddings": 65536,
+    },
+}  # fmt: skip
+
 
 def _rows(name: str, kinds: tuple[str, ...]) -> dict[str, Architecture]:
-    tied = {"tie_word_embeddings": True} if name in TIED else {}
+    tied: dict[str, Any] = {"tie_word_embeddings": True} if name in TIED else {}
+    tied |= OTHERWISE.get(name, {})
     return {
         name if kind == kinds[0] else f"{name} of {kind}": _of(_DECODERS[kind], **tied)
         for kind in kinds
@@ -78,9 +113,23 @@ def _rows(name: str, kinds: tuple[str, ...]) -> dict[str, Architecture]:
 INSIDE: dict[str, Architecture] = {
     name: row for around, kinds in AROUND.items() for name, row in _rows(around, kinds).items()
 }
+_EXPERTS = "NemotronH_Nano_VL_V2 with experts"
+INSIDE[_EXPERTS] = NEMOTRON_H["NemotronHForCausalLM with experts"]
+# llama.cpp takes it for a Qwen that sees, of whose sights none goes into blocks.
+_SEES = SEEING["Qwen3VLForConditionalGeneration"]
+INSIDE["Qwen3ASRForConditionalGeneration"] = replace(
+    _SEES,
+    keys=with_own(_SEES.keys, Key("n_deepstack_layers", "", lambda _: u32(0))),
+    defaults={**_SEES.defaults, **INSIDE["Qwen3ASRForConditionalGeneration"].defaults},
+)
+# Settings and tensors of the decoder lie outermost.
+INSIDE["DotsOCRForCausalLM"] = DENSE["Qwen2ForCausalLM"]
+INSIDE["YoutuVLForConditionalGeneration"] = LATENT_MLP["YoutuForCausalLM"]
 
 
 def with_decoder(name: str, config: Config) -> str:
     """The table's name of one of these classes."""
     kind = text_settings(config).get("model_type")
+    if kind == "nemotron_h" and has_experts(INSIDE[_EXPERTS].completed(config)):
+        return _EXPERTS
     return name if kind in (None, AROUND[name][0]) else f"{name} of {kind}"

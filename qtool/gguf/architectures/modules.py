@@ -56,6 +56,7 @@ class Module:
     turned: bool = False  # the checkpoint's matrix is transposed
     folded: bool = False  # the checkpoint's is a vector, whose numbers here are in rows
     padded: str = ""  # the setting that counts its rows in a checkpoint; the others are zeros
+    whole: bool = False  # whole numbers, of 64 bits in a checkpoint and 32 in a file
     packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None
@@ -100,7 +101,7 @@ OUTER = (
     Module("model.norm"),
     Module("lm_head", needed=False),
 )
-HEADS = ("lm_head", "embed_out")
+HEADS = ("lm_head", "embed_out", "head", "output", "transformer.output_layer")
 EMBEDDINGS = (
     "model.embed_tokens",
     "gpt_neox.embed_in",
@@ -109,6 +110,12 @@ EMBEDDINGS = (
     "wte",
     "transformer.word_embeddings",
     "word_embeddings",
+    "embed",
+    "embed_tokens",
+    "embeddings",
+    "model.tok_embeddings",
+    "model.word_embeddings",
+    "transformer.embedding.word_embeddings",
 )
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TWO_NORMS = ("input_layernorm", "post_attention_layernorm")

@@ -29,6 +29,7 @@ class Architecture:
     yarn: bool = False
     # Whose names of tensors it has, where the gguf package does not know it, or not all of it.
     names: str = ""
+    bare: bool = False  # names of tensors lack "model.", with which some begin, or "backbone."
     # The class that computes the text by itself, where this one also sees.
     alone: str = ""
     needs_head: bool = False  # llama.cpp never takes the embedding

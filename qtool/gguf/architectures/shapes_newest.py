@@ -23,6 +23,11 @@ def _gates(config: Config) -> int:
     return count(config, "num_attention_heads") * (1 if of_heads else count(config, "head_dim"))
 
 
+def _entries(config: Config) -> int:
+    """Of DeepSeek V4, how many each token goes into."""
+    return 2 if count(config, "compress_ratio") == 4 else 1
+
+
 NEWEST: Mapping[str, Callable[[Config], int]] = {
     "key heads of values": product("num_key_value_heads", "v_head_dim"),
     "gates": _gates,
@@ -49,6 +54,18 @@ NEWEST: Mapping[str, Callable[[Config], int]] = {
     "inner of all that are shared": product("n_shared_experts", "intermediate_size"),
     "taps of n-grams": product("ple_conv_kernel_size"),
     "two": lambda _: 2,
+    "tokens put together": product("compress_ratio"),
+    "head, twice if few": lambda config: _entries(config) * count(config, "head_dim"),
+    "indexer's key, twice if few": lambda config: (
+        _entries(config) * count(config, "index_head_dim")
+    ),
+    "all groups' outputs": product("o_groups", "o_lora_rank"),
+    "heads of a group": lambda config: (
+        count(config, "num_attention_heads")
+        * count(config, "head_dim")
+        // count(config, "o_groups")
+    ),
+    "experts of a token": product("num_experts_per_tok"),
     "streams of mixing": product("hc_mult"),
     "two of the streams of mixing": lambda config: 2 * count(config, "hc_mult"),
     "all streams of mixing": product("hc_mult", "hidden_size"),

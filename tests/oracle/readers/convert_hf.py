@@ -21,6 +21,8 @@ _CALLED_OTHERWISE = (
     "glm5_next",
     "step3p7",
     "minimax_m3_vl",
+    "deepseek_v4",
+    "bailing_hybrid",
 )
 # What thinks alone, as the class of the whole that the converter knows.
 _WHOLE = {
@@ -64,6 +66,8 @@ def main() -> None:
             # Mistral 3 leaves all to one of the classes inside it.
             for one in (model, *(c for c in vars(model).values() if isinstance(c, type))):
                 one.set_vocab = lambda self: None
+        if settings["model_type"] == "minimax":  # tokens without a row, which it asks a tokenizer
+            model._get_suppress_tokens = lambda self: None
         if settings["model_type"] == "gpt_neox":  # transformers 5 has moved it, the converter asks
             settings["rotary_pct"] = settings["rope_parameters"]["partial_rotary_factor"]
         if settings["model_type"] == "gpt2":

@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
         }
         batch.n_tokens = count;
         struct llama_context_params params = llama_context_default_params();
-        params.n_ctx = params.n_batch = params.n_ubatch = 64;
+        params.n_ctx = params.n_batch = params.n_ubatch = count > 64 ? 256 : 64;
         params.n_threads = params.n_threads_batch = 1;
         params.type_k = params.type_v = GGML_TYPE_F32;
         params.flash_attn_type = getenv("FLASH_ATTENTION") ? LLAMA_FLASH_ATTN_TYPE_ENABLED
