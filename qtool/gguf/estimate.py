@@ -214,7 +214,7 @@ def run_cost(
     if shapes is None:
         return memory, round(seconds, 1)
     flops = 0.0
-    passes = 1 + measuring.scales
+    passes = 1.0 + measuring.scales
     if measuring.sweeps:  # each group of inputs takes one, and so do those that are not swept
         if not measuring.searches:  # which measures for the sweep, too
             each = (groups(shapes, block, memory.setting) for block in shapes.blocks)

@@ -85,7 +85,7 @@ def seconds(
     grams: dict[int, set[str]] = defaultdict(set)  # block -> input sites
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.
-    passes = 1 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
+    passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     if recipe.makes_up:
         passes += COMPARING_PASSES
     for tensor in tensors:
