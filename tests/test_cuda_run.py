@@ -123,8 +123,8 @@ def test_nothing_of_a_block_stays_behind(name: str, models: Path) -> None:
     """On torch's meta device, where nothing is computed, but where an operation on numbers that
     are partly elsewhere fails, as on a GPU: no other test here can tell one from the CPU."""
     skeleton, stream = opened(models, name)
-    meta = Device(torch.device("meta"), print, "", 0)
-    calls = placed.Calls(stream.calls, meta)
+    meta = torch.device("meta")
+    calls = placed.Calls(stream.calls, Device(meta, print, "", 0))
     for index in range(skeleton.count):
         there = placed.placed_block(skeleton.block(index), meta)
         tensors = [*there.module.parameters(), *there.module.buffers()]

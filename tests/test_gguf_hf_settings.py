@@ -48,7 +48,7 @@ def _with(**more: NDArray[Any]) -> Arrays:
 _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
     ({"architectures": ["RwkvForCausalLM"]}, llama(), UnsupportedError,
      r"RwkvForCausalLM, which is not in the table of .*w4a16-ct.*architectures/"),
-    ({"architectures": []}, llama(), UnsupportedError, "names no architecture; .*GPTNeoXForCaus"),
+    ({"architectures": []}, llama(), UnsupportedError, "names no architecture; .*Qwen3ForCausalLM"),
     ({"architectures": None}, llama(), UnsupportedError, "names no architecture; "),
     ({"quantization_config": {"quant_method": "awq"}}, llama(), UnsupportedError, "is quantized"),
     ({"hidden_act": "relu"}, llama(), UnsupportedError, "activation is 'relu'.*computes silu"),

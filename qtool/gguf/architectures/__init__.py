@@ -131,7 +131,8 @@ def architecture_of(config: Config, where: str) -> Architecture:
     if found is None:
         raise UnsupportedError(
             f"{where}: config.json names no architecture; to be written as GGUF, `architectures` "
-            f"should be a list with one of {', '.join(known)}"
+            f"should be a list with one of {len(known)} that are known, such as {known[0]} or "
+            f"{known[4]}: that of the model's own config.json"
         )
     if found in _OTHERWISE:
         raise UnsupportedError(
