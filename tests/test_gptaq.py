@@ -10,6 +10,7 @@ import pytest
 import quantizing
 import torch
 from numpy.typing import NDArray
+from test_resume import Died, dying
 
 import qtool
 from qtool.calibrating.originals import Originals
@@ -251,3 +252,42 @@ def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
     assert other.peak_rss_bytes > plain.peak_rss_bytes
     assert other.seconds > plain.seconds
     assert other.layout == plain.layout
+
+
+@pytest.mark.parametrize("tunes", [False, True])
+def test_killed_it_goes_on_to_the_same_bytes(
+    tunes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any block, on another number of threads; with tune, which wants the same originals."""
+    model = quantizing.build("llama", tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    chosen = ["weights.group_size=32", *sets(text)]
+    chosen += ["method=[awq, gptq, tune]", "tune.steps=2"] if tunes else []
+
+    def made(name: str, threads: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        quantizing.quantize(model, "w4g128-awq-gptq", out, *chosen, threads=threads)
+        return quantizing.files(out)
+
+    whole = made("whole", 1)
+    for after in (1, 2):
+        with monkeypatch.context() as patched, pytest.raises(Died):
+            dying(after, patched)
+            made(f"killed-{after}", 3)
+        assert made(f"killed-{after}", 3) == whole
+
+
+def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
+    text = quantizing.text_file(tmp_path / "text.txt")
+    chosen = ["method=gptq", "transforms=[awq]", *sets(text)]
+
+    def made(name: str, threads: int) -> bytes:
+        qtool.quantize(model, "q4_0", tmp_path / name, changes=chosen, threads=threads)
+        return (tmp_path / name).read_bytes()
+
+    whole = made("whole.gguf", 1)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(2, patched)
+        made("killed.gguf", 2)
+    assert made("killed.gguf", 2) == whole
