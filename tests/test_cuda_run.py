@@ -207,7 +207,10 @@ def test_every_recipe_without_calibration_is_the_same_file(
 
 
 # Small searches: a thread of the emulated grid is a loop.
-FEW = [("w4g128-awq-gptq", ["awq.grid=1", "gptq.mse=false"])]
+FEW = [
+    ("w4g128-awq-gptq", ["awq.grid=1", "gptq.mse=false"]),
+    ("w4g128-gptq", ["gptq.gptaq=0.5", "gptq.mse=false"]),
+]
 WHOLE = ["w4g128-gptq", "w4g128-awq", "w3g128-awq", "w4g128-awq-gptq", "w4a16-ct", "w8-gptq"]
 WHOLE += ["w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8", "w4-gptq-rotated"]
 WHOLE += ["w4g64-mlx-awq-gptq", "w3g128-awq-gptq"]

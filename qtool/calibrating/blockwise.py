@@ -4,8 +4,10 @@
                      (-> tune) -> write -> run it with the quantized weights: the next block's input
 
 So later blocks are fitted to the errors that earlier ones really make. Within a block the
-statistics are those of its unquantized weights. With statistics from a file (`--stats`) nothing is
-collected and only a probe passes through the blocks, to prove that transforms change nothing.
+statistics are those of its unquantized weights; with gptq.gptaq, which compares one input after
+another with the original model's, those behind what is quantized already. With statistics from a
+file (`--stats`) nothing is collected and only a probe passes through the blocks, to prove that
+transforms change nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ from qtool.calibrating.experts import expert_reports, experts_note
 from qtool.calibrating.given import Given, recipe_needs
 from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.calibrating.hidden import OnDisk, keep, take_up
-from qtool.calibrating.originals import Originals, tuned_note
+from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, ahead, placed_block
 from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
@@ -143,6 +145,7 @@ def quantize_blocks(
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
+    notes += made_up_note(recipe.makes_up)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:
@@ -194,6 +197,8 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
         room = min(room, device.sums_bytes)
     # Scales of AWQ and of smoothing are shared by sites, so all are one group.
     groups = [wanted] if run.recipe.shares_scales else _groups(run.recipe, wanted, room)
+    # The last one with inputs that are compared; those without come after it.
+    last = [group for number, group in enumerate(groups) if not number or is_compared(group[0])][-1]
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group)
@@ -211,7 +216,7 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                     applied = transform(subject, stats)
                     stats, changed = applied.stats, changed | applied.changed
                     notes += applied.notes
-        if run.recipe.makes_up and before is None:
+        if run.recipe.makes_up and group is groups[0]:
             before = placed_block(block, CPU)
         if run.recipe.measures_ranges:
             with progress.stage("calibrate"):
@@ -233,15 +238,15 @@ def _quantize_block(run: _Run, index: int) -> Outcome:
                 workers=workers,
                 device=device,
             )
-            if before is not None:
+            if run.originals is not None and before is not None:
                 results += _making_up(run, block, before, group, jobs, stats, work)
                 jobs = [job for job in jobs if not is_compared(job.site)]
+                if group is last:
+                    with progress.stage("calibrate"):
+                        run.originals.advance(before)
+                    before = None
             results += workers.map(work, jobs)
     give_back()
-    if run.originals is not None and before is not None:
-        with progress.stage("calibrate"):
-            run.originals.advance(before)
-        del before
     tuned: list[TunedReport] = []
     if run.tuning is not None:
         with progress.stage("quantize"):
@@ -269,7 +274,8 @@ def _groups(recipe: Recipe, sites: Sequence[Site], room: int) -> list[list[Site]
     if not recipe.makes_up:
         return groups_of(sites, room)
     rest = [site for site in sites if not is_compared(site)]
-    return [[s] for s in sites if is_compared(s)] + (groups_of(rest, room) if rest else [])
+    alone = [[site] for site in sites if is_compared(site)]
+    return [*alone, *(groups_of(rest, room) if rest else [])] or [[]]
 
 
 def _making_up(
@@ -285,16 +291,17 @@ def _making_up(
     matrices make up for what its input has lost."""
     assert run.originals is not None
     done = []
+    for site in filter(is_compared, sites):  # their Gram matrices are measured again, one by one
+        stats[site.id] = replace(stats[site.id], gram=None, there=None)
     by_site = {job.site.id: job for job in jobs if job.site is not None and is_compared(job.site)}
     for site in sites:
         if (job := by_site.get(site.id)) is None:
             continue
         names = {planned.name for planned in job.readers}
-        gram = run.originals.make_up(block, before, site, names, run.recipe.makes_up)
-        there = None if run.passage.device is None else gram
-        seen = replace(stats[site.id], gram=gram.cpu().numpy(), there=there)
-        stats[site.id] = seen
-        done.append(work(job))
+        made = run.originals.make_up(block, before, site, names, run.recipe.makes_up)
+        stats[site.id] = made.added_to(stats[site.id])
+        reports, notes = work(job)
+        done.append((reports, [*made.notes, *notes]))
     return done
 
 
@@ -313,8 +320,7 @@ def _statistics(run: _Run, block: LoadedBlock, sites: Sequence[Site]) -> dict[st
     if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
         needs -= {"gram"}  # it comes with what the original's input is compared by
         if not needs:
-            tokens = run.passage.stream.tokens
-            return {site.id: SiteStats(tokens * (site.per_token or 0)) for site in sites}
+            return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
         found = run.passage.collect(block, sites, needs)
         for site in sites:

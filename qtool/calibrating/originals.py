@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from qtool.calibrating.hidden import OnDisk, keep, put, whole
-from qtool.calibrating.pairs import collect_pair
+from qtool.calibrating.pairs import Pair, collect_pair
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import LoadedBlock, States
 from qtool.calibrating.tune_block import Kind, Tuned, tune_block
 from qtool.methods import gptaq, named
@@ -23,6 +25,20 @@ from qtool.recipe.methods import TuneOptions
 from qtool.runs.summary import TunedReport
 
 FOLDER = "originals"  # within a run's
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """What is known of a site once its matrices make up for what it has lost."""
+
+    count: int  # tokens
+    gram: NDArray[np.float32]  # [in, in]
+    there: torch.Tensor | None  # the same on the device
+    notes: tuple[str, ...]
+
+    def added_to(self, stats: SiteStats) -> SiteStats:
+        """With what else was measured."""
+        return replace(stats, count=self.count, gram=self.gram, there=self.there)
 
 
 @dataclass(frozen=True)
@@ -55,32 +71,41 @@ class Originals:
     def make_up(
         self, block: LoadedBlock, before: LoadedBlock, site: Site, names: Container[str],
         part: float,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> MadeUp:  # fmt: skip
         """The matrices of these names that read a site go `part` of the way to what makes up for
-        what it has lost; see qtool.methods.gptaq. Returns its Gram matrix, [in, in] float32.
+        what it has lost; see qtool.methods.gptaq.
 
         block: whose matrices are rounded as far as the site. before: a copy, none of them rounded.
         """
-        with (
-            self.quantized.placed(block) as (there, stream, workers),
-            self.original.placed(before) as (other, originals, _),
-        ):
-            pair = collect_pair(there, stream, other, originals, site, workers)
+        pair = self._pair(block, before, site)
+        device, spread = self.quantized.device, self.quantized.workers.spread
+        gram = pair.gram.cpu().numpy()
         weights = {
             name: np.ascontiguousarray(block.weights[name].numpy())
             for name in site.names
             if name in names and name in block.weights
         }
-        device, spread = self.quantized.device, self.quantized.workers.spread
-        with ExitStack() as stack, named(f"the input of {site.names[0]}"):
+        where = f"the input of {site.names[0]}"
+        with ExitStack() as stack, named(where):
             if device is not None:
                 stack.enter_context(device.alone)
                 stack.enter_context(device.explained())
-            step = gptaq.step_of(pair.gram, pair.cross, sum(map(len, weights.values())), spread)
+            rows = sum(map(len, weights.values()))
+            step = gptaq.step_of(pair.gram, pair.cross, rows, device is not None, spread)
             for name, weight in weights.items():
                 moved = gptaq.moved(weight, step, part, spread)
                 block.weights[name].copy_(torch.from_numpy(moved))
-        return pair.gram
+        there = None if device is None else pair.gram
+        notes = tuple(f"{where}: what it lost: {note}" for note in step.notes)
+        return MadeUp(pair.count, gram, there, notes)
+
+    def _pair(self, block: LoadedBlock, before: LoadedBlock, site: Site) -> Pair:
+        """The device has both blocks while this lasts."""
+        with (
+            self.quantized.placed(block) as (there, stream, workers),
+            self.original.placed(before) as (other, originals, _),
+        ):
+            return collect_pair(there, stream, other, originals, site, workers)
 
     def tune(
         self, block: LoadedBlock, matrices: Mapping[str, Kind], options: TuneOptions
@@ -119,4 +144,14 @@ def tuned_note(reports: Sequence[TunedReport]) -> list[str]:
         f"scales of {nearer} of {len(ratios)} blocks were tuned; squared error of their outputs on "
         f"samples that took no part, against what it was: median {statistics.median(ratios):.3f}, "
         f"least {min(ratios):.3f}. Errors of single layers are those before it"
+    ]
+
+
+def made_up_note(part: float) -> list[str]:
+    """What relative errors are of."""
+    if not part:
+        return []
+    return [
+        f"matrices make up for {part:.0%} of what rounding before them has lost (gptq.gptaq); "
+        "relative errors are from what they were moved to, not from the source"
     ]

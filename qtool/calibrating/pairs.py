@@ -3,7 +3,8 @@
     gram  = sum over tokens of x x'          [in, in], x: behind what is quantized
     cross = sum over tokens of (y - x) x'    [in, in], y: of the original
 
-Sums are made as those of qtool.calibrating.stats: in the order of the micro-batches.
+Sums are made in the order of the micro-batches, as those of qtool.calibrating.stats, but in
+float32: what that loses over some hundred of them is far below what is damped.
 """
 
 from collections import deque
@@ -30,6 +31,7 @@ class _SeenError(Exception):
 class Pair:
     """float32, where the block was."""
 
+    count: int  # tokens
     gram: torch.Tensor  # [in, in], symmetric
     cross: torch.Tensor  # [in, in]
 
@@ -51,6 +53,7 @@ def collect_pair(
     """Run a block over the states of the quantized model, and what it was before over those of the
     original; both stay. site: one that is_compared()."""
     sums = _Sums(site.in_features, stream.place)
+    count = stream.tokens * (site.per_token or 0)
     turns = Turns()
 
     def watched(
@@ -67,12 +70,17 @@ def collect_pair(
             rows = x.reshape(-1, x.shape[-1])
             left -= len(rows)
             see(rows)
-            if left <= 0:
+            if not left:
                 raise _SeenError
 
         index = WeightIndex(one.module)
         with torch.no_grad(), suppress(_SeenError), ObserveLinears(index, observe):
             one.passed(hidden, of.calls[one.index][number])
+        if left:
+            raise UnsupportedError(
+                f"the input of {site.id}: {-left} rows more than it reads of so many tokens of a "
+                "small input, so that gptq.gptaq cannot compare two models there; leave it out"
+            )
 
     def pair(number: int) -> None:
         rows: deque[torch.Tensor] = deque()
@@ -95,7 +103,7 @@ def collect_pair(
             raise
 
     workers.map(pair, range(len(stream.hidden)))
-    return sums.result()
+    return sums.result(count)
 
 
 class _Sums:
@@ -104,7 +112,7 @@ class _Sums:
     def __init__(self, width: int, place: torch.device) -> None:
         self._width, self._strips = width, strips(width)
         self._gram = [torch.zeros(b - a, width - a, device=place) for a, b in self._strips]
-        self._cross = [torch.zeros(b - a, width, device=place) for a, b in self._strips]
+        self._cross = torch.zeros(width, width, device=place)
 
     def add(self, rows: torch.Tensor, other: torch.Tensor, number: int, turns: Turns) -> None:
         """One call's rows [tokens, in], and those of the original, once those of earlier
@@ -115,7 +123,7 @@ class _Sums:
             cross = lost[:, start:stop].T @ rows
             turns.wait(place, number)
             self._gram[place].add_(gram)
-            self._cross[place].add_(cross)
+            self._cross[start:stop].add_(cross)
 
     def done(self, number: int, turns: Turns) -> None:
         """With a micro-batch."""
@@ -123,7 +131,7 @@ class _Sums:
             turns.wait(place, number)
             turns.passed(place, number)
 
-    def result(self) -> Pair:
+    def result(self, count: int) -> Pair:
         """The sums are used up."""
         full = torch.empty(self._width, self._width, device=self._gram[0].device)
         for number, (start, stop) in enumerate(self._strips):
@@ -132,6 +140,4 @@ class _Sums:
             full[stop:, start:stop] = full[start:stop, stop:].T
             corner = full[start:stop, start:stop]
             corner.copy_(corner.triu() + corner.triu(1).T)
-        cross = torch.cat(self._cross)
-        self._cross.clear()
-        return Pair(full, cross)
+        return Pair(count, full, self._cross)

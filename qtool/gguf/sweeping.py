@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.blockwise import groups_of, merged
 from qtool.calibrating.device import Device
-from qtool.calibrating.originals import Originals, tuned_note
+from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site
@@ -99,7 +99,8 @@ class Sweeping:
         seen: dict[str, SiteStats],
     ) -> Iterator[tuple[Site, SiteStats]]:
         """Sweep the matrices of the next block, and put what the file will say into it; every site
-        with its sum of squares, as it was before.
+        with its sum of squares, as it was before; with gptq.gptaq those of swept experts as it is
+        once what all tokens meet is swept.
 
         seen: what was measured already of the inputs, by site id, and is used up.
         """
@@ -131,10 +132,11 @@ class Sweeping:
             unseen = [site for site in compared if site.id not in seen]
             known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
             known |= passage.collect(block, unseen, {"square"})
-            yield from ((site, _without_gram(known[site.id])) for site in compared)
+            known = {name: _without_gram(one) for name, one in known.items()}
+            yield from ((site, known[site.id]) for site in compared)
             before = placed_block(block, CPU)
             for site in compared:
-                some, said = self._made_up(site, parts[site.id], known, block, before, device, work)
+                some, said = self._made_up(site, parts[site.id], known, block, before, work)
                 made += some
                 notes += said
             self._originals.advance(before)
@@ -164,15 +166,15 @@ class Sweeping:
         known: dict[str, SiteStats],
         block: LoadedBlock,
         before: LoadedBlock,
-        device: Device | None,
         work: Callable[..., tuple[list[Made], list[str]]],
     ) -> tuple[list[Made], list[str]]:
         """Sweep the matrices that read one site, once they make up for what it has lost."""
         names = {name for part in parts for name in part.tensor.source.origin}
-        gram = self._originals.make_up(block, before, site, names, self.makes_up)
-        there = None if device is None else gram
-        seen = replace(known.pop(site.id), gram=gram.cpu().numpy(), there=there)
-        return work((site, parts, {site.id: seen}), each=self._originals.quantized.workers.map)
+        found = self._originals.make_up(block, before, site, names, self.makes_up)
+        seen = found.added_to(known.pop(site.id))
+        each = self._originals.quantized.workers.map
+        made, notes = work((site, parts, {site.id: seen}), each=each)
+        return made, [*found.notes, *notes]
 
     @property
     def _originals(self) -> Originals:
@@ -294,6 +296,7 @@ class Sweeping:
         rare = every - sum(entry["swept"] for entry in entries)
         left = [name for kept in self.kept for name in kept["left"]]
         said = merged([note for kept in self.kept for note in kept["notes"]])
+        said += made_up_note(self.makes_up)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
         if rare:

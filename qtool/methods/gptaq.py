@@ -33,24 +33,34 @@ class Step:
     """C H^-1 as matrices [in, in] to be multiplied with one after another."""
 
     factors: tuple[torch.Tensor, ...]
+    notes: tuple[str, ...] = ()
 
 
-def step_of(gram: torch.Tensor, cross: torch.Tensor, rows: int, spread: Spread = in_turn) -> Step:
+def step_of(
+    gram: torch.Tensor,
+    cross: torch.Tensor,
+    rows: int,
+    on_device: bool = False,
+    spread: Spread = in_turn,
+) -> Step:
     """From H and C, [in, in], on one device; C is written over. rows: of all matrices that the step
-    is for. SourceError where H is no Gram matrix of finite numbers."""
+    is for. on_device: where they are is no CPU. SourceError where H is no Gram matrix of finite
+    numbers."""
     diagonal = torch.diagonal(gram)
     mean = float(diagonal[diagonal > 0].double().mean()) if bool((diagonal > 0).any()) else 1.0
-    if gram.device.type == "cpu":
-        given = gptq.factor(gram.numpy(), OPTIONS, spread=spread)
-        upper = torch.from_numpy(np.ascontiguousarray(given.upper))
-    else:
+    if on_device:
         from qtool.methods import gptq_device
 
-        upper = gptq_device.factor(gram, OPTIONS).upper
+        there = gptq_device.factor(gram, OPTIONS)
+        upper, notes = there.upper, there.notes
+    else:
+        given = gptq.factor(gram.numpy(), OPTIONS, spread=spread)
+        upper, notes = torch.from_numpy(np.ascontiguousarray(given.upper)), given.notes
+    notes = tuple(note for note in notes if "damping" in note)  # others are the sweep's, too
     cross /= mean  # as H is where it is factored
     if rows <= len(gram):
-        return Step((cross, upper.mT, upper))
-    return Step((_product(_product(cross, upper.mT, spread), upper, spread),))
+        return Step((cross, upper.mT, upper), notes)
+    return Step((_product(_product(cross, upper.mT, spread), upper, spread),), notes)
 
 
 def moved(weight: Floats, step: Step, part: float, spread: Spread = in_turn) -> Floats:

@@ -109,6 +109,8 @@ def seconds(
                 seconds += searched / (ROUNDED_PER_CORE * cores)
             if recipe.rounding == "gptq":
                 flops += 2.0 * width**3
+            if recipe.makes_up:
+                flops += 3.1 * seen * width**2 + 6.0 * width**3
         flops += passes * 2.0 * seen * out * width
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)

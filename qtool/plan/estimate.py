@@ -35,8 +35,9 @@ SLOPE_BYTES = 5
 # Bytes for each number of a Gram matrix that is being factored as a whole, beside its own, and of
 # the factor; wider ones than WHOLE are factored in place.
 SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
-# Bytes for each number of a Gram matrix, of which half is summed, and of what it is compared by.
-PAIR_BYTES = 6
+# Bytes for each number of a Gram matrix and of what it is compared by, when the half that is summed
+# becomes whole; and where the step is found that makes up for what is lost, narrow and wide.
+PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
 ROUNDING_BYTES_PER_WEIGHT = 14
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
@@ -140,15 +141,14 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     if shapes.makes_up:  # one input after another, in a block and in a copy of it as it was
         most = max((one.width for one in block.inputs if one.share is None), default=0)
         rows = batches * 4 * shapes.batch * most
+        step = (STEP_BYTES if most <= WHOLE else WIDE_STEP_BYTES) * most**2
         comparing = [
             Peak(
                 2 * block.nbytes + running + rows + PAIR_BYTES * most**2,
                 "comparing a block's inputs with the original's",
             ),
-            Peak(
-                2 * block.nbytes + (SOLVE_BYTES + FACTOR_BYTES) * most**2 + 8 * block.largest,
-                "making up for what a block's inputs lost",
-            ),
+            Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),
+            Peak(2 * block.nbytes + 4 * most**2 + jobs, "rounding the matrices of a block"),
         ]
     return [
         *tuning,

@@ -11,7 +11,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
-from qtool.verification import gguf_header, gguf_settings, gguf_values, unlike_settings
+from qtool.verification import gguf_header, gguf_settings, gguf_values, made_up, unlike_settings
 from qtool.verification.finding import Finding, LayerError, Verdict
 
 
@@ -64,7 +64,7 @@ def verify_gguf(
             findings += gguf_values.check_against(file, source)
             findings += gguf_settings.check_settings(file, source)
             findings += gguf_settings.check_vocabulary(file, source)
-            findings += gguf_values.check_errors(sums)
+            findings += gguf_values.check_errors(sums, _made_up(path, file))
             findings += _provenance(file, sums)
             layers = gguf_values.layer_errors(sums)
         if engine is not None and other is None:
@@ -101,6 +101,14 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
 
     scales = file.metadata.get(SCALES_KEY)
     return as_transformed_gguf(recipe, None if scales is None else str(scales.value), against)
+
+
+def _made_up(path: Path, file: GgufSource) -> bool:
+    """Whether matrices were moved before they were rounded, by the recipe in the file."""
+    try:
+        return RECIPE_KEY in file.metadata and made_up.makes_up(embedded.read(path).recipe)
+    except QtoolError:
+        return False  # of which _source() tells
 
 
 def _provenance(file: GgufSource, sums: gguf_values.Sums) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
+from qtool.verification import made_up
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.likeness import others
@@ -218,8 +219,9 @@ def _relative(sums: Sums, number: int) -> float:
     return math.sqrt(lost / whole) if whole else math.inf
 
 
-def check_errors(sums: Sums) -> Iterator[Finding]:
-    """layer-error: no tensor is farther from its source than its type explains."""
+def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
+    """layer-error: no tensor is farther from its source than its type explains. moved: matrices
+    make up for what was lost before them."""
     far: dict[str, tuple[float, float, bool]] = {}
     for number, tensor in enumerate(sums.tensors):
         if tensor.name not in sums.sources:
@@ -233,6 +235,10 @@ def check_errors(sums: Sums) -> Iterator[Finding]:
         times = WRONG if known else _WRONG
         wrong = error > max(times * typical, _ROUNDING) or error > max(_LOST, 1.5 * typical)
         far[tensor.name] = (error, typical, wrong)
+    if moved:
+        near = {name: one[0] for name, one in far.items() if one[0] <= made_up.FARTHEST}
+        yield from made_up.told("layer-error", list(near.items()))
+        far = {name: one for name, one in far.items() if name not in near}
     wrong = any(one[2] for one in far.values())
     yield from _unlike(sums, far if wrong else ())
     if far:
