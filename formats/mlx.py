@@ -90,8 +90,9 @@ def _affine(width: int, size: int, symmetric: bool) -> Scheme:
 
 
 def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
-    """There is one layout."""
-    return Options("affine")
+    """The mode of all; affine where they differ, or are whole numbers."""
+    modes = {mode_of(scheme) for scheme in schemes}
+    return Options(modes.pop() if len(modes) == 1 else "affine")
 
 
 def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | None:

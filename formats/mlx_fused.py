@@ -31,7 +31,9 @@ else:
 
 # By model_type: whether gate and up are in turn.
 IN_TURN = {"gpt_oss": True, "llama4": False}
-_STACK = re.compile(r"(.+\.experts)\.((?:gate|up|down)_proj)\.(weight|scales|biases|bias)")
+_STACK = re.compile(
+    r"(.+\.experts)\.((?:gate|up|down)_proj)\.(weight|scales|biases|bias|global_scale)"
+)
 _PART = re.compile(r"(.+\.experts)\.(\d+)\.((?:gate|up|down)_proj)\.(weight|bias)")
 
 

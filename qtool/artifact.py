@@ -77,7 +77,7 @@ class Artifact:
     def check_unchanged(self) -> None:
         """UnsupportedError for a file of mlx-lm whose numbers are no longer the checkpoint's."""
         why = mlx_experts.changed(self.checkpoint.tensors, self._kind)
-        if self.found.format == "mlx" and why is not None:
+        if self.found.format in ("mlx", "dense") and why is not None:
             raise UnsupportedError(f"{self.checkpoint.path}: {why}")
 
     @cached_property

@@ -239,3 +239,16 @@ def test_a_source_that_changes_meanwhile_is_refused(
     with pytest.raises(ResumeError, match=r"was changed while the work was going on"):
         make(tmp_path, Case("source", "gptq-v2", 11), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["rounded", "gguf"])
+def test_what_an_earlier_run_left_beside_the_weights_goes(
+    name: str, sources: Path, tmp_path: Path
+) -> None:
+    """Such as a side file that the source does not have any more."""
+    case, out = CASES[name], tmp_path / "out"
+    make(sources, case, tmp_path / "whole")
+    killed(lambda: make(sources, case, out), 4)
+    (tmp_path / ".out.partial" / "artifact" / "chat_template.jinja").write_text("of old")
+    make(sources, case, out)
+    assert quantizing.files(out) == quantizing.files(tmp_path / "whole")

@@ -240,17 +240,21 @@ def test_as_good_as_the_cpu(
 
 
 def test_what_was_lost_is_made_up_for_there(models: Path, tmp_path: Path, device: Device) -> None:
-    """Both models pass by on the device, which factors; its codes are the CPU's but for a few."""
+    """Both models pass by on the device, which factors; codes are the CPU's but for a few, and in
+    later blocks for what these move."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
         out = made("w4g128-gptq", tmp_path / name, where, "gptq.gptaq=0.5", "gptq.mse=false",
                    source=source)  # fmt: skip
         assert verify_artifact(out, against=source).ok
         found.append(Artifact.open(out))
-    pairs = [[one.read(name).codes for one in found] for name, entry in found[0].entries.items()
-             if entry.scheme is not None]  # type: ignore[union-attr]  # fmt: skip
-    assert len(pairs) == 14
-    assert all(np.mean(here == there) > 0.97 for here, there in pairs)
+    same = {
+        name: np.mean(found[0].read(name).codes == found[1].read(name).codes)  # type: ignore[union-attr]
+        for name, entry in found[0].entries.items()
+        if entry.scheme is not None
+    }
+    assert len(same) == 14
+    assert all(share > (0.999 if ".layers.0." in name else 0.85) for name, share in same.items())
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

@@ -154,3 +154,19 @@ def test_experts_of_one_tensor(kind: str, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", {"format": "mlx"})
     with pytest.raises(FormatError, match="its experts' gate and up are not there"):
         _ = Artifact.open(tmp_path).entries
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4"])
+def test_the_scale_of_each_expert_of_one_tensor(kind: str) -> None:
+    """Of nvfp4: it goes with the expert's codes."""
+    name = "m.mlp.experts.down_proj"
+    tensors = {
+        f"{name}.{last}": TensorInfo(f"{name}.{last}", dtype, shape, 0, 64)
+        for last, dtype, shape in (
+            ("weight", "U32", (2, 4, 2)), ("scales", "U8", (2, 4, 1)), ("global_scale", "F32", (2,))
+        )
+    }  # fmt: skip
+    found = {n: i.shape for n, (_, i) in mlx_experts.apart(tensors, kind).items()}
+    for one in range(2):
+        assert found[f"m.mlp.experts.{one}.down_proj.global_scale"] == ()
+    assert f"{name}.global_scale" not in found

@@ -37,6 +37,7 @@ def refuse(path: Path, target: Target, obstacles: Sequence[Obstacle], lossy: boo
         ways.append(f"with --lossy {first.lossy}, and the error is recorded")
     more = f" (and {others} more tensors)" if others > 0 else ""
     way = f"; {'; or '.join(ways)}" if ways else ""
+    how = ", with --lossy neither" if lossy else " exactly"
     raise UnsupportedError(
-        f"{path}: cannot become {target.name} exactly: {first.name} {first.reason}{more}{way}"
+        f"{path}: cannot become {target.name}{how}: {first.name} {first.reason}{more}{way}"
     )

@@ -22,6 +22,8 @@ from qtool.scheme import Scheme
 
 NO_LAYOUT = Options("")
 
+_SMALL_FLOATS = ("mlx", "compressed-tensors")  # formats that have some, to the byte
+
 
 @dataclass(frozen=True)
 class Step:
@@ -155,7 +157,8 @@ def _schemes(
     dtype = _scale_dtype(target, found, model)
     wanted = {}
     for one in found:
-        if one.floats is not None and _holds(target, one.floats, one.tensor.shape):
+        small = one.floats is not None and target.format in _SMALL_FLOATS
+        if small and _unheld(target, one.floats, one.tensor.shape) is None:
             wanted[one.tensor.name] = one.floats
         if one.scheme is not None:
             group = one.scheme.group_size if size is None else size
@@ -165,11 +168,12 @@ def _schemes(
     return wanted, options
 
 
-def _holds(target: Target, floats: Scheme, shape: tuple[int, ...]) -> bool:
-    """Whether a format has small floats of this scheme, to the byte."""
+def _unheld(target: Target, floats: Scheme | None, shape: tuple[int, ...]) -> str | None:
+    """Why one of these formats has no small floats of a scheme to the byte, or None."""
     module: Any = FORMATS[target.format]
-    fits = module.supports(floats, shape, module.choose([floats], target.layout)) is None
-    return target.format in ("mlx", "compressed-tensors") and fits
+    assert floats is not None
+    why: str | None = module.supports(floats, shape, module.choose([floats], target.layout))
+    return why
 
 
 def _scale_dtype(target: Target, found: Sequence[Survey], model: Model) -> str:
@@ -198,7 +202,12 @@ def _obstacles(
         return []
     if one.scheme is None or scheme is None:
         hint = "dequantize it with --to hf, and quantize that"
-        return [Obstacle(name, str(one.obstacle), hint=hint)]
+        why = str(one.obstacle)
+        if one.floats is not None and target.format in _SMALL_FLOATS:
+            why = (
+                f"is stored as {one.tensor.stored}: {_unheld(target, one.floats, one.tensor.shape)}"
+            )
+        return [Obstacle(name, why, hint=hint)]
     module: Any = FORMATS[target.format]
     found = [] if one.obstacle is None else [Obstacle(name, one.obstacle, one.lossy)]
     reason = module.supports(scheme, one.tensor.shape, options)

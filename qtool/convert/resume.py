@@ -75,6 +75,10 @@ def resumed(
         stale=stale,
     ) as space:
         space.agree(facts)
+        kept = {file.name for file in layout.files}
+        for file in space.artifact.iterdir():  # what is beside the weights is written anew
+            if file.is_file() and file.name not in kept:
+                file.unlink()
         yield space.artifact, space.journal
 
 

@@ -52,7 +52,8 @@ def checkpoint_text(
     """`base` with bits of modules, by what engines fuse; about: the first line, without its mark.
     keys: of MLX's table, for units that have theirs there.
 
-    What is as the recipe says of all is not said again; its overrides are of other modules.
+    What is as the recipe says of all is not said again; its overrides say other
+    things than bits, or are of other modules.
     """
     assert base.weights is not None
     usual = str(base.weights.bits)
