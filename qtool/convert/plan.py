@@ -157,9 +157,9 @@ def _schemes(
     dtype = _scale_dtype(target, found, model)
     wanted = {}
     for one in found:
-        small = one.floats is not None and target.format in _SMALL_FLOATS
-        if small and _unheld(target, one.floats, one.tensor.shape) is None:
-            wanted[one.tensor.name] = one.floats
+        small = one.floats if target.format in _SMALL_FLOATS else None
+        if small is not None and _unheld(target, small, one.tensor.shape) is None:
+            wanted[one.tensor.name] = small
         if one.scheme is not None:
             group = one.scheme.group_size if size is None else size
             outer = "offset" if target.format == "mlx" else ""
@@ -168,10 +168,9 @@ def _schemes(
     return wanted, options
 
 
-def _unheld(target: Target, floats: Scheme | None, shape: tuple[int, ...]) -> str | None:
+def _unheld(target: Target, floats: Scheme, shape: tuple[int, ...]) -> str | None:
     """Why one of these formats has no small floats of a scheme to the byte, or None."""
     module: Any = FORMATS[target.format]
-    assert floats is not None
     why: str | None = module.supports(floats, shape, module.choose([floats], target.layout))
     return why
 
