@@ -78,7 +78,7 @@ def collect_pair(
             one.passed(hidden, of.calls[one.index][number])
         if left:
             raise UnsupportedError(
-                f"the input of {site.id}: {-left} rows more than it reads of so many tokens of a "
+                f"the input of {site.id}: it reads another number of rows for each token than of a "
                 "small input, so that gptq.gptaq cannot compare two models there; leave it out"
             )
 
