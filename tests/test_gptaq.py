@@ -193,7 +193,7 @@ def test_the_first_input_is_plain_gptqs(tmp_path: Path) -> None:
     assert verify_artifact(other.out, against=model).ok
 
 
-@pytest.mark.parametrize("recipe", ["w3g128-gptq", "q2_k"])
+@pytest.mark.parametrize("recipe", ["w3g128-gptq", pytest.param("q2_k", marks=pytest.mark.slow)])
 def test_what_is_made_up_for_is_nearer(recipe: str, tmp_path: Path) -> None:
     """On text that took no part divergence from the original falls."""
     model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
@@ -255,7 +255,7 @@ def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
     assert other.layout == plain.layout
 
 
-@pytest.mark.parametrize("tunes", [False, True])
+@pytest.mark.parametrize("tunes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_it_goes_on_to_the_same_bytes(
     tunes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
 def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
     text = quantizing.text_file(tmp_path / "text.txt")
-    chosen = ["method=gptq", "transforms=[awq]", *sets(text)]
+    chosen = ["method=gptq", *sets(text)]
 
     def made(name: str, threads: int) -> bytes:
         qtool.quantize(model, "q4_0", tmp_path / name, changes=chosen, threads=threads)
@@ -294,8 +294,15 @@ def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert made("killed.gguf", 2) == whole
 
 
-@pytest.mark.parametrize("chosen", ["dense: true", "weights: {bits: 8}"])
-@pytest.mark.parametrize("block", [0, 1])
+@pytest.mark.parametrize(
+    ("block", "chosen"),
+    [
+        (0, "dense: true"),
+        (1, "weights: {bits: 8}"),
+        pytest.param(1, "dense: true", marks=pytest.mark.slow),
+        pytest.param(0, "weights: {bits: 8}", marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_of_their_own_bits(block: int, chosen: str, tmp_path: Path) -> None:
     """One without a matrix to quantize passes the original's states on, too; one of many bits is
     farther from the source than these explain, which is a note."""

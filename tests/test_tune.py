@@ -362,7 +362,7 @@ def test_routed_experts_are_refused(tmp_path: Path) -> None:
     ("recipe", "plain", "tuned"),
     [
         pytest.param("q3_k_m", "method=gptq", "method=[gptq, tune]", marks=pytest.mark.slow),
-        ("w3g128-gptq", "method=gptq", "method=[gptq, tune]"),
+        pytest.param("w3g128-gptq", "method=gptq", "method=[gptq, tune]", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_tuned_is_nearer(recipe: str, plain: str, tuned: str, tmp_path: Path) -> None:
