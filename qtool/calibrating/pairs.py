@@ -16,7 +16,7 @@ import torch
 
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
-from qtool.calibrating.stats import strips
+from qtool.calibrating.stats import mirrored, strips
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.turns import Turns
 from qtool.calibrating.workers import Workers
@@ -133,11 +133,4 @@ class _Sums:
 
     def result(self, count: int) -> Pair:
         """The sums are used up."""
-        full = torch.empty(self._width, self._width, device=self._gram[0].device)
-        for number, (start, stop) in enumerate(self._strips):
-            strip, self._gram[number] = self._gram[number], torch.empty(0)
-            full[start:stop, start:] = strip
-            full[stop:, start:stop] = full[start:stop, stop:].T
-            corner = full[start:stop, start:stop]
-            corner.copy_(corner.triu() + corner.triu(1).T)
-        return Pair(count, full, self._cross)
+        return Pair(count, mirrored(self._gram, self._width), self._cross)

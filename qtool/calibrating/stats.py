@@ -100,14 +100,7 @@ class _Sum:
         square = _array(self.square) if self.square is not None else None
         gram = there = None
         if self.gram is not None:
-            full = torch.empty(self.width, self.width, device=self.place)
-            for number, (start, stop) in enumerate(self.strips):
-                strip, self.gram[number] = self.gram[number], torch.empty(0)
-                full[start:stop, start:] = strip
-                del strip
-                full[stop:, start:stop] = full[start:stop, stop:].T
-                corner = full[start:stop, start:stop]
-                corner.copy_(corner.triu() + corner.triu(1).T)
+            full = mirrored(self.gram, self.width)
             gram, there = _array(full), full if keep else None
         histogram = self.histogram.cpu().numpy() if self.histogram is not None else None
         return SiteStats(self.count, gram, mean, largest, square, histogram, halves, there)
@@ -136,6 +129,20 @@ def strips(width: int) -> list[tuple[int, int]]:
     """Columns in strips that are narrow enough to skip most of the lower triangle."""
     size = max(128, -(-width // 16 // 16) * 16)
     return [(start, min(start + size, width)) for start in range(0, width, size)]
+
+
+def mirrored(upper: list[torch.Tensor], width: int) -> torch.Tensor:
+    """The symmetric matrix [width, width], float32, of its strips() on and above the diagonal, on
+    one device; they are used up."""
+    full = torch.empty(width, width, device=upper[0].device)
+    for number, (start, stop) in enumerate(strips(width)):
+        strip, upper[number] = upper[number], torch.empty(0)
+        full[start:stop, start:] = strip
+        del strip
+        full[stop:, start:stop] = full[start:stop, stop:].T
+        corner = full[start:stop, start:stop]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+    return full
 
 
 def collect(

@@ -11,7 +11,7 @@ from typing import Any
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.architectures.kimi_linear import DELTA_NETS, key_heads
+from qtool.gguf.architectures.kimi_linear import DELTA_NETS, NAMES, key_heads
 from qtool.gguf.architectures.latent_attention import KEYS as LATENT_KEYS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION_OF_ONE
 from qtool.gguf.architectures.linear_attention import is_linear
@@ -31,15 +31,10 @@ from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
 from qtool.gguf.hf_config import Config, count, layer_types, number
 from qtool.gguf.value_maps import EXP
 
-_NAMES = {
-    "max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
-    "n_group": "num_expert_group", "n_shared_experts": "num_shared_experts",
-}  # fmt: skip
-
 
 def _settle(config: dict[str, Any]) -> dict[str, Any]:
     blocks = count(config, "num_hidden_layers")
-    config |= {name: config[older] for name, older in _NAMES.items() if older in config}
+    config |= {name: config[older] for name, older in NAMES.items() if older in config}
     if config.get("layer_types") is None:
         every = count(config, "layer_group_size")
         whole = blocks // every * every

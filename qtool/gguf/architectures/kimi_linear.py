@@ -32,7 +32,7 @@ from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
 from qtool.gguf.hf_config import Config, count, layer_types
 from qtool.gguf.value_maps import MINUS_EXP
 
-_NAMES = {
+NAMES = {
     "max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
     "n_group": "num_expert_group", "n_shared_experts": "num_shared_experts",
 }  # fmt: skip
@@ -54,7 +54,7 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
 def _settle(config: dict[str, Any]) -> dict[str, Any]:
     config = flattened(config)
     blocks = count(config, "num_hidden_layers")
-    config |= {name: config[older] for name, older in _NAMES.items() if older in config}
+    config |= {name: config[older] for name, older in NAMES.items() if older in config}
     if config.get("layer_types") is None:
         full = (config.get("linear_attn_config") or {}).get("full_attn_layers")  # counted from 1
         if full is None:
