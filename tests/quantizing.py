@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise
+from qtool.calibrating import one_block
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.hub import tiny_folder
@@ -122,7 +122,7 @@ def quantize(
     )
     quants: dict[str, GroupQuant] = {}
     weights: dict[str, NDArray[np.float32]] = {}
-    give, write_dense = Sink.quantized, blockwise._write_dense
+    give, write_dense = Sink.quantized, one_block._write_dense
 
     def record_quant(sink: Sink, planned: Any, quant: GroupQuant, *rest: Any) -> None:
         quants[planned.name] = quant
@@ -134,7 +134,7 @@ def quantize(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sink, "quantized", record_quant)
-        patch.setattr(blockwise, "_write_dense", record_weights)
+        patch.setattr(one_block, "_write_dense", record_weights)
         summary = pipeline.run(request, Progress(quiet=True))
     return Run(summary, out, quants, weights)
 

@@ -10,12 +10,12 @@ import torch
 from quantizing import Call
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise, measure, placed
+from qtool.calibrating import measure, placed
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
-from qtool.transforms import awq
+from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
 
 SMALL = ["--samples", "6", "--length", "64"]
@@ -247,7 +247,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
         return apply(subject, stats)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(blockwise.TRANSFORMS, "awq", watch)
+        patch.setitem(chain.TRANSFORMS, "awq", watch)
         assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
     hidden = seen[0]
     stream = skeleton.embed(measure.probe(skeleton.checkpoint).tokens)

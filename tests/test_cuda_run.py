@@ -259,14 +259,14 @@ def test_what_was_lost_is_made_up_for_there(models: Path, tmp_path: Path, device
 
 def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Ends a run when it comes to a block."""
-    before = blockwise._quantize_block
+    before = blockwise.quantize_block
 
     def block(run: Any, index: int) -> Any:
         if index == after:
             raise KeyboardInterrupt
         return before(run, index)
 
-    monkeypatch.setattr(blockwise, "_quantize_block", block)
+    monkeypatch.setattr(blockwise, "quantize_block", block)
 
 
 @pytest.fixture(scope="module")

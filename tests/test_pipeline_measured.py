@@ -11,7 +11,7 @@ from pipeline_models import Models, models
 from quantizing import Run
 
 from qtool.artifact import Artifact
-from qtool.calibrating import blockwise, placed
+from qtool.calibrating import groups, placed
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
@@ -86,9 +86,9 @@ def test_sites_measured_apart_give_the_same(
         return collect(block, stream, sites, *rest, **more)
 
     monkeypatch.setattr(placed, "collect", counted)
-    groups = blockwise.groups_of
+    of_all = groups.groups_of
     few = 64 * 64 * 9
-    monkeypatch.setattr(blockwise, "groups_of", lambda sites, _: groups(sites, few))
+    monkeypatch.setattr(groups, "groups_of", lambda sites, _: of_all(sites, few))
     apart = quantizing.quantize(models(name), "w4g128-gptq", tmp_path / "b", *settings)
     assert 1 in sizes and 2 in sizes and max(sizes) < 20
     assert together.quants.keys() == apart.quants.keys()

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qtool.calibrating.blockwise import TRANSFORMS, merged
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
@@ -22,9 +21,11 @@ from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.recipe import GgufRecipe
 from qtool.plan.plan import Plan, make_plan
 from qtool.recipe.recipe import Recipe
+from qtool.runs.outcome import merged
+from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Subject, takes_part
 from qtool.transforms.rotated import Rotated
-from qtool.transforms.scaled import Factor, Scaled, from_json, record_of, to_json
+from qtool.transforms.scaled import Scaled, from_json, record_of, to_json
 
 
 @dataclass
@@ -65,20 +66,14 @@ class Scaling:
         own = recipe_needs(self.recipe)
         serves = bool(needs) and "gram" in own
         stats = passage.collect(block, wanted, own | needs if serves else own)
-        factors: list[Factor] = []
-        notes: list[str] = []
-        for name in self.recipe.transform_chain:
-            subject = Subject(
-                block, sites, self.plan, self.recipe, stream, workers, passage.device, powers=True
-            )
-            applied = TRANSFORMS[name](subject, stats)
-            stats = applied.stats
-            factors += applied.factors
-            notes += applied.notes
-        record = record_of(factors)
+        subject = Subject(
+            block, sites, self.plan, self.recipe, stream, workers, passage.device, powers=True
+        )
+        applied = apply_in_turn(self.recipe.transform_chain, subject, stats)
+        record = record_of(applied.factors)
         self.view.scales.update(record)
-        self.kept.append({"scales": to_json(record), "notes": notes})
-        return stats if serves else {}
+        self.kept.append({"scales": to_json(record), "notes": list(applied.notes)})
+        return applied.stats if serves else {}
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it is not what scale() left."""

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.blockwise import groups_of, merged
 from qtool.calibrating.device import Device
+from qtool.calibrating.groups import groups_of
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
@@ -42,6 +42,7 @@ from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
 from qtool.native.sums import checksum
 from qtool.recipe.methods import TuneOptions
+from qtool.runs.outcome import merged
 from qtool.runs.summary import TunedReport
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some as shown

@@ -16,3 +16,11 @@ class Outcome:
     experts: list[ExpertReport] = field(default_factory=list)
     outliers: list[OutlierReport] = field(default_factory=list)  # of LLM.int8()
     tuned: list[TunedReport] = field(default_factory=list)
+
+
+def merged(notes: list[str]) -> list[str]:
+    """Equal sentences once, with how often they came."""
+    counts: dict[str, int] = {}
+    for note in notes:
+        counts[note] = counts.get(note, 0) + 1
+    return [note if count == 1 else f"{note} ({count} times)" for note, count in counts.items()]
