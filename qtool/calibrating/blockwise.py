@@ -139,7 +139,7 @@ def _write_outside(run: Run) -> Outcome:
         seen = None
         if planned is run.head and run.sees_head:
             with run.progress.stage("calibrate"):
-                seen = measured(run.skeleton, run.passage, planned)
+                seen = measured(run.skeleton, run.passage, planned.name, planned.shape[1])
         with run.progress.stage("quantize"):
             made = quantize_head(planned, seen, run.recipe, run.sink, run.passage)
         layers += made.layers

@@ -43,13 +43,15 @@ def quantized_outside(plan: Plan) -> list[Planned]:
     return [tensor for tensor in plan.by_block.get(None, ()) if tensor.scheme is not None]
 
 
-def measured(skeleton: Skeleton, passage: Passage, planned: Planned) -> SiteStats | None:
-    """The Gram matrix of the head's input, float32 [in, in], of a stream behind the last block;
-    None where the model has no one module that multiplies by the head."""
+def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> SiteStats | None:
+    """The Gram matrix of the head's input, float32 [width, width]; None where the model has no one
+    module that multiplies by the head. passage: its stream is behind the last block.
+
+    name: of the checkpoint's tensor.
+    """
     output: object = skeleton.model.get_output_embeddings()
-    if not isinstance(output, nn.Linear) or not _is(skeleton, output, planned.name):
+    if not isinstance(output, nn.Linear) or not _is(skeleton, output, name):
         return None
-    width = planned.shape[1]
     stream, workers = passage.stream, passage.workers
     total = torch.zeros(width, width, dtype=torch.float64)
     count = 0
@@ -87,7 +89,7 @@ def measured(skeleton: Skeleton, passage: Passage, planned: Planned) -> SiteStat
 
 def _is(skeleton: Skeleton, output: nn.Module, name: str) -> bool:
     path = next((path for path, one in skeleton.model.named_modules() if one is output), None)
-    pieces = skeleton.names.of_parameter.get(f"{path}.weight", ())
+    pieces = skeleton.pieces(f"{path}.weight") or ()
     return [piece.checkpoint_name for piece in pieces] == [name]
 
 

@@ -197,7 +197,8 @@ def measure_importance(
         if space is not None:
             space.agree({"calibration text": calibration.record()})
             blocks = kept_importance.take_up(space, count, scaling, sweeping)
-        if len(blocks) < count:
+        awaits_head = sweeping is not None and sweeping.awaits_head
+        if len(blocks) < count or awaits_head:
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             passage = Passage.of(stream, workers, device)
@@ -218,18 +219,22 @@ def measure_importance(
                 )
                 block = [Squares.of(site, stats) for site, stats in measured]
                 if space is not None:
-                    last = index + 1 == count
                     kept_importance.keep(
                         space,
                         index,
                         block,
                         stream,
                         workers,
-                        last=last,
+                        goes_on=awaits_head or index + 1 < count,
                         scaling=scaling,
                         sweeping=sweeping,
                     )
                 blocks.append(block)
+            if sweeping is not None and sweeping.awaits_head:
+                give_back()
+                sweeping.sweep_head(skeleton, passage)
+                if space is not None:
+                    kept_importance.keep_head(space, sweeping)
     gathered = Gathered()
     for block in blocks:
         for squares in block:
@@ -272,7 +277,7 @@ def _measure_block(
     more = block.index + 1 < skeleton.count
     if sweeping is not None:
         yield from sweeping.block(block, passage, found, seen)
-        if more:
+        if more or sweeping.awaits_head:
             with passage.placed(block) as (there, stream, workers):
                 skeleton.advance(there, stream, workers)
         return

@@ -20,14 +20,14 @@ from qtool.errors import FormatError
 from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
-from qtool.gguf.kinds import EMBEDDINGS
+from qtool.gguf.kinds import EMBEDDINGS, HEAD
 from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+EMBEDDING = "token_embd.weight"
 
 Floats = NDArray[np.float32]
 

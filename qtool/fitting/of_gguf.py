@@ -14,7 +14,7 @@ from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.fitting.gguf_losses import EMBEDDING, HEAD, losses_of, usable_types, weighed
+from qtool.fitting.gguf_losses import EMBEDDING, losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
@@ -23,7 +23,7 @@ from qtool.fitting.ways import Made, Ways, said_by
 from qtool.gguf.estimate import shapes_of
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
-from qtool.gguf.kinds import EMBEDDINGS, model_facts
+from qtool.gguf.kinds import EMBEDDINGS, HEAD, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from qtool.gguf.scaling import Scaling
     from qtool.gguf.sweeping import Sweeping
 
+_SWEPT_HEAD = "sweep of the head"
+
 
 def keep(
     space: Workspace,
@@ -30,16 +32,16 @@ def keep(
     stream: Stream,
     workers: Workers,
     *,
-    last: bool,
+    goes_on: bool,
     scaling: "Scaling | None" = None,
     sweeping: "Sweeping | None" = None,
 ) -> None:
-    """Block `index` is measured; the stream is before the next one."""
+    """Block `index` is measured; the stream is before the next one, where that goes_on."""
     sums = np.concatenate([np.empty(0, np.float32), *(site.square for site in block)])
     # numpy's own tofile does not tell of a full disk by its number.
     (space.folder / f"importance-{index}").write_bytes(sums.view(np.uint8).data)
-    hidden = [] if last else keep_hidden(space.folder, index + 1, stream, workers)
-    if not last and sweeping is not None and sweeping.originals is not None:
+    hidden = keep_hidden(space.folder, index + 1, stream, workers) if goes_on else []
+    if goes_on and sweeping is not None and sweeping.originals is not None:
         hidden += sweeping.originals.keep(index + 1)
     space.journal.commit(
         _unit(index),
@@ -49,6 +51,11 @@ def keep(
         **({} if scaling is None else {"scaled": scaling.kept[index]}),
         **({} if sweeping is None else {"swept": sweeping.kept[index]}),
     )
+
+
+def keep_head(space: Workspace, sweeping: "Sweeping") -> None:
+    """The head is swept, too."""
+    space.journal.commit(_SWEPT_HEAD, swept=sweeping.head_kept)
 
 
 def take_up(
@@ -77,6 +84,10 @@ def take_up(
                 for (name, names, expert, tokens, _), part in zip(sites, parts, strict=True)
             ]
         )
+    if len(found) == count and sweeping is not None and sweeping.head is not None:
+        entry = space.journal.done.get(_SWEPT_HEAD)
+        if entry is not None and not sweeping.restore_head(entry.get("swept")):
+            space.journal.forget_from(_SWEPT_HEAD)
     return found
 
 

@@ -5,7 +5,7 @@ Source: llama.cpp 0c1e57098, what src/llama-quant.cpp and src/llama-model-loader
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -162,7 +162,8 @@ OUTPUT, EMBEDDING, VALUE, KEY, QUERY, ATTENTION_OUTPUT, UP, GATE, DOWN, OTHER = 
     "output", "embedding", "value", "key", "query", "attention output", "up", "gate", "down",
     "other",
 )  # fmt: skip
-EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+HEAD, EMBEDDING_OF_TOKENS = "output.weight", "token_embd.weight"
+EMBEDDINGS = (EMBEDDING_OF_TOKENS, "per_layer_token_embd.weight")
 _KINDS = (
     ("attn_qkv.weight", VALUE), ("attn_kv_b.weight", VALUE), ("attn_v.weight", VALUE),
     ("attn_k.weight", KEY), ("attn_q.weight", QUERY), ("attn_output.weight", ATTENTION_OUTPUT),
@@ -172,7 +173,7 @@ _KINDS = (
 
 def kind_of(name: str) -> str:
     """What the rules know a tensor as: by the first of the parts that is found in its name."""
-    if name == "output.weight":
+    if name == HEAD:
         return OUTPUT
     if name in EMBEDDINGS:
         return EMBEDDING
@@ -186,6 +187,11 @@ def layer_of(name: str) -> int:
     """N of blk.N., or -1 outside the layers."""
     found = _LAYER.match(name)
     return int(found[1]) if found else -1
+
+
+def head_of(names: Container[str]) -> str:
+    """The tensor that is the head, among those of a file: of its own, or the embedding."""
+    return HEAD if HEAD in names else EMBEDDING_OF_TOKENS
 
 
 def output_order(tensors: Iterable[AnyTensor]) -> list[AnyTensor]:

@@ -25,6 +25,7 @@ from qtool.gguf.kinds import (
     FLOAT32_IN,
     FLOAT32_WHERE_CONVERTED,
     GATE,
+    HEAD,
     KEY,
     OUTPUT,
     UP,
@@ -239,7 +240,7 @@ def needs_importance(name: str, type_: BlockType, file_type: FileType) -> bool:
     Embeddings and the head are never measured, so none is asked for, unless the type cannot be
     encoded without.
     """
-    if name in EMBEDDINGS or name == "output.weight":
+    if name in EMBEDDINGS or name == HEAD:
         return type_.needs_importance
     # Q2_K does without, but for the small file type that is made of little else.
     return type_.name in table.NEED_IMPORTANCE or (

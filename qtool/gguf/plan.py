@@ -19,7 +19,7 @@ from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
-from qtool.gguf.kinds import EMBEDDINGS, layer_of, model_facts
+from qtool.gguf.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import FILE_TYPES, FileType
 from qtool.gguf.mixtures import Choice, choose, needs_importance
@@ -108,6 +108,7 @@ def make_gguf_plan(
     options = replace(recipe.options, converts=converts)
     choices = choose(facts, source.tensors, options, measured)
     sources = {tensor.name: tensor for tensor in source.tensors}
+    head = head_of(sources)
     planned = tuple(
         PlannedTensor(
             sources[name],
@@ -116,13 +117,13 @@ def make_gguf_plan(
             choice.fallback,
             choice.eligible,
             _weighed(source, recipe, sources[name], choice, importance),
-            _swept(recipe, sources[name], choice),
+            _swept(recipe, sources[name], choice, head),
         )
         for name, choice in choices.items()
     )
     refuse_floats(source, planned, recipe)
     lossy = requantized(source, planned, requantize)
-    if recipe.sweeps and not any(tensor.swept for tensor in planned):
+    if recipe.sweeps and not any(one.swept and layer_of(one.name) >= 0 for one in planned):
         refuse_sweep(source, planned, recipe)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None
     if calibration is not None:
@@ -180,7 +181,7 @@ def _weighed(
                 "--imatrix FILE"
             )
         # Embeddings are looked up, not multiplied; the head is left out as llama-imatrix does.
-        if needed and (tensor.name in EMBEDDINGS or tensor.name == "output.weight"):
+        if needed and (tensor.name in EMBEDDINGS or tensor.name == HEAD):
             raise UnsupportedError(
                 f"{source.path}: {tensor.name} would become {choice.type.name}, which cannot be "
                 "encoded without importance, and none is measured for embeddings and head; "
@@ -205,9 +206,10 @@ def _weighed(
     return found and choice.type not in FLOATS
 
 
-def _swept(recipe: GgufRecipe, tensor: SourceTensor, choice: Choice) -> bool:
-    """Whether GPTQ chooses the codes: of matrices in decoder blocks, whose type has levels."""
-    matrix = len(tensor.shape) > 1 and layer_of(tensor.name) >= 0
+def _swept(recipe: GgufRecipe, tensor: SourceTensor, choice: Choice, head: str) -> bool:
+    """Whether GPTQ chooses the codes: of matrices in decoder blocks and of the head, whose type has
+    levels."""
+    matrix = len(tensor.shape) > 1 and (layer_of(tensor.name) >= 0 or tensor.name == head)
     return recipe.sweeps and matrix and choice.type != tensor.type and choice.type.name in SWEPT
 
 

@@ -60,7 +60,7 @@ def warnings(
     if recipe.type == "mxfp4_moe" and not recipe.pure and not facts.experts:
         found.append("the model has no experts, so that mxfp4_moe stores everything as Q8_0")
     if recipe.sweeps and (left := [t for t in tensors if _left(t)]):
-        every = len(left) + sum(tensor.swept for tensor in tensors)
+        every = len(left) + sum(one.swept and one.name.startswith("blk.") for one in tensors)
         types = ", ".join(sorted({tensor.type.name for tensor in left}))
         found.append(
             f"method gptq leaves {len(left)} of {every} matrices of the blocks to llama.cpp's "

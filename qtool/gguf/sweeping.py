@@ -6,9 +6,10 @@
                      -> dequantized, into the decoder block: later ones are fed by these
     (tuned: all matrices of the block, once they are swept, into the workspace again)
 
-Matrices whose types have no levels to choose among (ternary, plain floats), the embedding and
-the head are not swept: the writer encodes them later, and in decoder blocks the original feeds
-those after it. Experts that hardly a token reached are encoded here, with their importance.
+The head comes last, an embedding that is the head too: blocks are fed by the original one. Any
+other embedding, and matrices whose types have no levels to choose among (ternary, plain floats),
+are not swept: the writer encodes them later, and in decoder blocks the original feeds those after
+it. Experts that hardly a token reached are encoded here, with their importance.
 """
 
 from collections import defaultdict
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
+from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
@@ -36,8 +38,8 @@ from qtool.gguf.kinds import layer_of
 from qtool.gguf.pieces import matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.source import GgufSource
-from qtool.gguf.swept_site import Made, Part, steps_of, sweep_site
+from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.swept_site import Made, Part, steps_of, sweep_head, sweep_site
 from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
 from qtool.native.sums import checksum
@@ -46,6 +48,8 @@ from qtool.runs.outcome import merged
 from qtool.runs.summary import TunedReport
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some as shown
+
+_HEAD = -1  # its place among the blocks, as layer_of() has it
 
 
 @dataclass
@@ -56,10 +60,12 @@ class Sweeping:
     folder: Path  # of the workspace
     gram_bytes: int
     tensors: Mapping[int, Sequence[PlannedTensor]]  # to be swept, by decoder block
+    head: PlannedTensor | None = None  # where it is to be swept
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
+    head_kept: Mapping[str, Any] | None = None  # the same of the head
     _starts: dict[str, tuple[int, int]] = field(default_factory=dict)  # block and byte, by name
 
     @classmethod
@@ -75,14 +81,20 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
+        head = next(iter(by_block.pop(_HEAD, ())), None)
         options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq"}))
         tune = recipe.tune if recipe.tunes else None
-        return cls(options, folder, gram_bytes, by_block, tune, recipe.makes_up)
+        return cls(options, folder, gram_bytes, by_block, head, tune, recipe.makes_up)
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
         if self.tune is not None or self.makes_up:
             self.originals = Originals.of(skeleton, passage, self.folder)
+
+    @property
+    def awaits_head(self) -> bool:
+        """Whether the head is still to be swept, behind the last block."""
+        return self.head is not None and self.head_kept is None
 
     def take_names(self, source: GgufSource) -> None:
         """Tensors are made of those of the checkpoint that `source` says."""
@@ -91,6 +103,8 @@ class Sweeping:
             index: [replace(tensor, source=known[tensor.name]) for tensor in tensors]
             for index, tensors in self.tensors.items()
         }
+        if self.head is not None:
+            self.head = replace(self.head, source=known[self.head.name])
 
     def block(
         self,
@@ -158,7 +172,8 @@ class Sweeping:
         tuned = None
         if self.tune is not None:
             tuned = self._tune(self._originals, self.tune, block, made)
-        self._keep(block.index, made, notes, tuned)
+        kept = self._entry(block.index, made, notes)
+        self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
 
     def _made_up(
         self,
@@ -219,9 +234,8 @@ class Sweeping:
         start = 0
         for tensor in self.tensors.get(index, ()):
             sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
-            cut = tensor.source.cut
-            if tensor.source.columns is not None or not (cut is None or cut.only_turned):
-                sites = []  # Gram matrices are in the checkpoint's order of columns
+            if not _is_in_order(tensor.source):
+                sites = []
             matrices, nbytes = _sizes(tensor)
             for matrix, site in enumerate(sites):
                 parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
@@ -230,9 +244,26 @@ class Sweeping:
                 start += matrices * nbytes
         return parts
 
-    def _keep(
-        self, index: int, made: Sequence[Made], notes: Sequence[str], tuned: TunedReport | None
-    ) -> None:
+    def sweep_head(self, skeleton: Skeleton, passage: Passage) -> None:
+        """Sweep the head; passage: behind the last block."""
+        head = self.head
+        assert head is not None
+        source, seen = head.source, None
+        if len(source.origin) == 1 and _is_in_order(source):
+            seen = measured(skeleton, passage, source.origin[0], source.in_features)
+        made: list[Made] = []
+        notes: list[str] = []
+        file = self._file(_HEAD)
+        file.write_bytes(b"")
+        if seen is not None:
+            part, device = Part(head, 0, 0), passage.device
+            one, notes = sweep_head(part, seen, self.options, file, passage.workers, device)
+            made.append(one)
+            self._starts[head.name] = _HEAD, 0
+        self.head_kept = self._entry(_HEAD, made, notes)
+
+    def _entry(self, index: int, made: Sequence[Made], notes: Sequence[str]) -> dict[str, Any]:
+        """What the journal has of a block, or of the head."""
         tensors: dict[str, dict[str, Any]] = {}
         for one in sorted(made, key=lambda one: (one.name, one.matrix)):
             start = self._starts[one.name][1]
@@ -242,16 +273,29 @@ class Sweeping:
             known["swept"] += one.swept
             known["signal"] += one.signal
             known["noise"] += one.noise
-        left = [t.name for t in self.tensors.get(index, ()) if t.name not in tensors]
-        kept: dict[str, Any] = {"tensors": tensors, "left": left, "notes": [*notes]}
-        if tuned is not None:
-            kept["tuned"] = [tuned.before, tuned.after]
-        self.kept.append(kept)
+        left = [t.name for t in self._of(index) if t.name not in tensors]
+        return {"tensors": tensors, "left": left, "notes": [*notes]}
+
+    def _of(self, index: int) -> Sequence[PlannedTensor]:
+        """What is to be swept of a block, or the head."""
+        if index == _HEAD:
+            return [] if self.head is None else [self.head]
+        return self.tensors.get(index, ())
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it, or its file, is damaged."""
-        index = len(self.kept)
-        known = {tensor.name: tensor for tensor in self.tensors.get(index, ())}
+        good = self._restored(len(self.kept), kept)
+        self.kept += [kept] if good else []
+        return good
+
+    def restore_head(self, kept: Any) -> bool:
+        """The same of the head."""
+        good = self._restored(_HEAD, kept)
+        self.head_kept = kept if good else None
+        return good
+
+    def _restored(self, index: int, kept: Any) -> bool:
+        known = {tensor.name: tensor for tensor in self._of(index)}
         try:
             good = sorted([*kept["tensors"], *kept["left"]]) == sorted(known)
             good = good and all(isinstance(note, str) for note in kept["notes"])
@@ -263,7 +307,6 @@ class Sweeping:
                 good = good and entry["sums"] == self._sums(known[name])
         except (AttributeError, KeyError, OSError, TypeError, ValueError):
             return False
-        self.kept += [kept] if good else []
         return good
 
     def _sums(self, tensor: PlannedTensor) -> list[list[int]]:
@@ -285,18 +328,22 @@ class Sweeping:
         """sqrt(tr(E H E') / tr(W H W')) of a tensor, any of whose matrices was swept."""
         if name not in self._starts:
             return None
-        entry = self.kept[self._starts[name][0]]["tensors"][name]
+        index = self._starts[name][0]
+        kept = self.head_kept if index == _HEAD else self.kept[index]
+        assert kept is not None
+        entry = kept["tensors"][name]
         signal, noise = entry["signal"], max(entry["noise"], 0.0)
         return float(np.sqrt(noise / signal)) if signal > 0 and entry["swept"] else None
 
     @property
     def notes(self) -> list[str]:
         """Sentences for the summary."""
-        entries = [entry for kept in self.kept for entry in kept["tensors"].values()]
+        every_kept = [*self.kept, *([self.head_kept] if self.head_kept is not None else [])]
+        entries = [entry for kept in every_kept for entry in kept["tensors"].values()]
         every = sum(len(entry["sums"]) for entry in entries)
         rare = every - sum(entry["swept"] for entry in entries)
-        left = [name for kept in self.kept for name in kept["left"]]
-        said = merged([note for kept in self.kept for note in kept["notes"]])
+        left = [name for kept in every_kept for name in kept["left"]]
+        said = merged([note for kept in every_kept for note in kept["notes"]])
         said += made_up_note(self.makes_up)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
@@ -313,7 +360,7 @@ class Sweeping:
         return said
 
     def _file(self, index: int) -> Path:
-        return self.folder / f"swept-{index}"
+        return self.folder / f"swept-{'head' if index == _HEAD else index}"
 
     def _read(self, tensor: PlannedTensor, first: int, last: int) -> NDArray[np.uint8]:
         index, start = self._starts[tensor.name]
@@ -323,6 +370,11 @@ class Sweeping:
         if found.size != count:
             raise OSError(f"{self._file(index)} ends early")
         return found.reshape(last - first, row_bytes)
+
+
+def _is_in_order(source: SourceTensor) -> bool:
+    """Whether its columns are in the checkpoint's order, as Gram matrices are."""
+    return source.columns is None and (source.cut is None or source.cut.only_turned)
 
 
 def _beside(site: Site, device: Device | None, threads: int) -> bool:

@@ -1,4 +1,4 @@
-"""GPTQ into GGUF: the matrices that read one input of a block, some rows at a time.
+"""GPTQ into GGUF: the matrices that read one input, of a block or of the head, some rows at a time.
 
     Gram matrix of the input -> its factor -> for some rows of a matrix: blocks (qtool.gguf.sweep)
                 -> the block's file in the workspace
@@ -89,9 +89,44 @@ def sweep_site(
     """
     site, parts, stats = job
     seen = stats.pop(site.id)
-    where = f"the input of {parts[0].tensor.name}"
-    with methods.named(where):
-        known = _known(site, parts, seen, options, workers, device)
+    square, rare = Squares.of(site, seen).square, is_rare(site, seen)
+    with methods.named(_input_of(parts)):
+        known = _known(square, parts, seen, rare, options, workers, device)
+    return _sweep(parts, known, block, file, workers, device, each, moved)
+
+
+def sweep_head(
+    part: Part,
+    seen: SiteStats,
+    options: gptq.Options,
+    file: Path,
+    workers: Workers,
+    device: Device | None,
+) -> tuple[Made, list[str]]:
+    """The head, which no block after it is fed by, and notes. seen: its input's Gram matrix."""
+    assert seen.gram is not None
+    square = np.ascontiguousarray(np.diagonal(seen.gram))
+    with methods.named(_input_of([part])):
+        known = _known(square, [part], seen, False, options, workers, device)
+    (made,), notes = _sweep([part], known, None, file, workers, device, workers.map, False)
+    return made, notes
+
+
+def _input_of(parts: Sequence[Part]) -> str:
+    return f"the input of {parts[0].tensor.name}"
+
+
+def _sweep(
+    parts: Sequence[Part],
+    known: "_Known",
+    block: LoadedBlock | None,
+    file: Path,
+    workers: Workers,
+    device: Device | None,
+    each: Each,
+    moved: bool,
+) -> tuple[list[Made], list[str]]:
+    """Matrices that read one input, by what is known of it, and notes."""
     step = partial(
         _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved
     )
@@ -105,7 +140,7 @@ def sweep_site(
             sums.append(one)
             signal, noise = signal + kept, noise + lost
         made.append(Made(part.tensor.name, part.matrix, sums, signal, noise, known.swept))
-    return made, [f"{where}: {note}" for note in known.notes]
+    return made, [f"{_input_of(parts)}: {note}" for note in known.notes]
 
 
 def steps_of(tensor: PlannedTensor) -> list[tuple[int, int]]:
@@ -115,16 +150,17 @@ def steps_of(tensor: PlannedTensor) -> list[tuple[int, int]]:
 
 
 def _known(
-    site: Site,
+    square: Floats,
     parts: Sequence[Part],
     seen: SiteStats,
+    rare: bool,
     options: gptq.Options,
     workers: Workers,
     device: Device | None,
 ) -> _Known:
-    """What the matrices that read a site are swept by."""
-    square = Squares.of(site, seen).square
-    if seen.gram is None or is_rare(site, seen):
+    """What the matrices that read an input are swept by. square: [in], its sums of squares; rare:
+    too few tokens to go by."""
+    if seen.gram is None or rare:
         gram = None if seen.gram is None else torch.from_numpy(seen.gram)
         weighed = sweep.unswept(square, seen.count)
         return _Known(gram, weighed, swept=False)
@@ -143,7 +179,7 @@ def _known(
 
 def _step(
     rows: tuple[Part, int, int],
-    block: LoadedBlock,
+    block: LoadedBlock | None,
     known: _Known,
     workers: Workers,
     device: Device | None,
@@ -157,9 +193,10 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
-    weight = (
-        _taken(block, tensor, start, count) if moved else floats_of(tensor, start, start + count)
-    )
+    if moved and block is not None:
+        weight = _taken(block, tensor, start, count)
+    else:
+        weight = floats_of(tensor, start, start + count)
     blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
     check_fits(tensor, start, back)
@@ -172,7 +209,8 @@ def _step(
         some = torch.from_numpy(weight[kept])
         lost = some - torch.from_numpy(back[kept])
         signal, noise = _errors(some, lost, known.gram, device)
-    _put_back(block, tensor, start, back)
+    if block is not None:
+        _put_back(block, tensor, start, back)
     return checksum(blocks), signal, noise
 
 
