@@ -196,9 +196,14 @@ def test_reproduced_by_the_cpu(
 
 @pytest.mark.parametrize(
     ("recipe", "said"),
-    [("q4_k_m", []), ("iq3_s", ["GPTQ's points were chosen by the CPU, there being no kernel for "
-                                "GPUs: IQ3_S"])],
-)  # fmt: skip
+    [
+        pytest.param("q4_k_m", [], marks=pytest.mark.slow),
+        (
+            "iq3_s",
+            ["GPTQ's points were chosen by the CPU, there being no kernel for GPUs: IQ3_S"],
+        ),
+    ],
+)
 def test_what_was_not_swept_is_encoded_there(
     recipe: str, said: list[str], models: Path, sets: list[str], tmp_path: Path, device: Device,
     emulator: Emulator,

@@ -86,8 +86,8 @@ def run(
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("llama", "w4g128-gptq"),
-        ("llama", "w4g128-awq"),
+        pytest.param("llama", "w4g128-gptq", marks=pytest.mark.slow),
+        pytest.param("llama", "w4g128-awq", marks=pytest.mark.slow),
         ("moe", "w4g128-gptq"),
         ("llama", "w4g128-awq-gptq-tune"),
     ],
@@ -148,7 +148,7 @@ class Died(BaseException):
     """As sudden as a signal: nothing catches it."""
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_goes_on_with_another_budget(
     first: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
