@@ -31,6 +31,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
+from qtool.transforms import awq
 
 __all__ = ["device", "emulator", "models"]
 
@@ -57,7 +58,8 @@ def small(
 
 
 def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models have one that llama.cpp does not know."""
+    """The small models have one that llama.cpp does not know; and few scales to choose from."""
+    monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0, 0.5))
     gguf_from_hf.no_vocabulary(monkeypatch)
 
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_chosen_leaves_what_was_measured(
     check_goes_on(tiny, out, whole)
 
 
-@pytest.mark.parametrize("after", [2, PASSED - 1, PASSED + 2])
+@pytest.mark.parametrize("after", [2, pytest.param(PASSED - 1, marks=pytest.mark.slow), PASSED + 2])
 def test_the_disk_is_full(after: int, tiny: Path, whole: Fitted, tmp_path: Path) -> None:
     """While states, slopes or losses are kept; half of the line is there."""
     out = tmp_path / "out.yaml"

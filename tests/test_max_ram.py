@@ -75,7 +75,7 @@ def least(recipe: str, model: Path, threads: int, *sets: str) -> int:
 def run(
     model: Path, recipe: str, text: Path, out: Path, threads: int, max_ram: int | None
 ) -> Summary:
-    few = ["tune.steps=3"] if "tune" in recipe else []
+    few = ["tune.steps=3", "awq.grid=2"] if "tune" in recipe else []
     loaded = load(recipe, [*SETS, *few, f"calibration.source={text}"])
     request = pipeline.Request(
         str(model), model, loaded, out, None, threads, 10**9, max_ram=max_ram

@@ -63,7 +63,9 @@ def test_the_product_is_sylvesters(size: int) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("qwen2", "stablelm") else [])
+        pytest.param(
+            name, marks=[pytest.mark.slow] if name in ("qwen2", "qwen3", "stablelm") else []
+        )
         for name in arch_models.CONFIGS
     ],
 )
