@@ -284,7 +284,9 @@ def test_experts_are_weighed_by_the_tokens_they_read(
     assert found.made.bits_per_weight <= 5.0
 
 
-@pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0", "q4_k_m-awq-gptq"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("q4_k_m", marks=pytest.mark.slow), "q4_0", "q4_k_m-awq-gptq"]
+)
 def test_usual_types_go_with_every_recipe(recipe: str, tiny: Path, tmp_path: Path) -> None:
     """What llama.cpp makes with importance alone is not chosen where none is measured."""
     found = fitted(tiny, tmp_path / "mine.yaml", bits=5, recipe=recipe, sets=[], types=None)
