@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from built_once import built_once
+
 VOCABULARY = 96
 
 
@@ -203,6 +205,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 ARCHITECTURES = tuple(CONFIGS)[:8]
 
 
+@built_once
 def build(name: str, folder: Path, seed: int = 0, dtype: str = "float32") -> Path:
     """Write the checkpoint; every norm and bias gets values that differ from channel to channel.
 

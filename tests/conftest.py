@@ -56,6 +56,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(10_000, 10, 50)  # what tests leave is little beside what they import
 
 
 def pytest_unconfigure() -> None:

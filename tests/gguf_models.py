@@ -21,6 +21,7 @@ import gguf_models_seeing
 import gguf_models_sparse
 import gguf_models_states
 import numpy as np
+from built_once import built_once
 
 VOCABULARY = 96
 _SMALL = {
@@ -151,6 +152,7 @@ def auto_model(config: Any) -> Any:
     return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
+@built_once
 def build(
     name: str, folder: Path, *, dtype: str = "float32", seed: int = 0, renamed: bool = True
 ) -> Path:

@@ -1,5 +1,7 @@
 """Small models into GGUF files in one run, and runs that die."""
 
+import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -69,4 +71,17 @@ def begun(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: s
     with monkeypatch.context() as patched, pytest.raises(Died):
         dying(1, patched)
         write(model, folder / "out", *chosen, threads=1)
+    return folder / "out"
+
+
+def begun_once(
+    models: Path, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: str
+) -> Path:
+    """The same, made once of a model and settings: later ones are copies of what it left."""
+    kept = models / f"begun {zlib.crc32(repr((model, chosen)).encode()):x}"
+    if kept.exists():
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+    else:
+        begun(model, folder, monkeypatch, *chosen)
+        shutil.copytree(folder, kept)
     return folder / "out"

@@ -103,6 +103,7 @@ def serve(
 
 class _Handler(BaseHTTPRequestHandler):
     server: HubServer
+    disable_nagle_algorithm = True  # else a body waits 40 ms for its headers to be acknowledged
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:

@@ -155,7 +155,7 @@ def check_logits(found: np.ndarray, expected: np.ndarray, exact: np.ndarray) -> 
     assert (ours < 0.01 * theirs.min()).mean() > 0.6
 
 
-@pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0", "f16"])
+@pytest.mark.parametrize("recipe", ["q4_k_m", pytest.param("q4_0", marks=pytest.mark.slow), "f16"])
 def test_the_forward_pass_rounds_every_input(
     recipe: str, root: Path, call: Call, tmp_path: Path
 ) -> None:
@@ -221,7 +221,7 @@ def same(x: np.ndarray) -> np.ndarray:
         ("w8a8-dynamic", "int8", int8_tokens),
         ("fp8-dynamic", "fp8", fp8_tokens),
         ("fp8-block", "fp8", fp8_blocks),
-        ("fp8-block-hf", "fp8", fp8_blocks),
+        pytest.param("fp8-block-hf", "fp8", fp8_blocks, marks=pytest.mark.slow),
     ],
 )
 def test_inputs_that_an_artifact_declares(

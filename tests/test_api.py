@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quantizing import first_blocks_of_tiny
 from typer.testing import CliRunner
 
 import qtool
@@ -101,28 +102,28 @@ def test_one_change_is_a_text(tmp_path: Path) -> None:
 
 def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Writes what the command does, from the same costs."""
-    costs = tmp_path / "costs.json"
+    costs, model = tmp_path / "costs.json", first_blocks_of_tiny(tmp_path / "model", 2)
     found = qtool.fit(
-        "tiny", tmp_path / "a.yaml", "q4_k_m", size="2MB", samples=1, length=32, costs=costs
+        model, tmp_path / "a.yaml", "q4_k_m", size="1MB", samples=1, length=32, costs=costs
     )
-    assert found.json()["size_bytes"] == found.made.size_bytes <= 2e6 and found.loss > 0
+    assert found.json()["size_bytes"] == found.made.size_bytes <= 1e6 and found.loss > 0
     out = tmp_path / "b.yaml"
-    asked = ["tiny", "--recipe", "q4_k_m", "--size", "2MB", "--samples", "1", "--length", "32"]
+    asked = [str(model), "--recipe", "q4_k_m", "--size", "1MB", "--samples", "1", "--length", "32"]
     assert CliRunner().invoke(
         app, ["fit", *asked, "--costs", str(costs), "-o", str(out), "--json"]
     ).exit_code == 0  # fmt: skip
     assert found.out.read_bytes() == out.read_bytes()
     with pytest.raises(QtoolError, match="give either --size"):
-        qtool.fit("tiny", tmp_path / "c.yaml")
+        qtool.fit(model, tmp_path / "c.yaml")
     for bad in (float("nan"), -3, 100, "5"):
         with pytest.raises(QtoolError, match=f"--bits {bad}: expected a number from 0.1 to 32"):
-            qtool.fit("tiny", tmp_path / "c.yaml", bits=bad)  # type: ignore[arg-type]
+            qtool.fit(model, tmp_path / "c.yaml", bits=bad)  # type: ignore[arg-type]
     few = {"samples": 1, "length": 32, "types": ["q3_k", "q6_k"]}
-    other = qtool.fit("tiny", tmp_path / "d.yaml", "q4_k_m", size=2_000_000, **few)
+    other = qtool.fit(model, tmp_path / "d.yaml", "q4_k_m", size=1_000_000, **few)
     assert {one.name for one in other.chosen.values()} <= {"Q3_K", "Q6_K"}
-    assert other.made.size_bytes <= 2e6
+    assert other.made.size_bytes <= 1e6
     capsys.readouterr()
-    qtool.fit("tiny", tmp_path / "c.yaml", "q4_k_m", bits=5, samples=1, length=32, costs=costs)
+    qtool.fit(model, tmp_path / "c.yaml", "q4_k_m", bits=5, samples=1, length=32, costs=costs)
     said = capsys.readouterr()
     assert said.out == said.err == ""
 

@@ -180,7 +180,9 @@ def total_error(
     ("name", "method"),
     [
         *((name, "w4g128-awq") for name in arch_models.ARCHITECTURES),
-        *((name, "w4g128-awq-gptq") for name in ("llama", "gemma3", "mixtral")),
+        ("llama", "w4g128-awq-gptq"),
+        pytest.param("gemma3", "w4g128-awq-gptq", marks=pytest.mark.slow),
+        pytest.param("mixtral", "w4g128-awq-gptq", marks=pytest.mark.slow),
     ],
 )
 def test_a_block_stays_what_it_was(name: str, method: str, tmp_path: Path) -> None:

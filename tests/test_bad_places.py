@@ -111,8 +111,14 @@ def test_a_place_where_nothing_can_be_made(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("after", [0, 20_000, 80_000])
+@pytest.mark.parametrize(
+    ("after", "recipe"),
+    [
+        pytest.param(after, recipe, marks=[] if recipe in few else [pytest.mark.slow])
+        for after, few in ((0, RECIPES[::2]), (20_000, RECIPES[:2]), (80_000, RECIPES[:1]))
+        for recipe in RECIPES
+    ],
+)
 def test_full_disk(
     recipe: str, after: int, model: Path, tmp_path: Path, call: Call,
     monkeypatch: pytest.MonkeyPatch,

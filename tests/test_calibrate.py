@@ -115,8 +115,8 @@ def test_json(root: Path, tmp_path: Path, call: Call) -> None:
     ("model", "recipe"),
     [
         ("llama", "w4g128-awq"),
-        ("llama", "w4g128-gptq"),
-        ("moe", "w4g128-gptq"),
+        pytest.param("llama", "w4g128-gptq", marks=pytest.mark.slow),
+        pytest.param("moe", "w4g128-gptq", marks=pytest.mark.slow),
         ("moe", "w4g128-awq-gptq"),
     ],
 )

@@ -163,7 +163,9 @@ def test_errors_are_printed_in_one_place(
         cli.main()
 
 
-@pytest.mark.parametrize("option", ["model", "-o", "--calibration"])
+@pytest.mark.parametrize(
+    "option", ["model", "-o", pytest.param("--calibration", marks=pytest.mark.slow)]
+)
 def test_names_that_are_no_utf8_are_refused_before_any_work(option: str, tmp_path: Path) -> None:
     """Records cannot hold them: a statement of provenance was a traceback after all the work."""
     name = os.fsdecode(os.fsencode(tmp_path) + b"/lat\xfcn")

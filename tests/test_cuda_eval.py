@@ -82,7 +82,9 @@ def test_the_same_weights(case: str, models: Path, tmp_path: Path, device: Devic
 FIGURES = {"w4g128-rtn": "", "w8a8-dynamic": "", "q4_k_m": "", "int8-llmint8": "threshold=2"}
 
 
-@pytest.mark.parametrize("recipe", FIGURES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("w4g128-rtn", marks=pytest.mark.slow), *list(FIGURES)[1:]]
+)
 def test_the_same_figures(recipe: str, models: Path, tmp_path: Path, device: Device) -> None:
     """However many windows are computed together: outliers of LLM.int8() are those of a window."""
     changes = [f"llm_int8.{FIGURES[recipe]}"] if FIGURES[recipe] else []

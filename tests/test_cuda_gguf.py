@@ -75,7 +75,8 @@ def both(
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [("q4_k_m", "experts"), ("q5_1", "experts")]
-    + [(recipe, "dense") for recipe in ("q2_k", "q3_k_m", "q4_k_m", "iq4_xs", "iq3_s", "iq1_m")],
+    + [(recipe, "dense") for recipe in ("q2_k", "q3_k_m", "iq4_xs", "iq3_s")]
+    + [pytest.param(recipe, "dense", marks=pytest.mark.slow) for recipe in ("q4_k_m", "iq1_m")],
 )
 def test_files_are_the_cpus(
     recipe: str, name: str, places: tuple[Make, list[EmulatedPlace]], tmp_path: Path

@@ -194,9 +194,12 @@ def test_round_to_nearest_is_the_same_file(models: Path, tmp_path: Path, device:
 PLAIN = [
     name for name in shipped() if isinstance(found := load(name), Recipe) and not found.calibrates
 ]
+ALIKE = ("w8-rtn", "w3g128-rtn", "w4g64-rtn", "w8g64-mlx-rtn", "w8a16-ct", "mxfp4")  # as others are
 
 
-@pytest.mark.parametrize("recipe", PLAIN)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in PLAIN]
+)
 def test_every_recipe_without_calibration_is_the_same_file(
     recipe: str, models: Path, tmp_path: Path, device: Device
 ) -> None:

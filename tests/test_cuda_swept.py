@@ -33,6 +33,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
+from qtool.transforms import awq
 
 __all__ = ["device", "emulator", "models"]
 
@@ -59,7 +60,8 @@ def small(
 
 
 def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small models have one that llama.cpp does not know."""
+    """The small models have one that llama.cpp does not know; and few scales to choose from."""
+    monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0, 0.5))
     gguf_from_hf.no_vocabulary(monkeypatch)
 
 
@@ -210,10 +212,15 @@ def own_head(model: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("recipe", "said", "encoded"),
-    [("q4_k_m", [], ["encode_q4_k"]),
-     ("iq3_s", ["GPTQ's points were chosen by the CPU, there being no kernel for GPUs: IQ3_S"],
-      ["encode_iq3_s"])],
-)  # fmt: skip
+    [
+        pytest.param("q4_k_m", [], ["encode_q4_k"], marks=pytest.mark.slow),
+        (
+            "iq3_s",
+            ["GPTQ's points were chosen by the CPU, there being no kernel for GPUs: IQ3_S"],
+            ["encode_iq3_s"],
+        ),
+    ],
+)
 def test_what_was_not_swept_is_encoded_there(
     recipe: str, said: list[str], encoded: list[str], models: Path, sets: list[str],
     tmp_path: Path, device: Device, emulator: Emulator,

@@ -98,6 +98,13 @@ def test_only_what_is_needed_once(server: hub_server.HubServer, source: Path) ->
     assert not list(folder.parents[1].glob("blobs/*.incomplete"))
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again is tried at once."""
+    monkeypatch.setattr("qtool.hub.snapshot._pauses", lambda *_: lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_pauses")
 def test_a_connection_that_breaks_off(server: hub_server.HubServer, source: Path) -> None:
     server.cut_once["model.safetensors"] = 2_000_001
     download("ann/llama")
@@ -106,6 +113,7 @@ def test_a_connection_that_breaks_off(server: hub_server.HubServer, source: Path
     assert server.ranges == [f"bytes=2000001-{size - 1}"]
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_server_without_ranges(server: hub_server.HubServer, source: Path) -> None:
     server.cut_once["model.safetensors"] = 2_000_001
     server.without_ranges = True

@@ -167,7 +167,12 @@ def settings(folder: Path) -> list[str]:
 
 @pytest.mark.usefixtures("without_tokenizers")
 @pytest.mark.parametrize(
-    ("name", "recipe"), [("gpt-oss", "q4_0"), ("gpt-oss", "mxfp4_moe"), ("llama4", "q4_0")]
+    ("name", "recipe"),
+    [
+        pytest.param("gpt-oss", "q4_0", marks=pytest.mark.slow),
+        ("gpt-oss", "mxfp4_moe"),
+        ("llama4", "q4_0"),
+    ],
 )
 def test_gptq_into_gguf(
     name: str, recipe: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,21 +97,25 @@ def test_more_bytes_lose_less_and_fitting_beats_the_recipe(tiny: Path, tmp_path:
     assert same.made.size_bytes <= size
 
 
-def test_what_is_measured_is_what_it_loses(tmp_path: Path, call: Call) -> None:
-    """The whole shipped model: over the text that costs were measured on, the KL divergence of the
-    file is near to what was estimated."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_measured_is_what_it_loses(
+    whole: bool, tiny: Path, tmp_path: Path, call: Call
+) -> None:
+    """Of two blocks, or the whole shipped model: over the text that costs were measured on, the KL
+    divergence of the file is near to what was estimated."""
+    model = "tiny" if whole else tiny
     recipe, costs = tmp_path / "mine.yaml", tmp_path / "costs.json"
     text = Path(__file__).parent.parent / "LICENSE"
     sets = ("--calibration", text, "--samples", 16, "--length", 128)
     for bits in (4.2, 5.2):
         recipe = tmp_path / f"{bits}.yaml"
-        made = call("fit", "tiny", "--recipe", "q4_k_m", "--set", "importance=true", "--bits", bits,
+        made = call("fit", model, "--recipe", "q4_k_m", "--set", "importance=true", "--bits", bits,
                     "--costs", costs, "-o", recipe, *sets, "--json")  # fmt: skip
         assert made.status == 0, made.err
         out = tmp_path / f"{bits}.gguf"
-        run = call("quantize", "tiny", "--recipe", recipe, "-o", out, *sets)
+        run = call("quantize", model, "--recipe", recipe, "-o", out, *sets)
         assert run.status == 0, run.err
-        said = call("eval", out, "--against", "tiny", "--text", text, "--windows", 16,
+        said = call("eval", out, "--against", model, "--text", text, "--windows", 16,
                     "--length", 128, "--json")  # fmt: skip
         divergence = json.loads(said.out)["kld"]["mean"]
         assert json.loads(made.out)["loss"] == pytest.approx(divergence, rel=0.3)
@@ -280,7 +284,9 @@ def test_experts_are_weighed_by_the_tokens_they_read(
     assert found.made.bits_per_weight <= 5.0
 
 
-@pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0", "q4_k_m-awq-gptq"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("q4_k_m", marks=pytest.mark.slow), "q4_0", "q4_k_m-awq-gptq"]
+)
 def test_usual_types_go_with_every_recipe(recipe: str, tiny: Path, tmp_path: Path) -> None:
     """What llama.cpp makes with importance alone is not chosen where none is measured."""
     found = fitted(tiny, tmp_path / "mine.yaml", bits=5, recipe=recipe, sets=[], types=None)

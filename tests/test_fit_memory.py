@@ -20,7 +20,7 @@ from qtool.recipe.file import Calibration
 
 __all__ = ["call", "tiny"]
 
-LONG = ("--samples", 8, "--length", 512)  # more micro-batches than threads
+LONG = ("--samples", 4, "--length", 512)  # more micro-batches than threads
 
 
 def shapes(width: int, experts: int = 0) -> Shapes:
@@ -56,7 +56,8 @@ def test_a_budget_is_kept_by_fewer_threads(
     recipe: str, bits: float, tiny: Path, tmp_path: Path, call: Call
 ) -> None:
     """The recipe is the same to the byte, and so are a budget's words and the JSON's."""
-    asked = ("fit", tiny, "--recipe", recipe, "--bits", bits, *LONG, "--threads", 3)
+    types = ("--types", "4,8" if recipe == "w4a16-ct" else "q3_k,q5_k")
+    asked = ("fit", tiny, "--recipe", recipe, "--bits", bits, *types, *LONG, "--threads", 3)
     free = call(*asked, "-o", tmp_path / "free.yaml", "--json")
     assert free.status == 0, free.err
     found = json.loads(free.out)["memory"]

@@ -241,7 +241,9 @@ def test_other_divisors(odd: NDArray[Any], tmp_path: Path) -> None:
         hf_model(replace(source, tensors=source.tensors[1:]))
 
 
-@pytest.mark.parametrize("name", ["gemma4-26b-a4b", "gemma4-e2b"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gemma4-26b-a4b", marks=pytest.mark.slow), "gemma4-e2b"]
+)
 def test_commands(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

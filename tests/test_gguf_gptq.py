@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import quantizing
 from gguf_bytes import Gguf, entry
-from gguf_runs import QUIET, begun, fed_blocks, models, without_tokenizers, write
+from gguf_runs import QUIET, begun_once, fed_blocks, models, without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_resume import Died, damage, dying
@@ -71,7 +71,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("tiny", "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
         ("tiny", "iq2_s", []),
         ("tiny", "iq1_s", ["transforms=[awq]"]),
-        ("tiny", "iq1_m", []),
+        pytest.param("tiny", "iq1_m", [], marks=pytest.mark.slow),
     ],
 )
 def test_later_blocks_are_fed_by_what_the_file_says(
@@ -153,7 +153,15 @@ def test_sites_measured_apart_give_the_same_file(
     assert (tmp_path / "together").read_bytes() == (tmp_path / "apart").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "mixtral"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        pytest.param("gemma3", marks=pytest.mark.slow),
+        pytest.param("phi3", marks=pytest.mark.slow),
+        "mixtral",
+    ],
+)
 def test_what_awq_measured_serves_the_sweep(
     name: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +189,9 @@ def test_what_awq_measured_serves_the_sweep(
     assert (tmp_path / "once").read_bytes() == (tmp_path / "twice").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "mixtral"]
+)
 def test_rows_that_are_swept_together_change_no_byte(
     name: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +204,7 @@ def test_rows_that_are_swept_together_change_no_byte(
         assert one.relative_error == pytest.approx(other.relative_error, rel=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["q4_k_m", "iq3_xxs"])
+@pytest.mark.parametrize("recipe", [pytest.param("q4_k_m", marks=pytest.mark.slow), "iq3_xxs"])
 def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
     recipe: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +222,11 @@ def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
 
 @pytest.mark.parametrize(
     ("recipe", "chain"),
-    [pytest.param("q4_0", "", marks=pytest.mark.slow), ("q4_0", "awq"), ("iq2_m", "")],
+    [
+        pytest.param("q4_0", "", marks=pytest.mark.slow),
+        ("q4_0", "awq"),
+        pytest.param("iq2_m", "", marks=pytest.mark.slow),
+    ],
 )
 def test_goes_on_after_a_kill(
     recipe: str, chain: str, models: Path, sets: list[str], tmp_path: Path,
@@ -241,7 +255,7 @@ def test_what_is_damaged_is_done_again(
 ) -> None:
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "method=gptq", *sets)
-    out = begun(model, tmp_path, monkeypatch, *chosen)
+    out = begun_once(models, model, tmp_path, monkeypatch, *chosen)
     folder = tmp_path / ".out.partial"
     if what == "lacking":
         (folder / "swept-0").unlink()
@@ -351,7 +365,7 @@ def test_a_line_that_lies_is_not_believed(
     """A right checksum of the line, and what is in it is none of ours."""
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "method=gptq", *sets)
-    out = begun(model, tmp_path, monkeypatch, *chosen)
+    out = begun_once(models, model, tmp_path, monkeypatch, *chosen)
     restore, seen = Sweeping.restore, []
 
     def lied(self: Sweeping, kept: Any) -> bool:

@@ -37,6 +37,8 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
 
 DIGESTS = json.loads((Path(__file__).parent / "gguf_files.json").read_text())
+# These search the longest; of experts IQ2_XS and IQ3_XXS remain, and of the other model all.
+SLOW = {("experts", f"iq{name}") for name in ("2_xxs", "2_s", "2_m", "3_xs", "3_s", "3_m")}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +61,14 @@ def quantize(
     return run_gguf(request, Progress(quiet=True))
 
 
-@pytest.mark.parametrize("recipe", [name.lower() for name in FILE_TYPES])
-@pytest.mark.parametrize("name", gguf_files.SMALL)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        pytest.param(name, recipe, marks=[pytest.mark.slow] if (name, recipe) in SLOW else [])
+        for name in gguf_files.SMALL
+        for recipe in map(str.lower, FILE_TYPES)
+    ],
+)
 def test_bytes_of_llama_quantize(name: str, recipe: str, models: Path, tmp_path: Path) -> None:
     plain, weighed = DIGESTS[name][recipe]
     factors = models / f"{name}-imatrix.gguf"

@@ -10,7 +10,7 @@ import gguf_from_hf
 import numpy as np
 import pytest
 import quantizing
-from gguf_runs import QUIET, begun, models, without_tokenizers, write
+from gguf_runs import QUIET, begun_once, models, without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 from test_resume import Died, damage, dying
@@ -77,8 +77,8 @@ def said(verdict: Verdict) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("name", "recipe", "chain", "more"),
     [
-        ("llama", "q8_0", "smooth", []),
-        ("llama", "q4_0", "awq", []),
+        pytest.param("llama", "q8_0", "smooth", [], marks=pytest.mark.slow),
+        pytest.param("llama", "q4_0", "awq", [], marks=pytest.mark.slow),
         ("llama", "q4_k_m", "rotate, smooth, smooth-attention", ["smooth.sites=all"]),
         ("qwen3", "q3_k_m", "smooth, awq", ["importance=true", "smooth.alpha=search"]),
         ("phi3", "q5_0", "smooth", ["smooth.sites=all"]),
@@ -117,13 +117,13 @@ def test_one_run_gives_what_two_give(
 @pytest.mark.parametrize(
     ("name", "chain", "dtype"),
     [
-        ("llama", "smooth, smooth-attention", "float16"),
+        pytest.param("llama", "smooth, smooth-attention", "float16", marks=pytest.mark.slow),
         ("llama", "rotate, smooth, smooth-attention", "float32"),
-        ("qwen2", "smooth, smooth-attention", "bfloat16"),
+        pytest.param("qwen2", "smooth, smooth-attention", "bfloat16", marks=pytest.mark.slow),
         ("gemma3", "smooth", "bfloat16"),  # of 1 + weight, bfloat16 holds no half
         ("mixtral", "smooth, smooth-attention", "bfloat16"),
         ("gpt_neox", "smooth, smooth-attention", "float32"),
-        ("stablelm", "smooth, smooth-attention", "float32"),
+        pytest.param("stablelm", "smooth, smooth-attention", "float32", marks=pytest.mark.slow),
     ],
 )
 def test_the_network_stays_what_it_was(
@@ -178,7 +178,7 @@ def test_what_is_damaged_is_done_again(
 ) -> None:
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = ("q4_0", "transforms=[smooth]", *sets)
-    out = begun(model, tmp_path, monkeypatch, *chosen)
+    out = begun_once(models, model, tmp_path, monkeypatch, *chosen)
     folder = tmp_path / ".out.partial"
     assert (folder / "importance-0").is_file()
     if what == "scales":  # a line with a right checksum that is none of ours
@@ -269,7 +269,7 @@ def test_plan_tells_of_the_forward_passes(models: Path, sets: list[str]) -> None
 @pytest.mark.parametrize(
     ("name", "chain", "where"),
     [
-        ("llama", "smooth", "norms"),
+        pytest.param("llama", "smooth", "norms", marks=pytest.mark.slow),
         ("llama", "rotate, smooth, smooth-attention", "all"),
         ("mixtral", "smooth", "norms"),
         ("phi3", "smooth", "all"),

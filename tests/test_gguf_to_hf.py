@@ -94,8 +94,14 @@ def back(source: GgufSource, out: Path, dtype: str | None = None) -> convert.Con
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", _EACH)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[] if usual and name in _QUICK else [pytest.mark.slow])
+        for number, name in enumerate(_EACH_PLAIN)
+        for dtype, usual in (("float16", number % 2 == 0), ("bfloat16", number % 2 == 1))
+    ],
+)
 def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
     """HF -> GGUF -> HF -> GGUF: the same bytes, types and keys; nothing is called inexact."""
     first = source_of(gguf_models.build(name, tmp_path / "model", dtype=dtype))

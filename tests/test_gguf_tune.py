@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
-from gguf_runs import begun, models, without_tokenizers, write
+from gguf_runs import begun_once, models, without_tokenizers, write
 from test_gguf_gptq import check_fed, model_of
 from test_resume import damage
 
@@ -109,12 +109,12 @@ def test_slopes_of_scales_and_minima_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize(
     ("name", "recipe", "more"),
     [
-        ("llama", "q4_k_m", []),  # small widths: Q5_0 and others
+        ("llama", "q4_k_m", ["transforms=[awq]"]),  # small widths: Q5_0 and others
         ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
-        ("tiny", "q4_k_m", ["transforms=[awq]"]),
+        pytest.param("tiny", "q4_k_m", ["transforms=[awq]"], marks=pytest.mark.slow),
         ("tiny", "q2_k", []),
-        ("tiny", "iq3_xxs", []),
+        pytest.param("tiny", "iq3_xxs", [], marks=pytest.mark.slow),
         ("tiny", "iq1_m", []),  # nothing to move in most matrices
     ],
 )
@@ -167,7 +167,7 @@ def test_a_run_that_dies_goes_on(
     models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = ["q4_k_m", *FEW, *sets]
-    out = begun(model_of(models, "tiny"), tmp_path, monkeypatch, *chosen)
+    out = begun_once(models, model_of(models, "tiny"), tmp_path, monkeypatch, *chosen)
     write(model_of(models, "tiny"), out, *chosen)
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -178,7 +178,7 @@ def test_damaged_states_are_made_again(
 ) -> None:
     """Of the quantized model, or of the original: both begin anew."""
     chosen = ["q4_k_m", *FEW, *sets]
-    out = begun(model_of(models, "tiny"), tmp_path, monkeypatch, *chosen)
+    out = begun_once(models, model_of(models, "tiny"), tmp_path, monkeypatch, *chosen)
     (kept,) = (tmp_path / ".out.partial" / which).glob("hidden-*")
     damage(kept, kept.stat().st_size // 2)
     write(model_of(models, "tiny"), out, *chosen)

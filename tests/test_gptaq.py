@@ -279,7 +279,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
 
 
 def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
     text = quantizing.text_file(tmp_path / "text.txt")
     chosen = ["method=gptq", *sets(text)]
 
@@ -289,7 +289,7 @@ def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
 
     whole = made("whole.gguf", 1)
     with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(2, patched)
+        dying(1, patched)
         made("killed.gguf", 2)
     assert made("killed.gguf", 2) == whole
 
@@ -306,7 +306,7 @@ def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
 def test_blocks_of_their_own_bits(block: int, chosen: str, tmp_path: Path) -> None:
     """One without a matrix to quantize passes the original's states on, too; one of many bits is
     farther from the source than these explain, which is a note."""
-    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
     text = quantizing.text_file(tmp_path / "text.txt")
     changes = [*sets(text), f'overrides=[{{match: "model.layers.{block}.*", {chosen}}}]']
     losses = []

@@ -65,7 +65,9 @@ def outliers(values: np.ndarray) -> None:
     values[:, ::128] += 30 * values.std()
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-gptq", "q4_k_m", "nvfp4"])
+@pytest.mark.parametrize(
+    "recipe", ["w4g128-rtn", "w4g128-gptq", "q4_k_m", pytest.param("nvfp4", marks=pytest.mark.slow)]
+)
 def test_a_layer_with_outliers_is_told_of(recipe: str, tmp_path: Path) -> None:
     """In the summary, the record, the card and the log; and no layer of the model as it is."""
     sets = SMALL if recipe == "w4g128-gptq" else []

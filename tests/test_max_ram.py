@@ -75,7 +75,7 @@ def least(recipe: str, model: Path, threads: int, *sets: str) -> int:
 def run(
     model: Path, recipe: str, text: Path, out: Path, threads: int, max_ram: int | None
 ) -> Summary:
-    few = ["tune.steps=3"] if "tune" in recipe else []
+    few = ["tune.steps=3", "awq.grid=2"] if "tune" in recipe else []
     loaded = load(recipe, [*SETS, *few, f"calibration.source={text}"])
     request = pipeline.Request(
         str(model), model, loaded, out, None, threads, 10**9, max_ram=max_ram
@@ -86,8 +86,8 @@ def run(
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("llama", "w4g128-gptq"),
-        ("llama", "w4g128-awq"),
+        pytest.param("llama", "w4g128-gptq", marks=pytest.mark.slow),
+        pytest.param("llama", "w4g128-awq", marks=pytest.mark.slow),
         ("moe", "w4g128-gptq"),
         ("llama", "w4g128-awq-gptq-tune"),
     ],
@@ -148,7 +148,7 @@ class Died(BaseException):
     """As sudden as a signal: nothing catches it."""
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_goes_on_with_another_budget(
     first: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

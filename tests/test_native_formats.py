@@ -128,9 +128,13 @@ def test_many_groups(layout: str, bits: int) -> None:
 
 LARGE = [("columns", 3), ("columns", 4), ("across", 4), ("rows", 4), ("rows", 5)]
 LARGE += [("padded", bits) for bits in (3, 5, 6, 7)]
+FEW = [("columns", 3), ("across", 4), ("rows", 4), ("padded", 3), ("padded", 7)]
 
 
-@pytest.mark.parametrize(("layout", "bits"), LARGE)
+@pytest.mark.parametrize(
+    ("layout", "bits"),
+    [pytest.param(*one, marks=[] if one in FEW else [pytest.mark.slow]) for one in LARGE],
+)
 def test_large_matrices_written_past_the_caches(layout: str, bits: int) -> None:
     """More than 4 MiB of each dtype, so that stores pass the caches where they can."""
     rows, columns = 1104, 2048

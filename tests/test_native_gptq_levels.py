@@ -176,6 +176,12 @@ def values_of(found: Levels, codes: NDArray[np.uint8]) -> Floats:
     return exact.astype(np.float64)
 
 
+def rows_of(found: Levels, rows: list[int] | slice) -> Levels:
+    """The levels of these rows."""
+    offset = None if found.offset is None else found.offset[rows].copy()
+    return replace(found, scale=found.scale[rows].copy(), offset=offset)
+
+
 def encoded(weight: NDArray[np.float32], p: Problem, block: BlockType) -> Levels:
     """The levels that llama.cpp's encoder fixes, with the importance that GPTQ gives to columns."""
     return levels(native_gguf.encode(weight, block, p.importance), block, weight.shape[1])
@@ -187,8 +193,9 @@ def test_float64_equals_the_oracle(block: BlockType, ordered: bool) -> None:
     p = problem_for(block, 256, 7, ordered)
     weight = normal(16 if together(block) == 8 else 64, 256, seed=block.number)
     found = encoded(weight, p, block)
-    codes, _ = oracle(weight, found, p)
-    np.testing.assert_array_equal(sweep(weight, p, found), codes)
+    some = [0, 6, 11, 15] if together(block) == 8 else slice(None)  # many points, and dear
+    codes, _ = oracle(weight[some], rows_of(found, some), p)
+    np.testing.assert_array_equal(sweep(weight, p, found)[some], codes)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -235,8 +242,8 @@ def test_float32_hardly_differs_from_float64(block: BlockType) -> None:
 def test_same_codes_on_every_instruction_set_and_thread_count(
     block: BlockType, dtype: type, isa_restored: None
 ) -> None:
-    weight = normal(75, 512)
-    p = problem_for(block, 512, 5)
+    weight = normal(75, 256)
+    p = problem_for(block, 256, 5)
     found = encoded(weight, p, block)
     results = []
     for isa in native.available():
@@ -244,9 +251,7 @@ def test_same_codes_on_every_instruction_set_and_thread_count(
         results += [sweep(weight, p, found, dtype, threads) for threads in (1, 2, 3)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
-    offset = None if found.offset is None else found.offset[70:71].copy()
-    alone = replace(found, scale=found.scale[70:71].copy(), offset=offset)
-    row = sweep(weight[70:71].copy(), p, alone, dtype)
+    row = sweep(weight[70:71].copy(), p, rows_of(found, slice(70, 71)), dtype)
     np.testing.assert_array_equal(row, results[0][70:71])
 
 
@@ -257,6 +262,8 @@ def test_without_correlations_it_is_plain_rounding(block: BlockType) -> None:
     found = encoded(weight, p, block)
     single, double = (sweep(weight, p, found, dtype) for dtype in (np.float32, np.float64))
     np.testing.assert_array_equal(single, double)
+    if unit == 8:  # many points, and dear
+        weight, double, found = weight[::3], double[::3], rows_of(found, slice(None, None, 3))
     for column in range(0, 256, unit):
         values = level_values(found, column // found.width)
         w = weight[:, column : column + unit].astype(np.float64)

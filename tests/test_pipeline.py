@@ -67,7 +67,8 @@ BOTH = ("w4g128-awq-gptq", 32, "float32")
     ("name", "recipe", "group", "dtype"),
     [(name, *one) for name in arch_models.ARCHITECTURES for one in (AWQ, GPTQ)]
     # Norms of 1 + weight, fused matrices, experts, and none of these.
-    + [(name, *BOTH) for name in ("llama", "gemma3", "phi3", "qwen3_moe")],
+    + [(name, *BOTH) for name in ("llama", "qwen3_moe")]
+    + [pytest.param(name, *BOTH, marks=pytest.mark.slow) for name in ("gemma3", "phi3")],
 )
 def test_artifact_is_the_model_in_memory(
     name: str, recipe: str, group: int, dtype: str, models: Models, tmp_path: Path

@@ -55,8 +55,15 @@ def killed_at(point: int, work: Callable[[], None]) -> bool:
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("trades", [True, False])
-@pytest.mark.parametrize("make", [by_staging, by_workspace])
+@pytest.mark.parametrize(
+    ("make", "trades"),
+    [
+        (by_staging, False),
+        (by_workspace, True),
+        pytest.param(by_staging, True, marks=pytest.mark.slow),
+        pytest.param(by_workspace, False, marks=pytest.mark.slow),
+    ],
+)
 def test_whenever_it_is_killed_one_whole_artifact_is_there(
     make: Callable[[Path], None], trades: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,10 +68,16 @@ def again(out: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("recipe", "text", "options", "files"),
     [
         ("mine.yaml", OWN, ["--calibration", "text.txt", "--set", "gptq.act_order=false"], 1),
-        ("mine.yaml", OWN, ["--calibration", "text.txt", "--samples", "3", "--seed", "2"], 1),
+        pytest.param(
+            "mine.yaml", OWN, ["--calibration", "text.txt", "--samples", "3", "--seed", "2"], 1,
+            marks=pytest.mark.slow,
+        ),
         ("w4g64-rtn.yaml", SAME_NAME, ["--calibration", "text.txt", "--samples", "3"], 1),
         ("w4g64-rtn", "", ["--set", "weights.group_size=32", "--max-shard-size", "300kB"], 0),
-        ("w4g64-gptq", "", ["--calibration", "text.txt", "--samples", "3", "--length", "64"], 0),
+        pytest.param(
+            "w4g64-gptq", "", ["--calibration", "text.txt", "--samples", "3", "--length", "64"], 0,
+            marks=pytest.mark.slow,
+        ),
         ("mine.yaml", GGUF, [], 1),
         ("q4_k_m", "", ["--set", "pure=true"], 0),
     ],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quantizing import build, caller, files, first_blocks_of_tiny, text_file
@@ -27,6 +28,12 @@ SMALL = ["calibration.samples=4", "calibration.length=48"]
 TUNED = "w4g128-awq-gptq-tune"
 SAFETENSORS = ["w4g128-rtn", "w4g128-gptq", "w4g128-awq", "w4g128-awq-gptq", TUNED]
 GGUF = ["q4_k_m", "iq2_xs"]
+
+
+def some(*recipes: str) -> list[Any]:
+    """One that does both, and one that tunes as well, stand for those that do a part of it."""
+    slow = ("w4g128-gptq", "w4g128-awq")
+    return [pytest.param(r, marks=[pytest.mark.slow] if r in slow else []) for r in recipes]
 
 
 class Died(BaseException):
@@ -86,7 +93,7 @@ def content(out: Path) -> dict[str, bytes] | bytes:
     return files(out) if out.is_dir() else out.read_bytes()
 
 
-@pytest.mark.parametrize("recipe", SAFETENSORS)
+@pytest.mark.parametrize("recipe", some(*SAFETENSORS))
 def test_progress_begins_where_the_work_does(
     recipe: str, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +117,7 @@ def test_progress_begins_where_the_work_does(
     assert shown[0] == sum(name.startswith("block ") for name in finished) > 0
 
 
-@pytest.mark.parametrize("recipe", [*SAFETENSORS, *GGUF])
+@pytest.mark.parametrize("recipe", some(*SAFETENSORS, *GGUF))
 def test_dying_after_every_step(
     recipe: str, model: Path, tiny: Path, text: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,9 +167,9 @@ def damage(path: Path, position: int) -> None:
     [
         ("w4g128-rtn", "artifact"),
         ("w4g128-rtn", "journal"),
-        ("w4g128-awq", "artifact"),
+        pytest.param("w4g128-awq", "artifact", marks=pytest.mark.slow),
         ("w4g128-awq", "journal"),
-        ("w4g128-awq", "hidden"),
+        pytest.param("w4g128-awq", "hidden", marks=pytest.mark.slow),
         (TUNED, "originals"),
         (TUNED, "hidden"),
         ("q4_k_m", "artifact"),

@@ -60,7 +60,15 @@ def test_the_product_is_sylvesters(size: int) -> None:
     assert np.abs(turned(torch.from_numpy(found), size).numpy() - x).max() < 4e-6
 
 
-@pytest.mark.parametrize("name", arch_models.CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] if name in ("qwen2", "qwen3", "stablelm") else []
+        )
+        for name in arch_models.CONFIGS
+    ],
+)
 def test_rotating_online_changes_no_logits(name: str, models: Path) -> None:
     source = checkpoint(models, name)
     view = rotated.untied(source)

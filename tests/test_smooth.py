@@ -113,8 +113,8 @@ def test_the_network_stays_what_it_was(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "chain", "sets"),
     [
-        ("w8a8-smoothquant", "smooth", ()),
-        ("w8a8-smoothquant", "smooth", ("method=gptq",)),
+        pytest.param("w8a8-smoothquant", "smooth", (), marks=pytest.mark.slow),
+        pytest.param("w8a8-smoothquant", "smooth", ("method=gptq",), marks=pytest.mark.slow),
         ("w8a8-smoothquant", "smooth", ("smooth.alpha=search", "smooth.sites=all")),
         ("w8a8-smoothquant", "rotate, smooth, smooth-attention", ("rotate.r2=false",)),
         ("w8a16-ct", "smooth-attention, smooth, awq", ()),

@@ -26,7 +26,9 @@ HOME = Path(qtool.__file__).parent.parent
         ["inspect", "MODEL", "--json"],
         ["plan", "MODEL", "--recipe", "w4g128-awq"],
         ["quantize", "tiny", "--recipe", "w4g128-rtn", "-o", "OUT"],
-        ["quantize", "tiny", "--recipe", "nvfp4", "-o", "OUT"],
+        pytest.param(
+            ["quantize", "tiny", "--recipe", "nvfp4", "-o", "OUT"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) -> None:

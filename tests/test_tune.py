@@ -302,7 +302,7 @@ def sets(text: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "phi3"])
 def test_a_run_differs_from_the_plain_one_in_scales_alone(name: str, tmp_path: Path) -> None:
     """In its first block; the codes of later ones are fitted to what comes out of it."""
     model = quantizing.build(name, tmp_path / "model")

@@ -7,6 +7,7 @@ Source: llama.cpp 0c1e57098, what src/llama-quant.cpp and src/llama-model-loader
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from qtool.formats.gguf_values import Value
@@ -142,14 +143,21 @@ def kept_reason(tensor: Tensor, architecture: str) -> str | None:
         return "one-dimensional"
     if not name.endswith("weight"):
         return "no weight matrix"
-    for reason, parts in _NEVER.items():
-        if any(part in name for part in parts):
-            return reason
+    never = _never(name)
+    if never is not None:
+        return never
     if architecture == "gpt-oss" and tensor.type.name == "MXFP4":
         return "MXFP4, as it was trained"
     if name in ("position_embd.weight", "token_types.weight"):
         return "positions or token types"
     return "small" if any(part in name for part in _NEVER_IN.get(architecture, ())) else None
+
+
+@lru_cache(1 << 16)  # one command asks for the same names again and again
+def _never(name: str) -> str | None:
+    """Why a matrix of this name is quantized in no architecture."""
+    found = (reason for reason, parts in _NEVER.items() if any(part in name for part in parts))
+    return next(found, None)
 
 
 def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
