@@ -11,6 +11,8 @@ DEMO := out/tiny-w4g128-awq
 ROOT := $(CURDIR)
 # The tests are small matrices; threads of a BLAS only stand in each other's way.
 export OMP_NUM_THREADS ?= 1
+# Each of the tests' processes imports the same modules: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Of fuzz-kernels; of fuzz-readers for each reader; of test-aarch64 and test-sanitize for each kernel
 # and block type.
