@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.fitting.gguf_losses import EMBEDDING, HEAD
+from qtool.fitting.gguf_losses import EMBEDDING
 from qtool.fitting.outside import table
+from qtool.gguf.kinds import HEAD
 from qtool.gguf.recipe import GgufRecipe
 from qtool.layer_names import experts_of
 from qtool.recipe.recipe import Recipe

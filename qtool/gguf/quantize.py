@@ -174,7 +174,7 @@ def _write(
             work = _Work(plan, pieces, done, writer, descriptor, space.journal)
             factors = partial(_factors, found.importance)
             swept = found.sweeping
-            given = Given(factors) if swept is None else Given(factors, swept.rows)
+            given = Given(factors) if swept is None else Given(factors, swept.files.rows)
             _encode(work, given, request, progress)
         reports = reports_of(plan, pieces, done, found.sweeping, request.threads)
         if odd := layer_errors.checked(reports):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.device import Device
@@ -39,17 +38,15 @@ from qtool.gguf.pieces import matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf.swept_site import Made, Part, steps_of, sweep_head, sweep_site
+from qtool.gguf.swept_files import OUTSIDE, SweptFiles
+from qtool.gguf.swept_site import Made, Part, sweep_head, sweep_site
 from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
-from qtool.native.sums import checksum
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.outcome import merged
 from qtool.runs.summary import TunedReport
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some as shown
-
-_HEAD = -1  # its place among the blocks, as layer_of() has it
 
 
 @dataclass
@@ -57,16 +54,13 @@ class Sweeping:
     """The sweeps of a run, block by block."""
 
     options: gptq.Options
-    folder: Path  # of the workspace
+    files: SweptFiles
     gram_bytes: int
-    tensors: Mapping[int, Sequence[PlannedTensor]]  # to be swept, by decoder block
-    head: PlannedTensor | None = None  # where it is to be swept
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
-    _starts: dict[str, tuple[int, int]] = field(default_factory=dict)  # block and byte, by name
 
     @classmethod
     def of(
@@ -81,15 +75,19 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
-        head = next(iter(by_block.pop(_HEAD, ())), None)
         options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq"}))
         tune = recipe.tune if recipe.tunes else None
-        return cls(options, folder, gram_bytes, by_block, head, tune, recipe.makes_up)
+        return cls(options, SweptFiles(folder, by_block), gram_bytes, tune, recipe.makes_up)
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
         if self.tune is not None or self.makes_up:
-            self.originals = Originals.of(skeleton, passage, self.folder)
+            self.originals = Originals.of(skeleton, passage, self.files.folder)
+
+    @property
+    def head(self) -> PlannedTensor | None:
+        """Where it is to be swept."""
+        return next(iter(self.files.tensors.get(OUTSIDE, ())), None)
 
     @property
     def awaits_head(self) -> bool:
@@ -99,12 +97,10 @@ class Sweeping:
     def take_names(self, source: GgufSource) -> None:
         """Tensors are made of those of the checkpoint that `source` says."""
         known = {tensor.name: tensor for tensor in source.tensors}
-        self.tensors = {
+        self.files.tensors = {
             index: [replace(tensor, source=known[tensor.name]) for tensor in tensors]
-            for index, tensors in self.tensors.items()
+            for index, tensors in self.files.tensors.items()
         }
-        if self.head is not None:
-            self.head = replace(self.head, source=known[self.head.name])
 
     def block(
         self,
@@ -133,7 +129,7 @@ class Sweeping:
         squares = seen | passage.collect(block, unseen, {"square"})
         yield from ((site, _without_gram(squares[site.id])) for site in rest)
         del squares
-        file = self._file(block.index)
+        file = self.files.path(block.index)
         file.write_bytes(b"")
         made: list[Made] = []
         notes: list[str] = []
@@ -172,7 +168,7 @@ class Sweeping:
         tuned = None
         if self.tune is not None:
             tuned = self._tune(self._originals, self.tune, block, made)
-        kept = self._entry(block.index, made, notes)
+        kept = self.files.entry(block.index, made, notes)
         self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
 
     def _made_up(
@@ -202,22 +198,23 @@ class Sweeping:
     ) -> TunedReport | None:
         """Move the scales of what is in the file of a block, there and in the block; what was made
         then has other checksums. None where there is nothing to move."""
-        known = self.tensors.get(block.index, ())
-        places = [place for t in known if t.name in self._starts if (place := place_of(t, block))]
+        files = self.files
+        known = [t for t in files.tensors.get(block.index, ()) if t.name in files.places]
+        places = [place for tensor in known if (place := place_of(tensor, block))]
         matrices: dict[str, BlockMatrix] = {}
         for place in places:
             tensor = place.tensor
-            matrices |= place.parted(self._read(tensor, 0, tensor.source.rows))
+            matrices |= place.parted(files.read(tensor, 0, tensor.source.rows))
         if not matrices:
             return None
         tuned = originals.tune(block, matrices, options)
         sums: dict[str, list[list[int]]] = {}
-        with self._file(block.index).open("r+b") as file:
+        with files.path(block.index).open("r+b") as file:
             for place in places:
-                file.seek(self._starts[place.tensor.name][1])
+                file.seek(files.places[place.tensor.name][1])
                 file.write(place.joined(tuned.matrices).data)
         for place in places:
-            sums[place.tensor.name] = self._sums(place.tensor)
+            sums[place.tensor.name] = files.sums(place.tensor)
         made[:] = [
             replace(one, sums=sums[one.name][one.matrix]) if one.name in sums else one
             for one in made
@@ -232,7 +229,7 @@ class Sweeping:
                 by_name[name][-1 if site.expert is None else site.expert] = site
         parts: dict[str, list[Part]] = defaultdict(list)
         start = 0
-        for tensor in self.tensors.get(index, ()):
+        for tensor in self.files.tensors.get(index, ()):
             sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
             if not _is_in_order(tensor.source):
                 sites = []
@@ -240,7 +237,7 @@ class Sweeping:
             for matrix, site in enumerate(sites):
                 parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
             if sites:
-                self._starts[tensor.name] = index, start
+                self.files.places[tensor.name] = index, start
                 start += matrices * nbytes
         return parts
 
@@ -253,83 +250,33 @@ class Sweeping:
             seen = measured(skeleton, passage, source.origin[0], source.in_features)
         made: list[Made] = []
         notes: list[str] = []
-        file = self._file(_HEAD)
+        file = self.files.path(OUTSIDE)
         file.write_bytes(b"")
         if seen is not None:
             part, device = Part(head, 0, 0), passage.device
             one, notes = sweep_head(part, seen, self.options, file, passage.workers, device)
             made.append(one)
-            self._starts[head.name] = _HEAD, 0
-        self.head_kept = self._entry(_HEAD, made, notes)
-
-    def _entry(self, index: int, made: Sequence[Made], notes: Sequence[str]) -> dict[str, Any]:
-        """What the journal has of a block, or of the head."""
-        tensors: dict[str, dict[str, Any]] = {}
-        for one in sorted(made, key=lambda one: (one.name, one.matrix)):
-            start = self._starts[one.name][1]
-            empty = {"start": start, "sums": [], "swept": 0, "signal": 0.0, "noise": 0.0}
-            known = tensors.setdefault(one.name, empty)
-            known["sums"].append(one.sums)
-            known["swept"] += one.swept
-            known["signal"] += one.signal
-            known["noise"] += one.noise
-        left = [t.name for t in self._of(index) if t.name not in tensors]
-        return {"tensors": tensors, "left": left, "notes": [*notes]}
-
-    def _of(self, index: int) -> Sequence[PlannedTensor]:
-        """What is to be swept of a block, or the head."""
-        if index == _HEAD:
-            return [] if self.head is None else [self.head]
-        return self.tensors.get(index, ())
+            self.files.places[head.name] = OUTSIDE, 0
+        self.head_kept = self.files.entry(OUTSIDE, made, notes)
 
     def restore(self, kept: Any) -> bool:
         """Take up what was kept of the next block; False where it, or its file, is damaged."""
-        good = self._restored(len(self.kept), kept)
+        good = self.files.is_whole(len(self.kept), kept)
         self.kept += [kept] if good else []
         return good
 
     def restore_head(self, kept: Any) -> bool:
         """The same of the head."""
-        good = self._restored(_HEAD, kept)
+        good = self.files.is_whole(OUTSIDE, kept)
         self.head_kept = kept if good else None
         return good
 
-    def _restored(self, index: int, kept: Any) -> bool:
-        known = {tensor.name: tensor for tensor in self._of(index)}
-        try:
-            good = sorted([*kept["tensors"], *kept["left"]]) == sorted(known)
-            good = good and all(isinstance(note, str) for note in kept["notes"])
-            losses = kept.get("tuned", [0.0, 0.0])
-            good = good and [type(loss) for loss in losses] == [float, float]
-            for name, entry in kept["tensors"].items() if good else ():
-                float(entry["signal"]), float(entry["noise"]), int(entry["swept"])
-                self._starts[name] = index, int(entry["start"])
-                good = good and entry["sums"] == self._sums(known[name])
-        except (AttributeError, KeyError, OSError, TypeError, ValueError):
-            return False
-        return good
-
-    def _sums(self, tensor: PlannedTensor) -> list[list[int]]:
-        """The checksums of a tensor's blocks, as the file has them."""
-        matrices, rows = matrices_of(tensor)
-        return [
-            [
-                checksum(self._read(tensor, matrix * rows + first, matrix * rows + last))
-                for first, last in steps_of(tensor)
-            ]
-            for matrix in range(matrices)
-        ]
-
-    def rows(self, tensor: PlannedTensor, first: int, last: int) -> NDArray[np.uint8] | None:
-        """Blocks of some rows, uint8 [last - first, bytes of a row]; None of what is not here."""
-        return self._read(tensor, first, last) if tensor.name in self._starts else None
-
     def error(self, name: str) -> float | None:
         """sqrt(tr(E H E') / tr(W H W')) of a tensor, any of whose matrices was swept."""
-        if name not in self._starts:
+        if name not in self.files.places:
             return None
-        index = self._starts[name][0]
-        kept = self.head_kept if index == _HEAD else self.kept[index]
+        index = self.files.places[name][0]
+        kept = self.head_kept if index == OUTSIDE else self.kept[index]
         assert kept is not None
         entry = kept["tensors"][name]
         signal, noise = entry["signal"], max(entry["noise"], 0.0)
@@ -358,18 +305,6 @@ class Sweeping:
                 f"they have their columns in another order than the checkpoint: {shown(left)}"
             )
         return said
-
-    def _file(self, index: int) -> Path:
-        return self.folder / f"swept-{'head' if index == _HEAD else index}"
-
-    def _read(self, tensor: PlannedTensor, first: int, last: int) -> NDArray[np.uint8]:
-        index, start = self._starts[tensor.name]
-        row_bytes = tensor.type.row_bytes(tensor.source.in_features)
-        count = (last - first) * row_bytes
-        found = np.fromfile(self._file(index), np.uint8, count, offset=start + first * row_bytes)
-        if found.size != count:
-            raise OSError(f"{self._file(index)} ends early")
-        return found.reshape(last - first, row_bytes)
 
 
 def _is_in_order(source: SourceTensor) -> bool:
