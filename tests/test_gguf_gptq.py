@@ -95,7 +95,9 @@ def check_fed(
     made = write(model, out, *chosen, device=device)
     with GgufFile.open(out) as file:
         types = {name: tensor.type.name for name, tensor in file.tensors.items()}
-    swept = {layer.name for layer in made.layers if layer.of == OUTPUTS} - {kinds.head_of(types)}
+    swept, head = {layer.name for layer in made.layers if layer.of == OUTPUTS}, kinds.head_of(types)
+    assert (head in swept) == (types[head] in SWEPT)
+    swept -= {head}
     matrices = {n for n in types if n.startswith("blk.") and types[n] in SWEPT}
     assert swept == matrices and len(swept) >= 8
     compared = 0

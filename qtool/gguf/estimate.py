@@ -223,7 +223,9 @@ def run_cost(
     if measuring.makes_up:
         passes += duration.COMPARING_PASSES
     for tensor in tensors:
-        if layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
+        if tensor.swept and layer_of(tensor.name) < 0:
+            flops += duration.sweeping_head(shapes, tensor.shape)
+        elif layer_of(tensor.name) >= 0 and len(tensor.shape) > 1:
             share = active if "_exps" in tensor.name else 1.0
             width, kind = tensor.shape[-1], tensor.name.split(".")[-2]
             experts = tensor.shape[0] if len(tensor.shape) == 3 else 1

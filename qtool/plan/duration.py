@@ -54,11 +54,9 @@ def tuning(options: "TuneOptions", shapes: Shapes, share: float, weights: int, c
     return 2.0 * weights * (stepped + original)
 
 
-def sweeping(recipe: "Recipe", shapes: Shapes, head: "Planned") -> float:
-    """Operations that the output head takes beside being rounded; an embedding takes none."""
-    if recipe.rounding != "gptq" or not is_head(head.module):
-        return 0.0
-    out, width = head.shape
+def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
+    """Operations that GPTQ's sweep of the output head takes beside its being rounded."""
+    out, width = head
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
 
 
@@ -92,7 +90,8 @@ def seconds(
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue
         if tensor.block is None:
-            flops += sweeping(recipe, shapes, tensor)
+            if recipe.rounding == "gptq" and is_head(tensor.module):  # not an embedding
+                flops += sweeping_head(shapes, tensor.shape)
             continue
         out, width = tensor.shape
         seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
