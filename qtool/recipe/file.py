@@ -20,7 +20,7 @@ from qtool.recipe import yaml_source
 from qtool.recipe.foreign import meant
 from qtool.recipe.yaml_source import Document
 
-_SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
+SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
 # llama-quantize's short names of the middle sizes.
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -158,7 +158,7 @@ def _apply(source: Document, item: str) -> None:
     if len(steps) > yaml_source.MAX_DEPTH:
         most = yaml_source.MAX_DEPTH
         raise RecipeError(f"--set {item[:80]}: nested more than {most} levels deep")
-    origin = f"{_SET} {item}"
+    origin = f"{SET} {item}"
     given = yaml_source.parse(text, origin, lines=False)
     path: yaml_source.Path = ()
     for position, step in enumerate(steps):
@@ -229,10 +229,6 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)
     where = source.locate(path)
-    sets = [*dict.fromkeys(place for place in source.where.values() if place.startswith(_SET))]
-    several = problem["type"] == "conflict" or isinstance(source.at(path), dict)
-    if several and sets and not where.startswith(_SET):
-        message += f" (the recipe with {', '.join(sets[:3])})"
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
 
 
