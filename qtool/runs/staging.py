@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -172,6 +172,13 @@ def explained(out: Path) -> Iterator[None]:
 def is_filled(path: Path) -> bool:
     """Whether it is a folder with something in it, which no rename takes the place of."""
     return path.is_dir() and any(path.iterdir())
+
+
+def clear_beside(folder: Path, files: Set[str]) -> None:
+    """Remove what an earlier run wrote beside its `files`, of tensors: it is written anew."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def give_name(staged: Path, target: Path, out: Path) -> None:
