@@ -1,4 +1,5 @@
-"""The size that a refusal of `qtool fit` names is one that can be asked for."""
+"""What `qtool fit` refuses: a size that is too small, naming one that is not; costs of another
+version."""
 
 import re
 from dataclasses import replace
@@ -8,12 +9,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from qtool.errors import UnsupportedError
+from qtool.errors import SourceError, UnsupportedError
+from qtool.fitting import costs as kept
 from qtool.fitting.choose import check_size, choose
 from qtool.fitting.costs import Costs
 from qtool.fitting.request import FitRequest
 from qtool.fitting.ways import Made, Ways
 from qtool.recipe.recipe import load
+from qtool.runs.program import VERSION
 
 NUMBERS, DENSE = 2999, 777  # weights; bytes that nothing is chosen for
 SIZES = {"a": {"3": 400, "8": 1000}, "b": {"3": 401, "8": 1000}}
@@ -71,3 +74,21 @@ def test_smaller_types_are_named_where_they_could_do() -> None:
     said = refusal(size_bytes=500, kept_keys=frozenset({"head"}))
     assert "777 bytes of it in tensors that are not chosen for (with mlx.head as given)" in said
     assert said.endswith("; ask for more")
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({VERSION: "0.0.9", "model": 1}, "costs that qtool 0.0.9 measured, and this is qtool 1.0;"),
+        ({"model": 2}, "costs that a qtool that did not say which measured, and this is qtool 1.0"),
+        ({VERSION: "1.0", "model": 1}, ""),
+    ],
+)
+def test_costs_of_another_version(of: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path, now = tmp_path / "costs.json", {VERSION: "1.0", "model": 1}
+    kept.write(path, LOSSES, of)
+    if not said:
+        assert kept.read(path, now, SIZES) == LOSSES
+        return
+    with pytest.raises(SourceError, match=f"^{path}: {said}.* or remove this one"):
+        kept.read(path, now, SIZES)
