@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.runs.replacing import Replace, check_replaceable, put_back, swap
+from qtool.runs.replacing import Replace, check_replaceable, is_replaceable, put_back, swap
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -31,9 +31,12 @@ def check_out(out: Path, replace: Replace | None = None) -> None:
     if out.is_dir():
         if is_filled(out):
             if replace is None:
+                # What is nobody's artifact may be all that somebody has.
+                ours = is_replaceable(out)
+                way = "remove it, choose another -o, or give --replace"
                 raise UnsupportedError(
-                    f"{out}: the output folder exists and is not empty; remove it, choose another "
-                    "-o, or give --replace"
+                    f"{out}: the output folder exists and is not empty; "
+                    f"{way if ours else 'choose another -o'}"
                 )
             check_replaceable(out, replace)
         if os.path.ismount(os.path.realpath(out)):
