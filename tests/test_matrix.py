@@ -288,6 +288,25 @@ def test_one_sentence(
     assert said.status == status and sentence in said.err and not list(tmp_path.iterdir())
 
 
+def test_what_cannot_be_leaves_no_folder(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("too short")
+    model = first_block_of_tiny(tmp_path / "model")
+    before = files(tmp_path)
+    for given, says in (
+        (("empty", "-o", "m"), "no *.safetensors file here"),
+        (("model", "-o", "model"), "model: is the model itself; choose another -o"),
+        (("model", "-o", "m", "--eval", "text"), "text: 9 bytes, too few for a window of 512"),
+        (("model", "-o", "m", "--eval", "empty"), "empty: a folder; name a text file"),
+    ):
+        said = call("matrix", *given, "--recipes", "w8-rtn")
+        assert said.status == 1 and says in said.err and said.err.count("\n") == 1, said.err
+    assert files(tmp_path) == before and model.is_dir() and not (tmp_path / "m").exists()
+
+
 def test_somebody_elses_files_stay(tmp_path: Path, call: Call) -> None:
     (tmp_path / "w8-rtn").mkdir()
     said = call("matrix", "tiny", "--recipes", "w8-rtn", "-o", tmp_path)

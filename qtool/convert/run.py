@@ -28,6 +28,11 @@ from qtool.verification.engine_view import view_of
 def convert(request: Request, progress: Progress) -> Converted:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     check = check_out_file if request.target.format == "gguf" else check_out
+    if request.target.format != "gguf" and request.out.suffix.lower() == ".gguf":
+        raise UnsupportedError(
+            f"-o {request.out}: --to {request.target.name} makes a folder, not a GGUF file; choose "
+            "another name, or --to gguf"
+        )
     check_apart(request.out, request.source)
     check(request.out, request.replace)
     files = gguf_models(request.source)

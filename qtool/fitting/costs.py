@@ -53,17 +53,18 @@ def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
 def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> Costs:
     """FormatError where it is no such file; SourceError where it is not of what `known` says, or
     not of all that is to be chosen, `sizes`."""
-    found = st.read_json(path)
     try:
+        found = st.read_json(path)
         before = dict(found["of"])
         losses = {
             str(unit): {str(choice): _loss(loss) for choice, loss in every.items()}
             for unit, every in found["losses"].items()
         }
         costs = Costs(losses, _tokens(found["tokens"]), _loss(found.get("unrelated")))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (FormatError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        why = "no key " * isinstance(error, KeyError) + str(error).removeprefix(f"{path}: ")
         raise FormatError(
-            f"{path}: not a file of costs as `qtool fit --costs` writes it ({error}); name another "
+            f"{path}: not a file of costs as `qtool fit --costs` writes it ({why}); name another "
             "file, or remove this one to have them measured again"
         ) from None
     now = json.loads(json.dumps(dict(known)))

@@ -9,6 +9,7 @@ Later blocks are then fitted to the original's activations, where a run by itsel
 of the quantized blocks before: a little is lost for what is saved, and the artifacts record it.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from qtool import __version__
 from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint, hash_file
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
@@ -118,11 +119,14 @@ def matrix(asked: Asked, progress: Progress) -> Matrix:
     with progress.stage("download"):
         source = resolve(asked.model)
     found = find(share=not is_gguf(source))
+    if asked.out.exists() and os.path.samefile(asked.out, source):
+        raise UnsupportedError(f"{asked.out}: is the model itself; choose another -o")
+    files = _digests(source)  # of what is no model before there is a folder
     with locked.locked(asked.out) as work:
         entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
         made = Matrix(asked.model, str(asked.out), list(entries.values()), asked.changes)
         state = State(asked.out)
-        _fill(_Run(asked, source, _digests(source), state, made, entries, progress), found, work)
+        _fill(_Run(asked, source, files, state, made, entries, progress), found, work)
     return made
 
 
