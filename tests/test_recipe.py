@@ -275,7 +275,11 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("weights.type=fp8", "weights: type fp8 has bits 8"),
         ("weights.rows=2", "int has one scale a row; or one for the matrix"),
         ("format=fp8", "format: fp8 stores weights of type fp8, not int"),
-        ("overrides.0.dense=true", "overrides: input should be a list"),
+        (
+            "overrides.0.dense=true",
+            "overrides has no item 0; give it as a list, such as --set 'ove",
+        ),
+        ("weights.bits=", "--set weights.bits=: weights.bits: input should be a valid integer"),
         ("weights", "--set weights: expected key=value"),
         ("=3", "--set =3: expected key=value"),
         ("a..b=3", "expected key=value"),

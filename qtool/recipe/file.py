@@ -169,6 +169,12 @@ def _apply(source: Document, item: str) -> None:
             if last:
                 table[step] = given.value
             elif table.get(step) is None:
+                if steps[position + 1].isdecimal():  # no table has a number for a key
+                    raise RecipeError(
+                        f"{origin}: {'.'.join(steps[: position + 1])} has no item "
+                        f"{steps[position + 1]}; give it as a list, such as --set "
+                        "'overrides=[{match: \"*v_proj*\", dense: true}]'"
+                    )
                 table[step] = {}
                 source.where[path] = origin
         elif isinstance(table, list):
@@ -179,7 +185,7 @@ def _apply(source: Document, item: str) -> None:
                 table[int(step)] = given.value
         else:
             raise RecipeError(f"{origin}: {'.'.join(steps[:position])} is a value, not a mapping")
-    source.where.update({path + inner: origin for inner in given.where})
+    source.where.update({path + inner: origin for inner in ((), *given.where)})
 
 
 def _explain(error: ValidationError, source: Document, model: type[Table]) -> str:
