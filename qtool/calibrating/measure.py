@@ -85,14 +85,14 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
         checkpoint = apart(Checkpoint.open(path))
         from qtool.quality.weights import runnable
 
-        weights = runnable(checkpoint)
-        if weights is checkpoint and (codes := packed(checkpoint.tensors)) is not None:
+        runs = runnable(checkpoint)
+        if runs is checkpoint and (codes := packed(checkpoint.tensors)) is not None:
             raise SourceError(
                 f"{path}: this checkpoint is quantized ({codes}); measure the one that it was made "
                 "from or, where there is none, what `qtool convert MODEL --to hf` makes of it"
             )
         yield (
-            weights,
+            runs,
             None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
         )
 
