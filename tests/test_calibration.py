@@ -301,6 +301,3 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
         UnsupportedError, match=r"has no tokenizer; put the model's own \(tokenizer"
     ):
         calibration.transformers_tokenizer(tmp_path)
-    (tmp_path / "vocab.json").write_text("{}")  # which may be one
-    with pytest.raises((SourceError, UnsupportedError), match="no tokenizer that transformers can"):
-        calibration.transformers_tokenizer(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from qtool.errors import RecipeError
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe import recipe
-from qtool.recipe.contradicted import GGUF_KEYS, OTHER_KEYS
+from qtool.recipe.foreign import GGUF_KEYS, OTHER_KEYS
 
 MINIMAL = "method: rtn\nformat: awq\nweights: {bits: 4, group_size: 128, symmetric: false}\n"
 NOT_GGUF = "recipes for formats other than gguf have other keys"
@@ -55,6 +55,19 @@ def test_of_several_items_those_that_count_are_named() -> None:
 def test_a_file_that_is_wrong_by_itself_is_named_with_its_line() -> None:
     with pytest.raises(RecipeError, match=r"^r\.yaml:4: rtn: .* \(the recipe with --set method=gp"):
         recipe.parse(MINIMAL + "rtn: 3\n", "r.yaml", "r", ["method=gptq"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("type: q4_k_m\n", "r.yaml:1: type: a key of recipes for GGUF files, which say `format: g"),
+        ("format: gguf\ntype: q4_0\nweights: {bits: 4}\n", "r.yaml:3: weights: a key of recipes f"),
+    ],
+)
+def test_a_file_with_a_key_of_the_other_kind(text: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, "r.yaml", "r")
+    assert str(caught.value).startswith(sentence)
 
 
 def test_keys_of_one_kind_of_recipes_alone() -> None:

@@ -278,6 +278,9 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
         entry.status, entry.size_bytes = "made", summary.size_bytes
         entry.bits_per_weight = round(summary.bits_per_weight, 4)
         entry.notes = [*summary.warnings, *summary.notes]
+        for note in summary.warnings:
+            if "has no effect" in note:  # such as of what --set says for all
+                run.progress.say(f"{cell.name}: {note}")
         entry.seconds = round(time.monotonic() - began, 3)
         run.progress.say(f"{cell.name}: {entry.size_bytes / 1e6:.1f} MB in {entry.seconds:.1f} s")
     if entry.status == "failed" and not cell.out.exists():

@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from qtool.errors import RecipeError
 from qtool.recipe import yaml_source
 from qtool.recipe.file import ALIASES, SET, document, read, shipped
+from qtool.recipe.foreign import foreign_keys
 from qtool.recipe.listing import in_order
 from qtool.recipe.yaml_source import Document, Value
 
 Use = Callable[[Document], object]
 _SHOWN = 3  # recipes in a sentence
-# A GGUF file's recipe has keys of its own, and there are two kinds of recipes by that.
-GGUF_KEYS = ("type", "pure", "output_type", "embedding_type", "leave_output", "importance")
-OTHER_KEYS = (
-    "weights", "activations", "kv_cache", "indivisible", "rtn", "awq", "llm_int8", "mlx",
-)  # fmt: skip
 
 
 def blamed(
@@ -55,21 +51,18 @@ def _sentence(said: str, source: Document, name: str, guilty: Sequence[str], pla
     does_not = f"{_options(guilty)}: {does} not go with recipe {name}"
     is_gguf = source.at(("format",)) == "gguf"
     given = dict(item.split("=", 1) for item in guilty)
-    keys = [key for item in given if (key := item.strip().partition(".")[0]) in _foreign(is_gguf)]
+    keys = [
+        key for item in given if (key := item.strip().partition(".")[0]) in foreign_keys(is_gguf)
+    ]
     others = "formats other than gguf" if is_gguf else "GGUF files"
     if keys:
         why = f"{keys[0]} is a key of recipes for {others}"
         if keys[0] == "weights":
             why += "; here it is type, such as q4_k_m, that says how weights are stored"
         return f"{does_not}: {why}"
-    if "unknown key" in said and "format" in given:
+    if not placed and "format" in given and (given["format"].strip() == "gguf") != is_gguf:
         return f"{does_not}: recipes for {others} have other keys"
     return said if placed else f"{does_not}: {_without_place(said)}"
-
-
-def _foreign(is_gguf: bool) -> tuple[str, ...]:
-    """Keys that recipes of this kind do not have, and those of the other do."""
-    return OTHER_KEYS if is_gguf else GGUF_KEYS
 
 
 def _options(sets: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 import qtool
 from qtool.errors import RecipeError
 from qtool.recipe import yaml_source
-from qtool.recipe.foreign import meant
+from qtool.recipe.foreign import foreign_keys, meant
 from qtool.recipe.yaml_source import Document
 
 SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
@@ -210,6 +210,9 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"
         if len(path) == 1 and (here := meant(name, gguf="type" in known)):
             message = f"unknown key; in a recipe of qtool it is {here}"
+        elif len(path) == 1 and name in foreign_keys(gguf := "type" in known):
+            others = "formats other than gguf" if gguf else "GGUF files, which say `format: gguf`"
+            message = f"a key of recipes for {others}; remove it, or change `format`"
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
     else:
