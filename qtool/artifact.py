@@ -192,7 +192,9 @@ class Artifact:
         for entry in self.entries.values():
             if name in entry.stored:
                 return entry
-        raise SourceError(f"{self.checkpoint.path}: has no tensor {name!r}")
+        raise SourceError(
+            f"{self.checkpoint.path}: has no tensor {name!r}; `qtool inspect --all` lists them"
+        )
 
     def experts(self, name: str, first: int, last: int) -> NDArray[np.float32]:
         """Experts first to last of those that are stacked in one tensor."""

@@ -28,6 +28,7 @@ else:
 
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_NO_WEIGHTS = (".json", ".jsonl", ".txt", ".md", ".py", ".yaml", ".yml", ".jinja", ".model")
 # What a model needs beside its weights and config.json. A positive list, so that optimizer states
 # and other people's outputs in the same folder are not carried along.
 SIDE_PATTERNS = (
@@ -124,7 +125,9 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
         raise _refuse_pickle(pickles[0])
     if any(folder.glob("*.gguf")):
         raise UnsupportedError(f"{folder}: holds GGUF files; this version reads safetensors")
-    raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder")
+    inner = sorted({path.parent.name for path in folder.glob("*/*.safetensors")})
+    meant = f"; did you mean {folder / inner[0]}?" if len(inner) == 1 else ""
+    raise SourceError(f"{folder}: no *.safetensors file here; expected a model folder{meant}")
 
 
 def hash_file(path: Path) -> str:
@@ -168,8 +171,10 @@ class Checkpoint:
                 raise _refuse_pickle(path)
             if path.suffix == ".gguf":
                 raise UnsupportedError(f"{path}: a GGUF file; this version reads safetensors")
-            if path.suffix == ".json":
-                raise SourceError(f"{path}: not weights; name the folder it lies in")
+            if path.suffix in _NO_WEIGHTS:
+                raise SourceError(
+                    f"{path}: not weights; name a model's folder, or a .safetensors or .gguf file"
+                )
         else:
             raise SourceError(f"{path}: no such file or folder")
         tensors: dict[str, TensorInfo] = {}

@@ -48,6 +48,40 @@ def test_taken_names(recipe: str, model: Path, tmp_path: Path, call: Call) -> No
     assert quantizing.files(tmp_path) == files | {"file": b"mine"}
 
 
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q8_0"])
+def test_nobody_is_told_to_remove_what_is_not_an_artifact(
+    recipe: str, model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least of all the model itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").write_text("of weeks")
+    files = quantizing.files(tmp_path)
+    folder = recipe == "w4g128-rtn"
+    for out, says in (
+        (model, "is what this command reads"),
+        (model.parent, "is what this command reads"),
+        (Path("mine"), "is not empty; choose another" if folder else "name the file to make"),
+        (Path(""), "(model), or holds it" if folder else "."),  # as of a variable that is not set
+    ):
+        said = call("quantize", "model", "--recipe", recipe, "-o", out)
+        assert_one_sentence(said, says)
+        assert "remove it" not in said.err, said.err
+    said = call("quantize", "", "--recipe", recipe, "-o", "new")
+    assert said.status == 2 and said.err.startswith("error: the model has no name; give a folder")
+    assert quantizing.files(tmp_path) == files
+
+
+def test_what_is_no_model_but_lies_near_one(model: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "notes.txt").write_text("hi")
+    for name, says in (
+        ("notes.txt", "not weights; name a model's folder, or a .safetensors or .gguf file"),
+        ("", f"did you mean {model}?"),
+    ):
+        said = call("quantize", tmp_path / name, "--recipe", "w4g128-rtn", "-o", tmp_path / "new")
+        assert_one_sentence(said, says)
+
+
 def test_a_link_to_an_empty_folder(model: Path, tmp_path: Path, call: Call) -> None:
     """The artifact goes where the link leads, and the link stays."""
     real, link = tmp_path / "disk" / "real", tmp_path / "link"

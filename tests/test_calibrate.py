@@ -226,6 +226,19 @@ def test_an_existing_file_is_kept(root: Path, tmp_path: Path, call: Call) -> Non
     assert said.err.startswith(f"error: {out}: exists")
 
 
+def test_a_folder_is_no_name_and_codes_are_no_weights(
+    root: Path, tmp_path: Path, call: Call
+) -> None:
+    """Nobody is told to remove the model, nor that a quantized one is incomplete."""
+    said = call("calibrate", root / "llama", "-o", root / "llama")
+    assert said.status == 1 and said.err.endswith("llama: is a folder; name the file to make\n")
+    made = quantizing.quantize(root / "llama", "w4g128-rtn", tmp_path / "made",
+                               "weights.group_size=32").out  # fmt: skip
+    said = call("calibrate", made, "-o", tmp_path / "stats", *SMALL)
+    assert said.status == 1 and "made: this checkpoint is quantized (model.layers.0" in said.err
+    assert not (tmp_path / "stats").exists()
+
+
 def test_a_failure_leaves_no_file(root: Path, tmp_path: Path, call: Call) -> None:
     short = tmp_path / "short.txt"
     short.write_text("too short")

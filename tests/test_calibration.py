@@ -24,7 +24,7 @@ from qtool.calibrating.calibration import (
 )
 from qtool.calibrating.texts import default_text, load_text
 from qtool.cli.main import app
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
@@ -292,3 +292,12 @@ def test_a_plan_says_that_the_text_is_of_no_use(recipe: str, tmp_path: Path) -> 
     assert f"{path}:2: expected an object" in warnings()[0]
     path.write_text('{"text": "a"}\n')
     assert not warnings()
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    """What transformers says of it names no file and no way out."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        UnsupportedError, match=r"has no tokenizer; put the model's own \(tokenizer"
+    ):
+        calibration.transformers_tokenizer(tmp_path)

@@ -144,7 +144,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="GGUF"):
             Checkpoint.open(path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SourceError, match="name the folder"):
+    with pytest.raises(SourceError, match="not weights; name a model's folder"):
         Checkpoint.open(tmp_path / "config.json")
 
 

@@ -331,6 +331,8 @@ def test_targets() -> None:
     assert {found.name for found in TARGETS.values()} == set(TARGETS)
     with pytest.raises(UsageError, match=r"expected awq, .*gguf"):
         target("exl2")
+    with pytest.raises(UsageError, match=r"did you mean gptq\?$"):
+        target("gptqq")
 
 
 def test_wide_dense_tensors_keep_their_place(made: dict[str, Path], tmp_path: Path) -> None:
@@ -365,6 +367,8 @@ def test_json_is_what_the_schema_says(made: dict[str, Path], tmp_path: Path) -> 
 COMMANDS = {
     "no such file": ("{nowhere}", "--to", "awq", "-o", "{out}"),
     "expected awq, awq-gemv": ("{asymmetric}", "--to", "exl2", "-o", "{out}"),
+    "makes a folder, not a GGUF file; choose": ("{eight}", "--to", "mlx", "-o", "{out}.gguf"),
+    "is what this command reads": ("{eight}", "--to", "gptq-v2", "-o", "{eight}"),
     "expected v1 or v2": ("{eight}", "--to", "gptq", "--assume", "v3", "-o", "{out}"),
     "expected float16, bfloat16": ("{eight}", "--to", "hf", "--dtype", "int8", "-o", "{out}"),
     "is not empty": ("{eight}", "--to", "gptq", "-o", "{asymmetric}"),

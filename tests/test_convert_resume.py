@@ -249,6 +249,9 @@ def test_what_an_earlier_run_left_beside_the_weights_goes(
     case, out = CASES[name], tmp_path / "out"
     make(sources, case, tmp_path / "whole")
     killed(lambda: make(sources, case, out), 4)
-    (tmp_path / ".out.partial" / "artifact" / "chat_template.jinja").write_text("of old")
+    for left in ("chat_template.jinja", "additional_chat_templates/rag.jinja"):
+        old = tmp_path / ".out.partial" / "artifact" / left
+        old.parent.mkdir(exist_ok=True)
+        old.write_text("of old")
     make(sources, case, out)
     assert quantizing.files(out) == quantizing.files(tmp_path / "whole")

@@ -227,7 +227,12 @@ def test_refusals(root: Path, call: Call, tmp_path: Path) -> None:
     assert "expected plain or llama.cpp" in refused(
         root / "awq", "--text", text, "--protocol", "other"
     )
-    (tmp_path / "short.txt").write_text("a few words")
+    (tmp_path / "empty.txt").write_text("")
+    assert "0 bytes, too few for a window of 512 tokens; give a longer text" in refused(
+        root / "awq", "--text", tmp_path / "empty.txt"
+    )
+    assert "a folder; name a text file" in refused(root / "awq", "--text", tmp_path)
+    (tmp_path / "short.txt").write_text("a few words " * 60)
     assert "enough for 0 windows of 512" in refused(root / "awq", "--text", tmp_path / "short.txt")
     other = quantizing.build("llama", tmp_path / "llama")
     said = refused(root / "awq", "--against", other, "--text", text, "--length", "16")

@@ -231,7 +231,7 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
                      *more)  # fmt: skip
         assert found.status == 1 and said in found.err, found.err
     lies = {
-        "[]": "expected a JSON object",
+        "[]": "not a file of costs as `qtool fit --costs` writes it (expected a JSON object",
         "{}": "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": -1}}}': "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": true}}}': "not a file of costs",
@@ -240,7 +240,7 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": 1e999}}}': "not a file of costs",
         '{"of": {}, "tokens": 1, "losses": {"a": {"Q4_K": 1' + "0" * 400 + "}}}": "not a file of",
         '{"of": 5, "tokens": 1, "losses": {}}': "not a file of costs",
-        "{": "",
+        "{": "not a file of costs",
     }
     for lie, said in lies.items():
         costs.write_text(lie)

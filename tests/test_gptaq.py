@@ -231,7 +231,8 @@ def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
 
 def test_recipes(tmp_path: Path) -> None:
     assert load("w4g128-gptq", ["gptq.gptaq=0.25"]).makes_up == 0.25
-    assert load("w4g128-rtn", ["gptq.gptaq=0.5"]).idle_options == ["gptq.gptaq"]
+    for name in ("w4g128-rtn", "w4g128-awq", "fp8-dynamic", "mxfp4", "kv-fp8"):
+        assert load(name, ["gptq.gptaq=0.5"]).idle_options == ["gptq.gptaq"]
     assert "gptaq" not in str(load("q3_k_m-awq-gptq").effective())
     with pytest.raises(RecipeError, match=r"gptq\.gptaq: .*less than or equal to 1|at most 1"):
         load("w4g128-gptq", ["gptq.gptaq=1.5"])
@@ -246,12 +247,12 @@ def test_recipes(tmp_path: Path) -> None:
 
 def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(quantizing.build("llama", tmp_path / "model"))
-    many = ["weights.group_size=32", "calibration.samples=512"]
+    many = ["weights.group_size=32", "calibration.samples=8192"]
     plain = make_plan(load("w4g128-gptq", many), checkpoint, threads=2)
     other = make_plan(load("w4g128-gptq", [*many, "gptq.gptaq=0.5"]), checkpoint, threads=2)
     assert other.disk_bytes == 2 * plain.disk_bytes > 0
     assert other.peak_rss_bytes > plain.peak_rss_bytes
-    assert other.seconds > plain.seconds
+    assert 2 * plain.seconds < other.seconds < 4 * plain.seconds  # 2.7 times on `tiny`, measured
     assert other.layout == plain.layout
 
 

@@ -224,13 +224,27 @@ def test_what_was_measured_is_not_measured_again(
     assert call(*words, "--windows", "2").err.count("measuring ") == 1
 
 
-def test_advice_for_who_has_no_set() -> None:
+def test_advice_for_one_of_several() -> None:
     said = "it does not fit; choose --set weights.group_size=64, or --set indivisible=dense (x)"
     assert running.in_a_file(said) == (
         "it does not fit; choose `weights.group_size: 64`, or `indivisible: dense` (x); write it "
         "into a recipe file of your own"
     )
     assert running.in_a_file("x: no such file") == "x: no such file"
+
+
+def test_set_is_for_each_of_them(model: Path, tmp_path: Path, call: Call) -> None:
+    """With the bytes that `quantize --set` makes; without it, it is another matrix."""
+    words = ("matrix", model, "--recipes", "w4g128-rtn,w8a16-ct", "-o", tmp_path / "m", "--json")
+    item = ("--set", "weights.group_size=64", "--set", "calibration.seed=2")
+    said = call(*words, *item)
+    assert said.status == 0 and json.loads(said.out)["changes"] == ["weights.group_size=64"]
+    one = call("quantize", model, "--recipe", "w8a16-ct", "-o", tmp_path / "one", *item[:2])
+    assert one.status == 0 and files(tmp_path / "one") == files(tmp_path / "m/w8a16-ct")
+    again = json.loads(call(*words, *item).out)
+    assert [one["status"] for one in again["artifacts"]] == ["kept", "kept"]
+    other = call(*words)
+    assert other.status == 1 and other.out.count("was made of another recipe; remove it") == 2
 
 
 def test_each_by_itself(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +268,13 @@ def test_each_by_itself(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
         (("--recipes", "w8-rtn,w8-rtn"), 2, "two of the name w8-rtn"),
         (("--recipes", "w8-rtn", "--windows", "3"), 2, "give --eval TEXT too"),
         (("--recipes", "w8-rtn", "--eval", "none.txt"), 1, "none.txt"),
+        (("--recipes", "w8-rtn,q4_k_m", "--set", "type=q4_0"), 1,
+         "type is a key of recipes for GGUF files; recipes with it: q4_0, q4_0-awq-gptq; for "
+         "q4_k_m alone, write it into a recipe file of your own"),
+        (("--recipes", "w8-rtn", "--set", "weigths.bits=4"), 1, "did you mean weights? known:"),
+        (("--recipes", "w8-rtn", "--set", "calibration.sample=4"), 1, "did you mean samples?"),
     ],
-)
+)  # fmt: skip
 def test_one_sentence(
     words: tuple[str, ...],
     status: int,
@@ -267,6 +286,25 @@ def test_one_sentence(
     monkeypatch.chdir(tmp_path)
     said = call("matrix", "tiny", *words)
     assert said.status == status and sentence in said.err and not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_leaves_no_folder(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("too short")
+    model = first_block_of_tiny(tmp_path / "model")
+    before = files(tmp_path)
+    for given, says in (
+        (("empty", "-o", "m"), "no *.safetensors file here"),
+        (("model", "-o", "model"), "model: is the model itself; choose another -o"),
+        (("model", "-o", "m", "--eval", "text"), "text: 9 bytes, too few for a window of 512"),
+        (("model", "-o", "m", "--eval", "empty"), "empty: a folder; name a text file"),
+    ):
+        said = call("matrix", *given, "--recipes", "w8-rtn")
+        assert said.status == 1 and says in said.err and said.err.count("\n") == 1, said.err
+    assert files(tmp_path) == before and model.is_dir() and not (tmp_path / "m").exists()
 
 
 def test_somebody_elses_files_stay(tmp_path: Path, call: Call) -> None:

@@ -265,7 +265,7 @@ def test_nothing_is_begun_that_does_not_fit(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [*words, str(tmp_path / "out")])
         assert result.exit_code != 0
         assert isinstance(result.exception, UnsupportedError)
-        assert str(result.exception).startswith("--max-ram: 0MiB is too little")
+        assert str(result.exception).startswith("--max-ram: 1000 bytes is too little")
         assert list(tmp_path.iterdir()) == []
 
 

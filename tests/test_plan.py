@@ -179,7 +179,7 @@ def test_conv1d_and_quantized_sources_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(QtoolError, match="no numbered decoder blocks"):
         plan_of(tmp_path, {"a.weight": (4, 4)}, "w4g32-gptq")
-    with pytest.raises(UnsupportedError, match="no tensor is quantized"):
+    with pytest.raises(UnsupportedError, match=r"no tensor is quantized \(tensors by reason: no"):
         plan_of(tmp_path, {"model.layers.0.norm.weight": (4,)}, "w4g32-gptq")
 
 
@@ -204,9 +204,27 @@ def test_indivisible(tmp_path: Path) -> None:
     assert {name.rsplit(".")[-1] for name in quantized(dense)} == {"down_proj"}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "item", "said"),
+    [
+        ("w4g128-awq", "weights.bits=3", "format gptq holds 2, 3, 4 and 8). Choose: --set format="),
+        ("w4g128-gptq", "weights.bits=5", "Choose: another recipe, or other weights by --set: as"),
+        ("w4g128-gptq", "weights.group_size=384", "Choose: --set weights.group_size=256, or "),
+    ],
+)
+def test_each_reason_is_said_once_and_ways_that_lead_on(
+    recipe: str, item: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FormatError) as caught:
+        plan_of(tmp_path, header_files.llama(hidden=256, inner=1024), recipe, item)
+    found = str(caught.value)
+    assert said in found and found.count(" and 6 more: ") == ("group_size" not in item)
+    assert "leaves 100%" not in found and found.count("holds 4 bits only") <= 1
+
+
 def test_a_block_that_is_not_square_could_be(tmp_path: Path) -> None:
     shapes = header_files.llama(hidden=576, inner=1536, kv=192)
-    with pytest.raises(FormatError, match=r"Choose: --set weights\.rows=64, or --set indivisible"):
+    with pytest.raises(FormatError, match=r"Choose: --set weights\.rows=64$"):  # none would be left
         plan_of(tmp_path, shapes, "fp8-block-hf", "weights.group_size=64")
     sets = ("weights.group_size=64", "weights.rows=64")
     assert len(quantized(plan_of(tmp_path, shapes, "fp8-block-hf", *sets))) == 14

@@ -216,6 +216,13 @@ def test_the_commands(tmp_path: Path, call: Call) -> None:
     ):
         said = call(*command)
         assert said.status == 1 and said.err.splitlines()[-1].startswith("error: "), said.err
+    for command in (  # --fresh is about what is unfinished: what is there is not taken away
+        (*quantize, "w4g128-rtn", "-o", folder), (*quantize, "q4_0", "-o", file),
+        ("convert", model, "--to", "hf", "-o", folder),
+        ("convert", folder, "--to", "gguf-q8_0", "--lossy", "-o", file),
+    ):  # fmt: skip
+        said = call(*command, "--fresh")
+        assert said.status == 1 and said.err.endswith(", or give --replace\n"), said.err
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for source, to, name in (
         (folder, "hf", "other"), (folder, "gptq-v2", "other"), (fresh, "hf", "other"),

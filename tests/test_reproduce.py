@@ -136,6 +136,7 @@ def test_on_another_cpu_codes_are_compared(
 
 def test_who_cannot_be_made_again(tmp_path: Path, call: Call) -> None:
     assert "has no qtool.json" in call("reproduce", tiny_folder()).err
+    assert "train.py: is no artifact; name" in call("reproduce", tiny_folder() / "train.py").err
     assert "no such file" in call("reproduce", tmp_path / "none").err
     out, converted = tmp_path / "a", tmp_path / "b"
     assert call("quantize", "tiny", "--recipe", "w4g64-rtn", "-o", out).status == 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -321,12 +322,29 @@ def test_kill_9(
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
 
 
-def test_a_file_of_an_earlier_run_is_not_delivered(
+def test_what_lies_beside_the_weights_is_that_of_now(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    folder = died(model, "w4g128-rtn", out, text, 2, monkeypatch)
-    (folder / "artifact/chat_template.jinja").write_text("of another time")
-    quantize(model, "w4g128-rtn", out, text)
-    quantize(model, "w4g128-rtn", tmp_path / "whole", text)
+    """Files of the source that were there before the kill and are others, or gone, after it."""
+    source, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(model, source)
+    code = {**json.loads((source / "config.json").read_text()), "auto_map": {"AutoModel": "own.A"}}
+    (source / "config.json").write_text(json.dumps(code))
+    gone = ("chat_template.jinja", "additional_chat_templates/rag.jinja", "LICENSE", "own.py")
+    changed = ("generation_config.json", "tokenizer_config.json", "other.py")
+    (source / "additional_chat_templates").mkdir()
+    for name in (*gone, *changed):
+        (source / name).write_text("{}")
+    folder = died(source, "w4g128-rtn", out, text, 2, monkeypatch)
+    for name in (*gone, *changed):
+        (folder / "artifact" / name).parent.mkdir(exist_ok=True)
+        (folder / "artifact" / name).write_text("of another time")
+    for name in gone:
+        (source / name).unlink()
+    for name in changed:
+        (source / name).write_text('{"do_sample": false}')
+    quantize(source, "w4g128-rtn", out, text)
+    quantize(source, "w4g128-rtn", tmp_path / "whole", text)
     assert content(out) == content(tmp_path / "whole")
+    assert all((out / name).read_text() == '{"do_sample": false}' for name in changed)
+    assert not any((out / name).exists() for name in gone)

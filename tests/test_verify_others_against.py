@@ -7,12 +7,19 @@ import numpy as np
 import other_tools as other
 import pytest
 from numpy.typing import NDArray
+from quantizing import first_blocks_of_tiny, quantize
 from verifying import but_digests
 
 from qtool.artifact import Artifact
 from qtool.cli.verify import lines
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.request import GgufRequest
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from qtool.verification.source_tensors import check_quantized
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -212,3 +219,20 @@ def test_rotations_that_are_not_done_here_are_no_errors(tmp_path: Path) -> None:
     assert {severity for severity, _ in found} == {"note"}
     assert any("not done here" in words for _, words in found)
     assert any("mean nothing" in words for _, words in found)
+
+
+def test_a_source_that_is_quantized_itself_is_told_of_beside_errors(tmp_path: Path) -> None:
+    model = first_blocks_of_tiny(tmp_path / "model", 1)
+    four = quantize(model, "w4g128-rtn", tmp_path / "four").out
+    file = tmp_path / "q8_0.gguf"
+    recipe = load("q8_0")
+    assert isinstance(recipe, GgufRecipe)
+    run_gguf(GgufRequest("tiny", model, recipe, file, 1), Progress(quiet=True))
+    verdict = verify_artifact(four, against=file, threads=1)
+    assert not verdict.ok and verdict.findings[-1].message == (
+        f"{file} is itself quantized (Q8_0): unless the artifact was made of just that, give the "
+        "original to --against"
+    )
+    (one,) = check_quantized(four)
+    assert f"{four} is itself quantized (awq): unless" in one.message
+    assert [*check_quantized(model)] == []

@@ -200,8 +200,17 @@ def _fast(path: Path) -> Any:
         return tokenizer
 
 
+# Of the files that tokenizers of transformers are made of, one is always there.
+_TOKENIZERS = ("*token*", "*vocab*", "*.model", "*.tiktoken", "*.spm", "*spiece*", "*.bpe", "*.txt")
+
+
 def transformers_tokenizer(model: Path) -> Any:
     """The tokenizer as transformers loads it; UnsupportedError where it cannot."""
+    if model.is_dir() and not any(path for one in _TOKENIZERS for path in model.glob(one)):
+        raise UnsupportedError(
+            f"{model}: has no tokenizer; put the model's own (tokenizer.json, "
+            "tokenizer_config.json) beside its weights: text is cut into tokens with it"
+        )
     from transformers import AutoTokenizer
 
     try:

@@ -39,6 +39,7 @@ from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+from qtool.structure import packed
 
 if TYPE_CHECKING:
     from qtool.gguf.scaling import Scaling
@@ -84,8 +85,14 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
         checkpoint = apart(Checkpoint.open(path))
         from qtool.quality.weights import runnable
 
+        runs = runnable(checkpoint)
+        if runs is checkpoint and (codes := packed(checkpoint.tensors)) is not None:
+            raise SourceError(
+                f"{path}: this checkpoint is quantized ({codes}); measure the one that it was made "
+                "from or, where there is none, what `qtool convert MODEL --to hf` makes of it"
+            )
         yield (
-            runnable(checkpoint),
+            runs,
             None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
         )
 
@@ -95,6 +102,8 @@ def check_absent(*paths: Path | None) -> None:
     for path in paths:
         if path is None:
             continue
+        if path.is_dir():
+            raise SourceError(f"{path}: is a folder; name the file to make")
         if path.exists() or path.is_symlink():
             raise SourceError(f"{path}: exists; remove it or choose another name")
         above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())

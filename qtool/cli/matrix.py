@@ -36,6 +36,9 @@ def matrix(
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value put over each recipe's own")
+    ] = None,
     error_aware: Annotated[
         bool,
         typer.Option(
@@ -81,12 +84,15 @@ def matrix(
     }  # fmt: skip
     for option, value in options.items():
         words += [option, str(value)] if value is not None else []
+    for item in set_ or []:
+        words += ["--set", item]
     words += ["--error-aware"] if error_aware else []
+    of_calibration = [item for item in set_ or [] if item.strip().startswith("calibration")]
     asked = Asked(
         model,
         names,
         folder,
-        tuple(calibration_sets(calibration, samples, length, seed)),
+        (*of_calibration, *calibration_sets(calibration, samples, length, seed)),
         threads or default_threads(),
         parse_size(max_shard_size or "5GB", "--max-shard-size"),
         error_aware,
@@ -94,6 +100,7 @@ def matrix(
         windows,
         shlex.join(words),
         fresh,
+        tuple(item for item in set_ or [] if item not in of_calibration),
     )
     found = run(asked, Progress(quiet=json_))
     if json_:

@@ -22,7 +22,7 @@ from qtool.runs.differences import LAYOUT, SHARDS, differences
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
-from qtool.runs.staging import staged
+from qtool.runs.staging import clear_beside, staged
 from qtool.runs.watched import marks
 from qtool.runs.workspace import COMMAND, workspace
 
@@ -75,10 +75,7 @@ def resumed(
         stale=stale,
     ) as space:
         space.agree(facts)
-        kept = {file.name for file in layout.files}
-        for file in space.artifact.iterdir():  # what is beside the weights is written anew
-            if file.is_file() and file.name not in kept:
-                file.unlink()
+        clear_beside(space.artifact, {file.name for file in layout.files})
         yield space.artifact, space.journal
 
 

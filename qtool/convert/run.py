@@ -20,6 +20,7 @@ from qtool.gguf.inspect import gguf_models
 from qtool.record import FILE_NAME
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
+from qtool.runs.replacing import check_apart
 from qtool.runs.staging import check_out, check_out_file
 from qtool.verification.engine_view import view_of
 
@@ -27,6 +28,12 @@ from qtool.verification.engine_view import view_of
 def convert(request: Request, progress: Progress) -> Converted:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     check = check_out_file if request.target.format == "gguf" else check_out
+    if request.target.format != "gguf" and request.out.suffix.lower() == ".gguf":
+        raise UnsupportedError(
+            f"-o {request.out}: --to {request.target.name} makes a folder, not a GGUF file; choose "
+            "another name, or --to gguf"
+        )
+    check_apart(request.out, request.source)
     check(request.out, request.replace)
     files = gguf_models(request.source)
     if not files:

@@ -43,5 +43,9 @@ def target(name: str) -> Target:
     plain = name.lower().replace("_", "-").replace("gguf-q8-0", "gguf-q8_0")
     found = TARGETS.get(_SYNONYMS.get(plain, plain))
     if found is None:
-        raise UsageError(f"--to {name}: expected {', '.join(TARGETS)}")
+        from qtool.recipe.file import did_you_mean
+
+        near = did_you_mean(plain, TARGETS)
+        near = f"; {near}" if near else ""
+        raise UsageError(f"--to {name}: expected {', '.join(TARGETS)}{near}")
     return found

@@ -6,6 +6,7 @@ them, so that a choice may come out too large by a little: then it is made again
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from qtool.errors import UnsupportedError
 from qtool.fitting.allocate import Candidate, allocate
@@ -14,6 +15,7 @@ from qtool.fitting.request import FitRequest
 from qtool.fitting.ways import Made, Ways
 
 _TRIES = 4
+_SMALLEST = {"2", "IQ1_S"}  # there is nothing below that would be worth it
 
 
 @dataclass(frozen=True)
@@ -51,23 +53,35 @@ def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
         )
         if found is None:
             break
-        chosen = {
-            name: next(one for one in units[name] if one.name == taken.name)
-            for name, taken in zip(units, found, strict=True)
-        }
-        loss = costs.together(one.loss for one in chosen.values())
-        text = ways.text(_about(request, loss), _names(chosen))
-        made = ways.made(text)
-        over = 0 if request.size_bytes is None else made.size_bytes - request.size_bytes
+        said = _said(request, ways, costs, units, left, found)
+        over = 0 if request.size_bytes is None else said.made.size_bytes - request.size_bytes
         if over <= 0:
-            return Chosen(text, made, loss, chosen, left, _beyond(request, units, chosen, made))
+            return said
         room = sum(one.nbytes for one in found) - over
-    smallest = {name: min(unit, key=lambda one: one.nbytes) for name, unit in units.items()}
-    made = ways.made(ways.text(_about(request, 0.0), _names(smallest)))
-    _refuse_less_than(request, made, fixed)
-    raise UnsupportedError(
-        f"{request.source}: no choice of types makes an artifact so small; ask for more bytes"
-    )
+    # Beside its tensors it may have less than what was begun with: then there is room for it.
+    smallest = [min(unit, key=lambda one: one.nbytes) for unit in units.values()]
+    said = _said(request, ways, costs, units, left, smallest)
+    _refuse_less_than(request, said.made, fixed, ways)
+    return said
+
+
+def _said(
+    request: FitRequest,
+    ways: Ways,
+    costs: Costs,
+    units: Mapping[str, Sequence[Candidate]],
+    left: Mapping[str, int],
+    taken: Sequence[Candidate],
+) -> Chosen:
+    """What is made of a choice, one candidate for each of `units`."""
+    chosen = {
+        name: next(one for one in units[name] if one.name == pick.name)
+        for name, pick in zip(units, taken, strict=True)
+    }
+    loss = costs.together(one.loss for one in chosen.values())
+    text = ways.text(_about(request, loss), _names(chosen))
+    made = ways.made(text)
+    return Chosen(text, made, loss, chosen, left, _beyond(request, units, chosen, made))
 
 
 def check_size(request: FitRequest, ways: Ways) -> None:
@@ -85,7 +99,7 @@ def check_size(request: FitRequest, ways: Ways) -> None:
     for choices in ends:
         made = ways.made(ways.text(_about(request, 0.0), choices))
     least = sum(ways.sizes[name][choice] for name, choice in choices.items())
-    _refuse_less_than(request, made, made.tensor_bytes - least)
+    _refuse_less_than(request, made, made.tensor_bytes - least, ways)
 
 
 def loss_before(ways: Ways, costs: Costs) -> float | None:
@@ -108,16 +122,22 @@ def _budget(request: FitRequest, made: Made) -> int:
     return int(request.bits * made.numbers / 8)
 
 
-def _refuse_less_than(request: FitRequest, made: Made, fixed: int) -> None:
+def _refuse_less_than(request: FitRequest, made: Made, fixed: int, ways: Ways) -> None:
     """UnsupportedError where less is asked for than the smallest artifact has, of which `fixed` are
     of tensors that nothing is chosen for."""
-    if _budget(request, made) >= made.tensor_bytes:
+    budget = _budget(request, made)
+    if budget >= made.tensor_bytes:
         return
     asked = f"{request.size_bytes:,} bytes" if request.size_bytes else f"{request.bits:g} bits"
+    there = {choice for sizes in ways.sizes.values() for choice in sizes}
+    smaller = "" if budget < fixed or there & _SMALLEST else ", or name smaller --types"
+    keys = ", ".join(f"mlx.{key}" for key in sorted(request.kept_keys))
+    given = f" (with {keys} as given)" if keys else ""
+    bits = ceil(1000 * made.bits_per_weight) / 1000  # so that as many are enough
     raise UnsupportedError(
         f"{request.source}: with these types the smallest artifact has {made.size_bytes:,} bytes, "
-        f"{made.bits_per_weight:.3f} bits a weight, {fixed:,} bytes of it in tensors that are not "
-        f"chosen for, and {asked} are asked for; ask for more, or name smaller --types"
+        f"{bits:.3f} bits a weight, {fixed:,} bytes of it in tensors that are not chosen "
+        f"for{given}, and {asked} are asked for; ask for more{smaller}"
     )
 
 

@@ -17,6 +17,7 @@ from qtool.errors import FormatError, SourceError
 from qtool.fitting.ways import Losses
 from qtool.formats import safetensors_file as st
 from qtool.runs.differences import differences
+from qtool.runs.program import VERSION
 from qtool.runs.staging import staged_file
 
 _SHOWN = 3  # differences in a sentence
@@ -52,20 +53,28 @@ def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
 def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> Costs:
     """FormatError where it is no such file; SourceError where it is not of what `known` says, or
     not of all that is to be chosen, `sizes`."""
-    found = st.read_json(path)
     try:
+        found = st.read_json(path)
         before = dict(found["of"])
         losses = {
             str(unit): {str(choice): _loss(loss) for choice, loss in every.items()}
             for unit, every in found["losses"].items()
         }
         costs = Costs(losses, _tokens(found["tokens"]), _loss(found.get("unrelated")))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (FormatError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        why = "no key " * isinstance(error, KeyError) + str(error).removeprefix(f"{path}: ")
         raise FormatError(
-            f"{path}: not a file of costs as `qtool fit --costs` writes it ({error}); name another "
+            f"{path}: not a file of costs as `qtool fit --costs` writes it ({why}); name another "
             "file, or remove this one to have them measured again"
         ) from None
     now = json.loads(json.dumps(dict(known)))
+    version, is_now = before.get(VERSION), now.get(VERSION)
+    if version != is_now:  # another measures otherwise, whatever it was asked
+        by = f"qtool {version}" if isinstance(version, str) else "a qtool that did not say which"
+        raise SourceError(
+            f"{path}: costs that {by[:80]} measured, and this is qtool {is_now}; name another file "
+            "for --costs, or remove this one to have them measured again"
+        )
     others = [name for name, value in now.items() if before.get(name) != value]
     said = [one for name in others for one in differences(name, before.get(name), now[name])]
     said += _lacking(losses, sizes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import qtool
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import SourceError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from qtool.runs.progress import Progress
@@ -164,6 +164,8 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     """
     if model == TINY:
         return tiny_folder()
+    if not model.strip():  # of a variable of the shell that is not set, say
+        raise UsageError("the model has no name; give a folder, a GGUF file, a hub id or an alias")
     path = Path(model)
     if model not in ALIASES and path.exists():
         from qtool.homes.hub_cache import newest_snapshot

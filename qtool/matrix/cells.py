@@ -49,17 +49,25 @@ class Cell:
 
 
 def cells(
-    recipes: Sequence[str], folder: Path, sets: Sequence[str], *, share: bool, error_aware: bool
+    recipes: Sequence[str],
+    folder: Path,
+    sets: Sequence[str],
+    *,
+    share: bool,
+    error_aware: bool,
+    changes: Sequence[str] = (),
 ) -> list[Cell]:
     """One a recipe, in the order of the work: what needs no data first, then what shares the
     pass, then what is calibrated by itself.
 
-    share: False where the source has no checkpoint that a pass could serve (a GGUF file).
-    RecipeError for what does not exist, UsageError for two of one name.
+    share: False where the source has no checkpoint that a pass could serve (a GGUF file). changes:
+    `key=value` put over the keys of each of them. RecipeError for what does not exist, or does not
+    go with `changes`; UsageError for two of one name.
     """
     found: dict[str, Cell] = {}
     for name in recipes:
-        recipe = _load(name, sets)
+        _check(name, recipes, changes)
+        recipe = _load(name, changes, sets)
         if recipe.name in found:
             raise UsageError(
                 f"--recipes has two of the name {recipe.name}; give the files other names"
@@ -67,19 +75,36 @@ def cells(
         out = folder / (recipe.name if isinstance(recipe, Recipe) else f"{recipe.name}.gguf")
         calibrated, settings = _calibrated(recipe, share and not error_aware), recipe.calibration
         if calibrated == "shared" and isinstance(recipe, GgufRecipe):
-            recipe = _load(name, ())  # importance comes from a file, as with --imatrix
+            recipe = _load(name, changes, ())  # importance comes from a file, as with --imatrix
         found[recipe.name] = Cell(recipe, out, calibrated, settings)
     order: tuple[Calibrated, ...] = ("no data", "shared", "itself")
     return sorted(found.values(), key=lambda cell: order.index(cell.calibrated))
 
 
-def _load(name: str, sets: Sequence[str]) -> Recipe | GgufRecipe:
-    """A recipe; those that measure nothing have no use for `sets`, which are of calibration."""
+def _check(name: str, recipes: Sequence[str], changes: Sequence[str]) -> None:
+    """RecipeError where there is no such recipe, or `changes` do not go with it."""
+    if (error := _error(name, ())) is not None:
+        raise RecipeError(f"--recipes: {error}")
+    if (error := _error(name, changes)) is None:
+        return
+    others = (other for other in recipes if other != name and _error(other, changes) is None)
+    if (other := next(others, None)) is not None:
+        error += f"; for {other} alone, write it into a recipe file of your own"
+    raise RecipeError(error)
+
+
+def _error(name: str, changes: Sequence[str]) -> str | None:
     try:
-        plain = load(name)
+        load(name, changes)
     except RecipeError as error:
-        raise RecipeError(f"--recipes: {error}") from None
-    return load(name, sets) if plain.calibrates else plain
+        return str(error)
+    return None
+
+
+def _load(name: str, changes: Sequence[str], sets: Sequence[str]) -> Recipe | GgufRecipe:
+    """A recipe; those that measure nothing have no use for `sets`, which are of calibration."""
+    full = load(name, [*changes, *sets])
+    return full if full.calibrates else load(name, changes)
 
 
 def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:

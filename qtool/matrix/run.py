@@ -9,18 +9,20 @@ Later blocks are then fitted to the original's activations, where a run by itsel
 of the quantized blocks before: a little is lost for what is saved, and the artifacts record it.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qtool import __version__
 from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint, hash_file
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
@@ -51,6 +53,7 @@ class Asked:
     windows: int | None = None
     command: str = "qtool matrix"
     fresh: bool = False  # what is unfinished is thrown away
+    changes: tuple[str, ...] = ()  # `key=value` put over each recipe's own, none of calibration
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Matrix:
     model: str
     out: str
     artifacts: list[Entry]
+    changes: tuple[str, ...] = ()
     passes: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[str, Any] | None = None  # statistics that a run could go on with
     report: str | None = None
@@ -77,6 +81,7 @@ class Matrix:
             "qtool_version": __version__,
             "model": self.model,
             "out": self.out,
+            "changes": list(self.changes),
             "artifacts": [row(one) for one in self.artifacts],
             "passes": self.passes,
             "failed": [one.recipe for one in self.failed],
@@ -106,21 +111,22 @@ def matrix(asked: Asked, progress: Progress) -> Matrix:
     """Make them all. What fails is said in its entry, and the others are made."""
     if asked.text is not None:
         _check_text(asked)
-    cells(asked.recipes, asked.out, asked.sets, share=True, error_aware=asked.error_aware)
+    find = partial(
+        cells, asked.recipes, asked.out, asked.sets, error_aware=asked.error_aware,
+        changes=asked.changes,
+    )  # fmt: skip
+    find(share=True)  # what is wrong with them is told before a download
     with progress.stage("download"):
         source = resolve(asked.model)
-    found = cells(
-        asked.recipes,
-        asked.out,
-        asked.sets,
-        share=not is_gguf(source),
-        error_aware=asked.error_aware,
-    )
+    found = find(share=not is_gguf(source))
+    if asked.out.exists() and os.path.samefile(asked.out, source):
+        raise UnsupportedError(f"{asked.out}: is the model itself; choose another -o")
+    files = _digests(source)  # of what is no model before there is a folder
     with locked.locked(asked.out) as work:
         entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
-        made = Matrix(asked.model, str(asked.out), list(entries.values()))
+        made = Matrix(asked.model, str(asked.out), list(entries.values()), asked.changes)
         state = State(asked.out)
-        _fill(_Run(asked, source, _digests(source), state, made, entries, progress), found, work)
+        _fill(_Run(asked, source, files, state, made, entries, progress), found, work)
     return made
 
 
@@ -236,7 +242,7 @@ def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
     try:
         yield
     except (QtoolError, OSError, MemoryError) as error:
-        said = in_a_file(str(error)) or type(error).__name__
+        said = _advice(run, str(error)) or type(error).__name__
         for cell in group:
             entry = run.entries[cell.name]
             if entry.status == "waiting":
@@ -272,6 +278,9 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
         entry.status, entry.size_bytes = "made", summary.size_bytes
         entry.bits_per_weight = round(summary.bits_per_weight, 4)
         entry.notes = [*summary.warnings, *summary.notes]
+        for note in summary.warnings:
+            if "has no effect" in note:  # such as of what --set says for all
+                run.progress.say(f"{cell.name}: {note}")
         entry.seconds = round(time.monotonic() - began, 3)
         run.progress.say(f"{cell.name}: {entry.size_bytes / 1e6:.1f} MB in {entry.seconds:.1f} s")
     if entry.status == "failed" and not cell.out.exists():
@@ -331,7 +340,12 @@ def _make_folder(
         return made_of(folder)
 
 
+def _advice(run: _Run, said: str) -> str:
+    return in_a_file(said) if len(run.asked.recipes) > 1 else said
+
+
 def in_a_file(said: str) -> str:
-    """A sentence that advises --set, which a matrix has not: recipes of one's own are files."""
+    """A sentence that advises --set, which would change the other recipes of a matrix, too: what
+    is for one of them is written into a file."""
     found = _SET.sub(r"`\1: \2`", said)
     return found if found == said else f"{found}; write it into a recipe file of your own"

@@ -72,8 +72,9 @@ def choose(
             least = found
     assert least is not None
     needed = -(-least.nbytes // _MIB)
+    given = mib(max_ram) if max_ram >= _MIB else f"{max_ram} bytes"
     raise UnsupportedError(
-        f"--max-ram: {mib(max_ram)} is too little for this model and recipe, the least that would "
+        f"--max-ram: {given} is too little for this model and recipe, the least that would "
         f"do is {needed}MiB; most of it is for {least.of}"
     )
 

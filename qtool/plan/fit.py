@@ -6,7 +6,6 @@ stored alike.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import translate
@@ -190,12 +189,15 @@ def _ways_out(
     tensors: Mapping[str, TensorInfo],
 ) -> str:
     """The sentence for `indivisible: error`: what does not fit, and what can be done."""
-    kinds: dict[tuple[str, str], int] = Counter(
-        (re.sub(r"\.\d+\.", ".*.", name), reason) for name, reason in failures.items()
-    )
-    shown = [f"{name}: {reason}" for name, reason in list(kinds)[:3]]
+    kinds: dict[str, dict[str, None]] = {}  # by reason
+    for name, reason in failures.items():
+        kinds.setdefault(reason, {})[re.sub(r"\.\d+\.", ".*.", name)] = None
+    shown = []
+    for reason, names in list(kinds.items())[:3]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        shown.append(f"{next(iter(names))}{more}: {reason}")
     if len(kinds) > 3:
-        shown.append(f"{len(kinds) - 3} more kinds")
+        shown.append(f"{len(kinds) - 3} more reasons")
     smaller = {_smaller(schemes[name], tensors[name].shape[1]) for name in failures}
     sizes = sorted({scheme.group_size for scheme in smaller})
     helps = all(
@@ -219,7 +221,15 @@ def _ways_out(
         for name in failures
     ):
         ways.append(f"--set weights.rows={min(square)}")
-    ways.append(f"--set indivisible=dense (leaves {share:.0%} of the weights unquantized)")
+    gptq = recipe.model_copy(update={"format": "gptq"})
+    if recipe.format == "awq" and all(
+        _obstacle(gptq, schemes[name], tensors[name].shape) is None for name in failures
+    ):
+        ways.append("--set format=gptq")
+    if share < 1:
+        ways.append(f"--set indivisible=dense (leaves {share:.0%} of the weights unquantized)")
+    if not ways:
+        ways.append("another recipe, or other weights by --set: as it is it would quantize nothing")
     return (
         f"recipe {recipe.name} does not fit {len(failures)} of {len(schemes)} matrices "
         f"({'; '.join(shown)}). Choose: {', or '.join(ways)}"

@@ -209,9 +209,10 @@ def make_plan(
     actions |= _untie(checkpoint, actions, compare_all)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
-        common = "; ".join(f"{count} tensors: {why}" for why, count in reasons.most_common(4))
+        common = "; ".join(f"{why}: {count}" for why, count in reasons.most_common(4))
         raise UnsupportedError(
-            f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized ({common})"
+            f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized (tensors by "
+            f"reason: {common}); correct the recipe: `qtool inspect MODEL --all` shows the tensors"
         )
     options = format_options(recipe)
     cache: dict[str, Kept] = {}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from qtool.calibrating.device import Device
 
 PROTOCOLS = ("plain", "llama.cpp")
+_IN_FRONT = 2  # tokens: BOS, and the blank of SentencePiece
 WINDOWS = 20
 _COMPARED_CHARACTERS = 4096
 
@@ -92,8 +93,19 @@ def check_protocol(protocol: Protocol) -> None:
     """UsageError or SourceError for what cannot be evaluated at all."""
     if protocol.name not in PROTOCOLS:
         raise UsageError(f"--protocol {protocol.name}: expected {' or '.join(PROTOCOLS)}")
-    if not protocol.text.is_file():
-        raise SourceError(f"{protocol.text}: no such text file")
+    text = protocol.text
+    if text.is_dir():
+        raise SourceError(f"{text}: a folder; name a text file")
+    if not text.is_file():
+        raise SourceError(f"{text}: no such text file")
+    # No token is less than a byte, but for what is put in front.
+    size, count = text.stat().st_size, protocol.windows or 1
+    if size + _IN_FRONT < count * protocol.length:
+        many = "a window" if count == 1 else f"{count} windows"
+        raise SourceError(
+            f"{text}: {size:,} bytes, too few for {many} of {protocol.length} tokens; give a "
+            "longer text, or fewer or shorter windows"
+        )
 
 
 def evaluate(

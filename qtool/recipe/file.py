@@ -17,10 +17,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 import qtool
 from qtool.errors import RecipeError
 from qtool.recipe import yaml_source
-from qtool.recipe.foreign import meant
+from qtool.recipe.foreign import foreign_keys, meant
 from qtool.recipe.yaml_source import Document
 
-_SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
+SET = "--set"  # an item's place begins so, as that of a key of the file with the file's name
 # llama-quantize's short names of the middle sizes.
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -158,7 +158,7 @@ def _apply(source: Document, item: str) -> None:
     if len(steps) > yaml_source.MAX_DEPTH:
         most = yaml_source.MAX_DEPTH
         raise RecipeError(f"--set {item[:80]}: nested more than {most} levels deep")
-    origin = f"{_SET} {item}"
+    origin = f"{SET} {item}"
     given = yaml_source.parse(text, origin, lines=False)
     path: yaml_source.Path = ()
     for position, step in enumerate(steps):
@@ -169,6 +169,12 @@ def _apply(source: Document, item: str) -> None:
             if last:
                 table[step] = given.value
             elif table.get(step) is None:
+                if steps[position + 1].isdecimal():  # no table has a number for a key
+                    raise RecipeError(
+                        f"{origin}: {'.'.join(steps[: position + 1])} has no item "
+                        f"{steps[position + 1]}; give it as a list, such as --set "
+                        "'overrides=[{match: \"*v_proj*\", dense: true}]'"
+                    )
                 table[step] = {}
                 source.where[path] = origin
         elif isinstance(table, list):
@@ -179,7 +185,7 @@ def _apply(source: Document, item: str) -> None:
                 table[int(step)] = given.value
         else:
             raise RecipeError(f"{origin}: {'.'.join(steps[:position])} is a value, not a mapping")
-    source.where.update({path + inner: origin for inner in given.where})
+    source.where.update({path + inner: origin for inner in ((), *given.where)})
 
 
 def _explain(error: ValidationError, source: Document, model: type[Table]) -> str:
@@ -204,6 +210,9 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message = f"unknown key; {f'{near} ' if near else ''}known: {', '.join(known)}"
         if len(path) == 1 and (here := meant(name, gguf="type" in known)):
             message = f"unknown key; in a recipe of qtool it is {here}"
+        elif len(path) == 1 and name in foreign_keys(gguf := "type" in known):
+            others = "formats other than gguf" if gguf else "GGUF files, which say `format: gguf`"
+            message = f"a key of recipes for {others}; remove it, or change `format`"
     elif problem["type"] == "missing":
         message = "missing; a recipe must say it"
     else:
@@ -229,10 +238,6 @@ def _explain(error: ValidationError, source: Document, model: type[Table]) -> st
         message += f"; {near}" if near else ""
     key = ".".join(str(step) for step in path)
     where = source.locate(path)
-    sets = [*dict.fromkeys(place for place in source.where.values() if place.startswith(_SET))]
-    several = problem["type"] == "conflict" or isinstance(source.at(path), dict)
-    if several and sets and not where.startswith(_SET):
-        message += f" (the recipe with {', '.join(sets[:3])})"
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
 
 

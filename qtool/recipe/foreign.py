@@ -4,6 +4,11 @@ Sources: config.json as GPTQModel and AutoAWQ write it (quantization_config), Au
 quant_config, llm-compressor's recipes.
 """
 
+# A GGUF file's recipe has keys of its own, and there are two kinds of recipes by that.
+GGUF_KEYS = ("type", "pure", "output_type", "embedding_type", "leave_output", "importance")
+OTHER_KEYS = (
+    "weights", "activations", "kv_cache", "indivisible", "rtn", "awq", "llm_int8", "mlx",
+)  # fmt: skip
 _DENSE = 'overrides: [{{match: "{}", dense: true}}]'
 _BITS = ("bits", "w_bit", "wbits", "num_bits")
 _GROUPS = ("group_size", "q_group_size", "groupsize")
@@ -35,3 +40,8 @@ _GGUF = {
 def meant(key: str, *, gguf: bool) -> str:
     """What a key of other programs is called here; nothing where it is not known."""
     return (_GGUF if gguf else _SAFETENSORS).get(key, "")
+
+
+def foreign_keys(is_gguf: bool) -> tuple[str, ...]:
+    """Keys that recipes of this kind do not have, and those of the other do."""
+    return OTHER_KEYS if is_gguf else GGUF_KEYS

@@ -1,6 +1,6 @@
 """The shipped recipes as `qtool recipes` lists them: in groups, each with its first line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,15 @@ class Listed:
 
 def listed() -> list[Listed]:
     """All of them, group by group."""
-    found = [_listed(name) for name in recipe.shipped()]
+    return _sorted(_listed(name) for name in recipe.shipped())
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of shipped recipes in the order of `listed`."""
+    return [item.name for item in _sorted(_listed(name) for name in names)]
+
+
+def _sorted(found: Iterable[Listed]) -> list[Listed]:
     groups = [SAFETENSORS, COMPRESSED, *(group for group, _ in _GGUF_GROUPS)]
     return sorted(found, key=lambda item: (groups.index(item.group), _rank(item)))
 

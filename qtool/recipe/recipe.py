@@ -44,6 +44,7 @@ from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.yaml_source import Document
 
 __all__ = [
     "Calibration", "Recipe", "Weights", "WeightsPatch", "find", "folders", "load", "parse",
@@ -279,11 +280,22 @@ def load(name_or_path: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
 def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recipe | GgufRecipe":
     """A recipe from its text; `origin` is what error messages call the text."""
     source = document(text, origin, sets)
+    try:
+        return _validated(source).named(name, sets)
+    except RecipeError as error:
+        if not sets:
+            raise
+        from qtool.recipe.contradicted import blamed
+
+        raise blamed(str(error), text, origin, name, sets, _validated) from None
+
+
+def _validated(source: "Document") -> "Recipe | GgufRecipe":
     if source.at(("format",)) == "gguf":
         from qtool.gguf.recipe import GgufRecipe
 
-        return validate(GgufRecipe, source).named(name, sets)
-    return validate(Recipe, source).named(name, sets)
+        return validate(GgufRecipe, source)
+    return validate(Recipe, source)
 
 
 def schema() -> dict[str, Any]:

@@ -248,6 +248,7 @@ def _measure(
             (found,) = evaluate([path], against, protocol, request.threads, progress)
         except QtoolError as error:
             failed.append(f"{labels[typed]} could not be measured: {error}.")
+            progress.say(f"warning: {failed[-1]}")
             continue
         rows.append(measured.quality_of(typed, found.json(), labels))
     return rows, failed

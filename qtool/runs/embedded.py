@@ -76,6 +76,10 @@ def read(path: Path) -> Embedded:
         return _of_gguf(path)
     folder = path if path.is_dir() else path.parent
     file = folder / FILE_NAME
+    if path.is_file() and path.suffix != ".safetensors":
+        raise UnsupportedError(
+            f"{path}: is no artifact; name a folder or a .gguf file that `qtool quantize` made"
+        )
     if not file.is_file():
         raise UnsupportedError(f"{path}: has no {FILE_NAME}, so nothing says how it was made")
     record = read_json(file)

@@ -71,6 +71,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     if recipe.calibrates and asked.stats is None:
         check_source(recipe.calibration.source)
     from qtool.runs.pipeline import run
+    from qtool.runs.replacing import check_apart
     from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
     from qtool.runs.workspace import check_free
 
@@ -78,6 +79,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     _check_max_ram(asked)
     device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
+    check_apart(target, Path(asked.model))
     check_free(target, is_folder=True, replace=_replace(asked))
     with progress.stage("download"):
         source = resolve(asked.model, progress)
@@ -122,6 +124,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path
     from qtool.hub import resolve
+    from qtool.runs.replacing import check_apart
     from qtool.runs.workspace import check_free
 
     refuse(
@@ -145,6 +148,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
 
         device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
+    check_apart(target, Path(asked.model))
     check_free(target, is_folder=False, replace=_replace(asked))
     if asked.modelfile:
         from qtool.homes.ollama import is_modelfile_of, modelfile_path

@@ -74,6 +74,28 @@ def check_replaceable(out: Path, replace: Replace) -> None:
         )
 
 
+def is_replaceable(out: Path) -> bool:
+    """Whether --replace would take what is there, as far as that can be told without its inputs."""
+    try:
+        check_replaceable(out, Replace(()))
+    except UnsupportedError:
+        return False
+    return True
+
+
+def check_apart(out: Path, *inputs: Path) -> None:
+    """UnsupportedError where `out` is one of the inputs, or holds it."""
+    target = Path(os.path.realpath(out))
+    for given in inputs:
+        real = Path(os.path.realpath(given))
+        same = target.is_file() and real.is_file() and os.path.samefile(target, real)
+        if same or (target.exists() and real.exists() and target in (real, *real.parents)):
+            raise UnsupportedError(
+                f"{out}: is what this command reads ({given}), or holds it, and cannot be "
+                "replaced; choose another -o"
+            )
+
+
 def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
     target = Path(os.path.realpath(out))
     here = Path.cwd()
@@ -81,14 +103,7 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
         raise UnsupportedError(
             f"{out}: is the working folder, or holds it, and cannot be replaced; choose another -o"
         )
-    for given in inputs:
-        real = Path(os.path.realpath(given))
-        same = target.is_file() and real.is_file() and os.path.samefile(target, real)
-        if same or target == real or target in real.parents:
-            raise UnsupportedError(
-                f"{out}: is what this command reads ({given}), or holds it, and cannot be "
-                "replaced; choose another -o"
-            )
+    check_apart(out, *inputs)
 
 
 def _is_gguf(out: Path) -> bool:

@@ -2,9 +2,8 @@
 
 import json
 import re
-import shutil
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from qtool.plan.fit import format_options
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.record import FILE_NAME
+from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
 from qtool.stored_config import plain_config
 from qtool.structure import FUSED_EXPERTS, fused_layer
@@ -49,7 +49,7 @@ class Sink:
         self.plan = plan
         self.checkpoint = checkpoint
         self.folder = folder
-        _clear(folder, {file.name for file in plan.layout.files})
+        clear_beside(folder, {file.name for file in plan.layout.files})
         self.writer = StreamWriter(folder, plan.layout)
         self._format = FORMATS[plan.format]
         self._options = format_options(plan.recipe)
@@ -134,13 +134,6 @@ class Sink:
             target.write_bytes((self.checkpoint.folder / relative).read_bytes())
         _write_json(self.folder / FILE_NAME, provenance)
         (self.folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _clear(folder: Path, files: Set[str]) -> None:
-    """Remove what an earlier run wrote beside the tensors: it is written anew."""
-    for path in folder.iterdir():
-        if path.name not in files:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def artifact_facts(plan: Plan) -> Facts | None:

@@ -8,13 +8,13 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.runs.replacing import Replace, check_replaceable, put_back, swap
+from qtool.runs.replacing import Replace, check_replaceable, is_replaceable, put_back, swap
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -31,9 +31,12 @@ def check_out(out: Path, replace: Replace | None = None) -> None:
     if out.is_dir():
         if is_filled(out):
             if replace is None:
+                # What is nobody's artifact may be all that somebody has.
+                ours = is_replaceable(out)
+                way = "remove it, choose another -o, or give --replace"
                 raise UnsupportedError(
-                    f"{out}: the output folder exists and is not empty; remove it, choose another "
-                    "-o, or give --replace"
+                    f"{out}: the output folder exists and is not empty; "
+                    f"{way if ours else 'choose another -o'}"
                 )
             check_replaceable(out, replace)
         if os.path.ismount(os.path.realpath(out)):
@@ -172,6 +175,13 @@ def explained(out: Path) -> Iterator[None]:
 def is_filled(path: Path) -> bool:
     """Whether it is a folder with something in it, which no rename takes the place of."""
     return path.is_dir() and any(path.iterdir())
+
+
+def clear_beside(folder: Path, files: Set[str]) -> None:
+    """Remove what an earlier run wrote beside its `files`, of tensors: it is written anew."""
+    for path in folder.iterdir():
+        if path.name not in files:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def give_name(staged: Path, target: Path, out: Path) -> None:

@@ -191,6 +191,8 @@ def _verdict(
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
         layers = error.layer_errors(subject, compared)
+    if against is not None and any(one.severity == "error" for one in findings):
+        findings += source_tensors.check_quantized(against)
     if engine is not None:
         from qtool.verification.engine_rules import engine_findings
 

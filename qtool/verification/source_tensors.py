@@ -1,10 +1,15 @@
 """Nothing missing, nothing extra: the tensors against those of the source."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 
+from qtool.artifact import Artifact
 from qtool.decoder_names import is_alone, sees
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf_types import FLOATS
 from qtool.layer_names import experts_of, is_head, number_of
 from qtool.structure import is_turn, text_config
 from qtool.verification.finding import Finding
@@ -14,6 +19,22 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, PREDICTION, of_attention, packed_part
 
 _MOST_LOST = 0.5  # of the tensors
+
+
+def check_quantized(against: Path) -> Iterator[Finding]:
+    """That the source is quantized itself: errors against it may be its own."""
+    if is_gguf(against):
+        with closing(open_source(against)) as file:
+            kinds = Counter(t.type.name for t in file.tensors if t.type not in FLOATS)
+        how = ", ".join(kind for kind, _ in kinds.most_common(2))
+    else:
+        how = Artifact.open(against).found.format.removeprefix("dense")
+    if how:
+        yield Finding(
+            "note", "against", "",
+            f"{against} is itself quantized ({how}): unless the artifact was made of just that, "
+            "give the original to --against",
+        )  # fmt: skip
 
 
 def check_against(subject: Subject) -> Iterator[Finding]:
