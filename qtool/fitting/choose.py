@@ -5,7 +5,7 @@ them, so that a choice may come out too large by a little: then it is made again
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from qtool.errors import UnsupportedError
@@ -38,7 +38,7 @@ class Chosen:
 def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
     """UnsupportedError where nothing is small enough."""
     units = {
-        name: _candidates(request, name, sizes, losses)
+        name: _candidates(request, name, sizes, losses, ways.remains.get(name, 1.0))
         for name, sizes in ways.sizes.items()
         if (losses := costs.losses.get(name))
     }
@@ -48,9 +48,7 @@ def choose(request: FitRequest, ways: Ways, costs: Costs) -> Chosen:
     fixed = ways.before.tensor_bytes - free  # bytes that nothing is chosen for
     room = _budget(request, ways.before) - fixed
     for _ in range(_TRIES):
-        found = allocate(
-            [_remaining(unit, ways.remains.get(name, 1.0)) for name, unit in units.items()], room
-        )
+        found = allocate(list(units.values()), room)
         if found is None:
             break
         said = _said(request, ways, costs, units, left, found)
@@ -74,10 +72,7 @@ def _said(
     taken: Sequence[Candidate],
 ) -> Chosen:
     """What is made of a choice, one candidate for each of `units`."""
-    chosen = {
-        name: next(one for one in units[name] if one.name == pick.name)
-        for name, pick in zip(units, taken, strict=True)
-    }
+    chosen = dict(zip(units, taken, strict=True))
     loss = costs.together(one.loss for one in chosen.values())
     text = ways.text(_about(request, loss), _names(chosen))
     made = ways.made(text)
@@ -110,7 +105,7 @@ def loss_before(ways: Ways, costs: Costs) -> float | None:
             loss = losses.get(choice)
             if loss is None:
                 return None
-            found.append(loss)
+            found.append(ways.remains.get(name, 1.0) * loss)
     return costs.together(found)
 
 
@@ -142,10 +137,15 @@ def _refuse_less_than(request: FitRequest, made: Made, fixed: int, ways: Ways) -
 
 
 def _candidates(
-    request: FitRequest, name: str, sizes: Mapping[str, int], losses: Mapping[str, float | None]
+    request: FitRequest,
+    name: str,
+    sizes: Mapping[str, int],
+    losses: Mapping[str, float | None],
+    remains: float,
 ) -> list[Candidate]:
+    """The choices of a unit. remains: of what rounding to nearest loses."""
     found = [
-        Candidate(choice, nbytes, loss)
+        Candidate(choice, nbytes, remains * loss)
         for choice, nbytes in sizes.items()
         if (loss := losses.get(choice)) is not None
     ]
@@ -155,11 +155,6 @@ def _candidates(
             "q8_0, or give it a type by an override"
         )
     return found
-
-
-def _remaining(unit: Sequence[Candidate], share: float) -> list[Candidate]:
-    """As they are to be compared with those of other units."""
-    return [replace(one, loss=share * one.loss) for one in unit]
 
 
 def _beyond(
@@ -186,10 +181,7 @@ def _about(request: FitRequest, loss: float) -> str:
         size = f"{request.size_bytes:,} bytes"
     else:
         size = f"{request.bits:g} bits a weight"
-    return (
-        f"{request.recipe.name} fitted to {size}: rounded to nearest it loses about {loss:.4f} "
-        "nats a token."
-    )
+    return f"{request.recipe.name} fitted to {size}: it loses about {loss:.4f} nats a token."
 
 
 def _names(chosen: Mapping[str, Candidate]) -> dict[str, str]:

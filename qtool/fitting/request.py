@@ -198,7 +198,7 @@ class Fitted:
         return [
             *said,
             f"{self.out}: {self.made.size_bytes:,} bytes, {self.made.bits_per_weight:.3f} bits per "
-            f"weight; rounded to nearest it loses about {self.loss:.4f} nats a token{was}",
+            f"weight; it loses about {self.loss:.4f} nats a token{was}",
             f"{self.seconds:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB",
             f"next: {shlex.join(command)}",
         ]
