@@ -75,8 +75,8 @@ def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> Sit
 
 def _is(skeleton: Skeleton, output: nn.Module, name: str) -> bool:
     path = next((path for path, one in skeleton.model.named_modules() if one is output), None)
-    pieces = skeleton.pieces(f"{path}.weight") or ()
-    return [piece.checkpoint_name for piece in pieces] == [name]
+    stored = skeleton.stored(f"{path}.weight")
+    return any([piece.checkpoint_name for piece in pieces] == [name] for pieces in stored)
 
 
 def quantize_head(
