@@ -86,6 +86,27 @@ def test_an_embedding_that_is_the_head_costs_both(
         assert loss == pytest.approx(kept[1][EMBEDDING][width] + kept[1][HEAD][width], rel=1e-6)
 
 
+def test_gptq_sweeps_an_embedding_as_a_head_alone(
+    tied: Path, untied: Path, tmp_path: Path, call: Call
+) -> None:
+    """Into GGUF. Of what one loses that is the head, that part is as by GPTQ; not what it loses
+    where rows are looked up."""
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    few = ("--recipe", "q4_0", "--set", "importance=true", "--types", "q4_k,q8_0", "--bits", 6)
+    for name, model in (("own", untied), ("tied", tied)):
+        costs = tmp_path / f"{name}.json"
+        asked = (*few, "--set", "method=gptq", "--costs", costs)
+        fitted(call, model, tmp_path / f"{name}.yaml", *asked)
+        losses[name] = json.loads(costs.read_text())["losses"]
+    for kind, loss in losses["own"]["token_embd.weight"].items():
+        head = losses["own"]["output.weight"][kind]  # of rounding: what remains is reckoned later
+        found = losses["tied"]["token_embd.weight"][kind]
+        assert found == pytest.approx(loss + head / 6, rel=1e-6)
+    asked = (*few, *SMALL, "--costs", tmp_path / "tied.json")
+    said = call("fit", tied, "-o", tmp_path / "new.yaml", *asked)
+    assert said.status == 1 and "embedding that is the head was gptq, is not set" in said.err
+
+
 @pytest.mark.parametrize("by", ["set", "file"])
 def test_what_a_user_says_of_them_stays(by: str, tied: Path, tmp_path: Path, call: Call) -> None:
     given: tuple[object, ...] = ("w4g64-mlx-rtn", "--set", "mlx.head=8")

@@ -1,5 +1,7 @@
 """GPTQ into GGUF: the head, by what the final norm makes of the states behind quantized blocks."""
 
+import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import quantizing
 import torch
 from gguf_runs import QUIET, models, without_tokenizers, write
+from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_resume import Died, damage, dying
 from transformers import AutoModelForCausalLM
@@ -162,3 +165,23 @@ def test_a_type_without_levels_is_left(models: Path, sets: list[str], tmp_path: 
     model = checkpoint(models, "llama", "bfloat16").path
     made = write(model, tmp_path / "out", "q4_0", "method=gptq", "output_type=f16", *sets)
     assert HEAD not in {layer.name for layer in made.layers if layer.of == OUTPUTS}
+
+
+def test_a_head_that_is_stored_beside_the_embedding_that_it_is(
+    models: Path, sets: list[str], tmp_path: Path
+) -> None:
+    """Of tied weights many a checkpoint has both; the file has one, which is swept as well."""
+    both, one = tmp_path / "both" / "model", tmp_path / "one" / "model"
+    shutil.copytree(checkpoint(models, "llama", "bfloat16").path, both)
+    config = json.loads((both / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (both / "config.json").write_text(json.dumps(config))
+    shutil.copytree(both, one)
+    tensors = load_file(both / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, both / "model.safetensors", metadata={"format": "pt"})
+    del tensors["lm_head.weight"]
+    save_file(tensors, one / "model.safetensors", metadata={"format": "pt"})
+    made = [write(model, model / "out", "q4_0", "method=gptq", *sets) for model in (both, one)]
+    assert (both / "out").read_bytes() == (one / "out").read_bytes()
+    assert made[0].layers == made[1].layers
+    assert "token_embd.weight" in {layer.name for layer in made[0].layers if layer.of == OUTPUTS}

@@ -16,7 +16,7 @@ from qtool.calibrating import measure
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import NEEDS, SiteStats, collect, strips
+from qtool.calibrating.stats import NEEDS, SiteStats, collect, gram_of, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
@@ -245,6 +245,23 @@ def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
     assert stats.gram is not None
     assert np.abs(stats.gram - exact).max() <= 1e-6 * np.abs(exact).max()
     assert np.array_equal(stats.gram, stats.gram.T)
+
+
+def test_rows_that_come_a_micro_batch_at_a_time() -> None:
+    """As what a head reads does."""
+    rows = list(torch.randn(7, 30, 200, generator=torch.Generator().manual_seed(1)))
+    found = []
+    for threads in (1, 3):
+        with Workers(threads) as workers:
+            found.append(gram_of(rows.__getitem__, len(rows), 200, workers))
+    one, several = (stats.gram for stats in found)
+    assert one is not None and several is not None and found[0].count == 210
+    whole = torch.cat(rows).double()
+    np.testing.assert_allclose(one, (whole.T @ whole).numpy(), rtol=0, atol=1e-3)
+    np.testing.assert_array_equal(one, one.T)
+    np.testing.assert_array_equal(one, several)
+    with Workers(3) as workers, pytest.raises(IndexError):
+        gram_of(rows.__getitem__, 9, 200, workers)
 
 
 def test_files_give_back_what_was_saved(tmp_path: Path) -> None:

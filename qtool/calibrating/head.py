@@ -7,16 +7,14 @@ of what comes before, round it to nearest.
 
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from qtool import methods
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.quantize_site import output_error
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stats import SiteStats, gram_of
 from qtool.layer_names import is_head
 from qtool.methods import gptq
 from qtool.plan.plan import Plan
@@ -53,8 +51,6 @@ def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> Sit
     if not isinstance(output, nn.Linear) or not _is(skeleton, output, name):
         return None
     stream, workers = passage.stream, passage.workers
-    total = torch.zeros(width, width, dtype=torch.float64)
-    count = 0
 
     def see(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         raise _SeenError(given[0])
@@ -70,27 +66,17 @@ def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> Sit
                 return rows
             raise AssertionError("a forward pass without its head")
 
-        def gram_of(number: int) -> tuple[torch.Tensor, int]:
-            rows = rows_of(number)
-            return rows.T @ rows, len(rows)
-
         try:
             rows_of(0)  # the final norm's weights are read once, for all threads
-            for first in range(0, len(stream.hidden), workers.threads):
-                turn = range(first, min(len(stream.hidden), first + workers.threads))
-                for gram, tokens in workers.map(gram_of, turn):
-                    total += gram
-                    count += tokens
+            return gram_of(rows_of, len(stream.hidden), width, workers)
         finally:
             hook.remove()
-    whole: NDArray[np.float32] = ((total + total.T) / 2).float().numpy()
-    return SiteStats(count, whole)
 
 
 def _is(skeleton: Skeleton, output: nn.Module, name: str) -> bool:
     path = next((path for path, one in skeleton.model.named_modules() if one is output), None)
-    pieces = skeleton.pieces(f"{path}.weight") or ()
-    return [piece.checkpoint_name for piece in pieces] == [name]
+    stored = skeleton.stored(f"{path}.weight")
+    return any([piece.checkpoint_name for piece in pieces] == [name] for pieces in stored)
 
 
 def quantize_head(

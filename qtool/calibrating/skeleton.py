@@ -98,9 +98,14 @@ class Skeleton:
 
     def pieces(self, parameter: str) -> Sequence[Binding] | None:
         """What a parameter is made of, or the one that it is tied to; None where nothing is."""
+        return next(iter(self.stored(parameter)), None)
+
+    def stored(self, parameter: str) -> list[Sequence[Binding]]:
+        """The same of either: a checkpoint may have both, which are then alike."""
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         known = self.names.of_parameter
-        return known.get(parameter) or known.get(tied.get(parameter, ""))
+        found = (known.get(name) for name in (parameter, tied.get(parameter, "")))
+        return [pieces for pieces in found if pieces]
 
     def lacks(self, parameter: str) -> QtoolError:
         """The error of a parameter without pieces."""

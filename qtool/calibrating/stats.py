@@ -13,7 +13,7 @@ float64 sums in the order of the micro-batches, whichever thread is ready first,
 not depend on the number of threads. A thread holds one strip, never a Gram matrix of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -228,6 +228,26 @@ def collect(
         kept_bytes -= size if keep else 0
         found[site.id] = sums.pop(site.id).result(keep)
     return found
+
+
+def gram_of(
+    rows_of: Callable[[int], torch.Tensor], count: int, width: int, workers: Workers
+) -> SiteStats:
+    """The Gram matrix of what `count` micro-batches give, rows_of(number) -> [tokens, width], on
+    the CPU; summed as those of sites are."""
+    total, turns = _Sum(width, frozenset({"gram"})), Turns()
+
+    def measure(number: int) -> None:
+        done = False
+        try:
+            _add(total, rows_of(number), 0, "", number, turns, True)
+            done = True
+        finally:
+            if not done:
+                turns.fail(number)
+
+    workers.map(measure, range(count))
+    return total.result()
 
 
 def _add(

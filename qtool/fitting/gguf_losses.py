@@ -39,15 +39,19 @@ class Weighed:
     tensor: PlannedTensor
     rows: NDArray[np.float64]  # [rows], of all matrices one after another
     columns: NDArray[np.float64]  # [matrices, in]
+    remains: float = 1.0  # of what rounding loses this way, by methods that come later
 
     def importance(self) -> Floats:
         """As an encoder has it, [matrices, in]."""
         return self.columns.astype(np.float32)
 
 
-def weighed(tensor: PlannedTensor, slopes: Slopes, tied: bool) -> list[Weighed]:
+def weighed(
+    tensor: PlannedTensor, slopes: Slopes, tied: bool, remains: float = 1.0
+) -> list[Weighed]:
     """Of each way in which the network reads it, that of an embedding and of a head, say; none
-    where nothing was measured. tied: the embedding is the head, too."""
+    where nothing was measured. tied: the embedding is the head, too. remains: of what rounding
+    loses by such a head; rows that are looked up lose what they lose."""
     source, found = tensor.source, []
     shape = (source.rows, source.in_features)
     table = slopes.tables.get(source.origin[0]) if len(source.origin) == 1 else None
@@ -59,7 +63,8 @@ def weighed(tensor: PlannedTensor, slopes: Slopes, tied: bool) -> list[Weighed]:
     head = slopes.head
     is_head = source.name == HEAD or (source.name == EMBEDDING and tied)
     if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
-        found.append(Weighed(tensor, head.rows, head.columns[None]))
+        share = remains if source.name == EMBEDDING else 1.0
+        found.append(Weighed(tensor, head.rows, head.columns[None], share))
     if source.name not in (*EMBEDDINGS, HEAD) and (one := _of_block(tensor, slopes)) is not None:
         found.append(one)
     return found
@@ -102,7 +107,9 @@ def losses_of(
     """[types], of a tensor; infinite where a type cannot hold it. ways: of weighed(), not none.
     types: of usable_types()."""
     use = importance and _measured(ways[0].tensor.source)
-    found: NDArray[np.float64] = np.sum([_losses(one, types, use, workers) for one in ways], axis=0)
+    found: NDArray[np.float64] = np.sum(
+        [one.remains * _losses(one, types, use, workers) for one in ways], axis=0
+    )
     return found
 
 

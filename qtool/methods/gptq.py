@@ -159,11 +159,12 @@ class Prepared:
 def prepare(diagonal: NDArray[np.float64], options: Options, together: int = 1) -> Prepared:
     """SourceError where the diagonal [in] is not one of sums of squares. Written over. together:
     columns that stay neighbours in the sweep, a divisor of `in`."""
-    if not np.isfinite(diagonal).all() or (diagonal < 0).any():
+    wrong = diagonal[~(np.isfinite(diagonal) & (diagonal >= 0))]
+    if wrong.size:
         raise SourceError(
-            f"the Gram matrix has {diagonal.min():.3g} on its diagonal, where sums of squares "
+            f"the Gram matrix has {wrong[0]:.3g} on its diagonal, where sums of squares "
             "were expected: calibration met infinite or undefined activations, so weights of this "
-            "block or of one before it are damaged or too large; see their range with "
+            "block, of one before it or of a norm are damaged or too large; see their range with "
             "`qtool inspect MODEL --tensor NAME`"
         )
     dead = diagonal == 0

@@ -17,7 +17,8 @@ TRANSFORMS = {
 
 def apply_in_turn(names: Iterable[str], subject: Subject, stats: dict[str, SiteStats]) -> Applied:
     """Those of these names that are done block by block, in their order, each on what the one
-    before it has left; what all of them did."""
+    before it has left; what all of them did. stats are used up: what a transform maps is not there
+    twice while the next one works."""
     changed: frozenset[str] = frozenset()
     notes: list[str] = []
     factors: list[Factor] = []
@@ -25,6 +26,8 @@ def apply_in_turn(names: Iterable[str], subject: Subject, stats: dict[str, SiteS
         if name not in TRANSFORMS:
             continue
         applied = TRANSFORMS[name](subject, stats)
+        if applied.stats is not stats:
+            stats.clear()  # whoever called has it, too
         stats, changed = applied.stats, changed | applied.changed
         notes += applied.notes
         factors += applied.factors
