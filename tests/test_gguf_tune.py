@@ -114,7 +114,7 @@ def test_slopes_of_scales_and_minima_are_those_of_the_definition() -> None:
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
         pytest.param("tiny", "q4_k_m", ["transforms=[awq]"], marks=pytest.mark.slow),
         ("tiny", "q2_k", []),
-        pytest.param("tiny", "iq3_xxs", [], marks=pytest.mark.slow),
+        ("tiny", "iq3_xxs", []),
         ("tiny", "iq1_m", []),  # nothing to move in most matrices
     ],
 )
