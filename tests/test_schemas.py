@@ -6,7 +6,7 @@ Each schema allows no key that it does not name, so that one which is renamed or
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gguf_files
 import pytest
@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 
 from qtool import schemas
 from qtool.cli.main import app
+from qtool.convert.targets import TARGETS
 from qtool.gguf.imatrix import write_importance
 from qtool.hub import tiny_folder
+from qtool.recipe.recipe import Recipe
+from qtool.verification.engine_rules import ENGINES
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the sun. " * 30
 
@@ -112,6 +115,14 @@ def test_printing_them() -> None:
     assert json.loads(printed.stdout) == schema("diff")
     wrong = CliRunner().invoke(app, ["schema", "../schemas/diff"])
     assert "no schema of that name; there are bench, calibrate" in str(wrong.exception)
+
+
+def test_they_have_all_formats_and_engines() -> None:
+    recipes = set(get_args(Recipe.model_fields["format"].annotation)) | {"gguf"}
+    assert set(schema("quantize")["properties"]["format"]["enum"]) == recipes
+    targets = {target.format for target in TARGETS.values()}
+    assert set(schema("convert")["properties"]["format"]["enum"]) == targets
+    assert set(schema("verify")["properties"]["engine"]["enum"]) == {*ENGINES, None}
 
 
 def test_quantize(root: Path) -> None:
