@@ -84,7 +84,7 @@ def collect_pair(
 
     def pair(number: int) -> None:
         rows: deque[torch.Tensor] = deque()
-        try:
+        with turns.taking(number):
             watched(before, originals, number, rows.append)
 
             def add(x: torch.Tensor) -> None:
@@ -98,9 +98,6 @@ def collect_pair(
 
             watched(block, stream, number, add)
             sums.done(number, turns)
-        except BaseException:
-            turns.fail(number)
-            raise
 
     workers.map(pair, range(len(stream.hidden)))
     return sums.result(count)

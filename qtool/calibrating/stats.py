@@ -199,25 +199,19 @@ def collect(
             if not advance and not routed and not any(left.values()):
                 raise _AllSeenError
 
-        done = False
-        try:
-            with torch.no_grad():
-                with suppress(_AllSeenError), ObserveLinears(index, observe):
-                    output = block.passed(hidden, stream.calls[block.index][number])
-                    if advance:
-                        stream.hidden[number] = output
-                    del output
-                for site in routed:
-                    rows = kept.pop(site.id, [])
-                    empty = torch.empty(0, site.in_features, device=stream.place)
-                    add(site.id, torch.cat([empty, *rows]), True)
-                for site in sites:
-                    if left.get(site.id):  # it read fewer rows: the next one must not wait for more
-                        add(site.id, torch.empty(0, site.in_features), True)
-            done = True
-        finally:
-            if not done:
-                turns.fail(number)
+        with turns.taking(number), torch.no_grad():
+            with suppress(_AllSeenError), ObserveLinears(index, observe):
+                output = block.passed(hidden, stream.calls[block.index][number])
+                if advance:
+                    stream.hidden[number] = output
+                del output
+            for site in routed:
+                rows = kept.pop(site.id, [])
+                empty = torch.empty(0, site.in_features, device=stream.place)
+                add(site.id, torch.cat([empty, *rows]), True)
+            for site in sites:
+                if left.get(site.id):  # it read fewer rows: the next one must not wait for more
+                    add(site.id, torch.empty(0, site.in_features), True)
 
     if sites or advance:
         workers.map(measure, range(len(stream.hidden)))
@@ -238,13 +232,8 @@ def gram_of(
     total, turns = _Sum(width, frozenset({"gram"})), Turns()
 
     def measure(number: int) -> None:
-        done = False
-        try:
+        with turns.taking(number):
             _add(total, rows_of(number), 0, "", number, turns, True)
-            done = True
-        finally:
-            if not done:
-                turns.fail(number)
 
     workers.map(measure, range(count))
     return total.result()

@@ -1,6 +1,8 @@
 """Micro-batches that add to one sum in their order, whichever thread is ready first."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class FailedError(Exception):
@@ -33,6 +35,15 @@ class Turns:
         with self._changed:
             self._failed = number if self._failed is None else min(number, self._failed)
             self._changed.notify_all()
+
+    @contextmanager
+    def taking(self, number: int) -> Iterator[None]:
+        """The work of a micro-batch: if it fails, those after it do not wait for it."""
+        try:
+            yield
+        except BaseException:
+            self.fail(number)
+            raise
 
     def _turn(self, point: object, number: int) -> bool:
         return self._next.get(point, 0) == number
