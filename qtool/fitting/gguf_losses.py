@@ -20,14 +20,12 @@ from qtool.errors import FormatError
 from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance import matrices_reading
-from qtool.gguf.kinds import EMBEDDINGS, HEAD
+from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
 from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
-
-EMBEDDING = "token_embd.weight"
 
 Floats = NDArray[np.float32]
 
@@ -61,9 +59,9 @@ def weighed(
             rows = np.full(shape[0], 1 / shape[0])
         found.append(Weighed(tensor, rows, table.columns[None]))
     head = slopes.head
-    is_head = source.name == HEAD or (source.name == EMBEDDING and tied)
+    is_head = source.name == HEAD or (source.name == EMBEDDING_OF_TOKENS and tied)
     if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
-        share = remains if source.name == EMBEDDING else 1.0
+        share = remains if source.name == EMBEDDING_OF_TOKENS else 1.0
         found.append(Weighed(tensor, head.rows, head.columns[None], share))
     if source.name not in (*EMBEDDINGS, HEAD) and (one := _of_block(tensor, slopes)) is not None:
         found.append(one)

@@ -14,7 +14,7 @@ from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.fitting.gguf_losses import EMBEDDING, losses_of, usable_types, weighed
+from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing, slope_bytes
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
@@ -23,7 +23,7 @@ from qtool.fitting.ways import Made, Ways, said_by
 from qtool.gguf.estimate import shapes_of
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import begin_with_bos
-from qtool.gguf.kinds import EMBEDDINGS, HEAD, layer_of, model_facts
+from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -70,7 +70,7 @@ def _ways(
     plan = make_gguf_plan(recipe, source, requantize=request.requantize)
     free = {tensor.name: tensor for tensor in _free(plan, recipe)}
     usable = {name: _usable(tensor, types, recipe) for name, tensor in free.items()}
-    others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING]
+    others = [t for t in plan.tensors if t.name in EMBEDDINGS and t.name != EMBEDDING_OF_TOKENS]
     tables = {t.name: t.type.name for t in others if not _says(recipe, t.name)}
     facts = model_facts(source.metadata)
     handed = handed_on(weights.config, request.settings.length)
@@ -215,7 +215,7 @@ def _free(plan: GgufPlan, recipe: GgufRecipe) -> list[PlannedTensor]:
 
 def _says(recipe: GgufRecipe, name: str) -> bool:
     """Whether the recipe itself says the type of a tensor."""
-    given = {EMBEDDING: recipe.embedding_type, HEAD: recipe.output_type}
+    given = {EMBEDDING_OF_TOKENS: recipe.embedding_type, HEAD: recipe.output_type}
     return given.get(name) is not None or recipe.options.override_of(name) is not None
 
 

@@ -5,15 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.fitting.gguf_losses import EMBEDDING
 from qtool.fitting.outside import table
-from qtool.gguf.kinds import HEAD
+from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD
 from qtool.gguf.recipe import GgufRecipe
 from qtool.layer_names import experts_of
 from qtool.recipe.recipe import Recipe
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_KEYS = {EMBEDDING: "embedding_type", HEAD: "output_type"}
+_KEYS = {EMBEDDING_OF_TOKENS: "embedding_type", HEAD: "output_type"}
 
 
 def gguf_text(
@@ -25,7 +24,7 @@ def gguf_text(
     tensors comes first, as it counts. tables: types of further embeddings, which keep them where
     the embedding gets another.
     """
-    if EMBEDDING in types:
+    if EMBEDDING_OF_TOKENS in types:
         types = {**tables, **types}
     keys: dict[str, Any] = {}
     layers: dict[tuple[str, str], list[int]] = {}

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from qtool.gguf.kinds import ModelFacts
+from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.recipe.consistency import without
@@ -118,7 +118,7 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
             )
         elif item.type is not None and not any(item.hits(name) for name in names):
             found.append(f"override {item.match} has no effect: what it matches is never quantized")
-    if "output.weight" not in all_names:
+    if HEAD not in all_names:
         if recipe.leave_output:
             found.append("leave_output has no effect: the head is the token embedding")
         if recipe.output_type is not None and recipe.embedding_type is not None:
@@ -126,7 +126,7 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
                 "output_type has no effect: the head is the token embedding, which gets "
                 "embedding_type"
             )
-    if recipe.embedding_type is not None and "token_embd.weight" not in all_names:
+    if recipe.embedding_type is not None and EMBEDDING_OF_TOKENS not in all_names:
         found.append("embedding_type has no effect: there is no token_embd.weight")
     if not recipe.sweeps:
         found += [
