@@ -202,6 +202,11 @@ class GgufRecipe(NamedTable):
         return self.gptq.gptaq if self.sweeps else 0.0
 
     @property
+    def guides(self) -> float:
+        """The power of squared slopes by which tokens count in GPTQ's sweep; 0: all count alike."""
+        return self.gptq.guided if self.sweeps else 0.0
+
+    @property
     def rotates(self) -> bool:
         """Whether the network is rotated before all else."""
         return "rotate" in self.transforms
@@ -261,8 +266,10 @@ class GgufRecipe(NamedTable):
             del found["transforms"]
         if not self.sweeps:
             del found["method"], found["gptq"]
-        elif not self.makes_up:
-            del found["gptq"]["gptaq"]
+        else:
+            for name, asked in (("gptaq", self.makes_up), ("guided", self.guides)):
+                if not asked:
+                    del found["gptq"][name]
         if not self.tunes:
             del found["tune"]
         return found

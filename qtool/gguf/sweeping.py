@@ -75,7 +75,7 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
-        options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq"}))
+        options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq", "guided"}))
         tune = recipe.tune if recipe.tunes else None
         return cls(options, SweptFiles(folder, by_block), gram_bytes, tune, recipe.makes_up)
 

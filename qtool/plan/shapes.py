@@ -84,6 +84,7 @@ class Shapes:
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
     makes_up: bool = False  # whether inputs are compared with those of the original
+    guides: bool = False  # whether slopes of all tokens are measured first
     light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
@@ -176,6 +177,7 @@ def shapes_of(
         solves=recipe.rounding == "gptq",
         tunes=recipe.tune.batch if recipe.tunes else 0,
         makes_up=recipe.makes_up > 0,
+        guides=recipe.guides > 0,
         light=not floats and not recipe.reorders_groups,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),

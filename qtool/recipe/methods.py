@@ -1,10 +1,10 @@
 """The tables `rtn`, `gptq`, `awq` and `tune` of a recipe: how the methods of these names work."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from qtool.recipe.file import Table
+from qtool.recipe.file import Table, conflict
 
 
 class RtnOptions(Table):
@@ -29,6 +29,19 @@ class SweepOptions(Table):
         le=1,
         description="GPTAQ: the part of what earlier blocks have lost that matrices make up for",
     )
+    guided: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="tokens count by what errors at them cost: the power of their squared slopes",
+    )
+
+    @model_validator(mode="after")
+    def weighs_once(self) -> Self:
+        """Both measure an input again, each in its own way."""
+        if self.guided and self.gptaq:
+            raise conflict("guided", "does not go with gptaq; guided gains more, leave gptaq out")
+        return self
 
 
 class GptqOptions(SweepOptions):

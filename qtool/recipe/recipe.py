@@ -122,6 +122,11 @@ class Recipe(NamedTable):
         return self.gptq.gptaq if self.rounding == "gptq" else 0.0
 
     @property
+    def guides(self) -> float:
+        """The power of squared slopes by which tokens count in GPTQ's sweep; 0: all count alike."""
+        return self.gptq.guided if self.rounding == "gptq" else 0.0
+
+    @property
     def follows_original(self) -> bool:
         """Whether the original model's states pass its blocks beside those of the quantized one."""
         return self.tunes or self.makes_up > 0
