@@ -16,6 +16,7 @@ from typing import Any
 from qtool.calibrating import outliers
 from qtool.calibrating.experts import experts_note
 from qtool.calibrating.given import Given
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.one_block import Run, quantize_block
@@ -58,6 +59,12 @@ def quantize_blocks(
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
+            guidance = None
+            if recipe.guides:
+                guidance = Guidance.of(
+                    recipe.guides, skeleton, given.tokens, recipe.calibration.seed, space,
+                    request.threads, progress,
+                )  # fmt: skip
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
@@ -68,7 +75,7 @@ def quantize_blocks(
         tuning = Tuning(originals, recipe.tune) if originals and recipe.tunes else None
         run = Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
-            blocks, originals, tuning, planned_head(plan),
+            blocks, originals, tuning, guidance, planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space, outside is None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.device import Device
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
@@ -208,6 +209,11 @@ def measure_importance(
             blocks = kept_importance.take_up(space, count, scaling, sweeping)
         awaits_head = sweeping is not None and sweeping.awaits_head
         if len(blocks) < count or awaits_head:
+            if sweeping is not None and sweeping.guides and space is not None:
+                sweeping.guidance = Guidance.of(
+                    sweeping.guides, skeleton, calibration.tokens, calibration.seed, space, threads,
+                    progress,
+                )  # fmt: skip
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             passage = Passage.of(stream, workers, device)

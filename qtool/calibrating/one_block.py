@@ -1,7 +1,7 @@
 """One decoder block: measured, transformed, quantized site by site, tuned, written, and run for
 what the next block reads. Which blocks, and what is outside: qtool.calibrating.blockwise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,8 +11,9 @@ import torch
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
-from qtool.calibrating.given import recipe_needs
-from qtool.calibrating.groups import groups_for
+from qtool.calibrating.given import recipe_needs, transforms_need
+from qtool.calibrating.groups import groups_for, groups_of
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
@@ -24,6 +25,7 @@ from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
 from qtool.errors import SourceError
+from qtool.methods import gptq
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -58,6 +60,7 @@ class Run:
     blocks: Ahead
     originals: Originals | None  # where blocks are to give back what they gave
     tuning: Tuning | None
+    guidance: Guidance | None  # where tokens count by what errors at them cost
     head: Planned | None  # where it is quantized
 
     def goes_on(self, index: int) -> bool:
@@ -114,7 +117,14 @@ def quantize_block(run: Run, index: int) -> Outcome:
                 stats = _with_histograms(run, block, group, stats)
         with progress.stage("quantize"):
             give_back()
-            jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
+            left: Sequence[Site] = group
+            if run.guidance is not None:
+                for some, own in _weighed(run, run.guidance, block, found, group, stats):
+                    counts |= {site.id: own[site.id].count for site in some}
+                    jobs = site_jobs(run.plan, index, found, some, rest=False)
+                    results += run.passage.workers.map(_work(run, block, own), jobs)
+                left = []
+            jobs = site_jobs(run.plan, index, found, left, rest=group is groups[-1])
             work = _work(run, block, stats)
             if run.originals is not None and before is not None:
                 results += _making_up(run, run.originals, block, before, group, jobs, stats, work)
@@ -151,12 +161,41 @@ def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
         needs -= {"gram"}  # it comes with what the original's input is compared by
         if not needs:
             return {site.id: SiteStats(0) for site in sites}
+    if run.guidance is not None:
+        needs -= gptq.NEEDS - transforms_need(run.recipe)  # it comes with weights for tokens
+        if not needs:
+            return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
         found = run.passage.collect(block, sites, needs)
         for site in sites:
             _check_finite(site, found[site.id])
         return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
+
+
+def _weighed(
+    run: Run,
+    guidance: Guidance,
+    block: LoadedBlock,
+    found: BlockSites,
+    sites: Sequence[Site],
+    stats: Stats,
+) -> Iterator[tuple[Sequence[Site], Stats]]:
+    """Inputs of these sites, apart by matrix, with Gram matrices in which tokens count by what
+    errors at them cost; some at a time, the last of the block first. Plain ones are dropped."""
+    for site in sites:
+        stats[site.id] = replace(stats[site.id], gram=None, there=None)
+    guided = guidance.split(block.index, found, sites)
+    for some in groups_of(guided.sites, run.gram_bytes):
+        with run.progress.stage("calibrate"):
+            sums = run.passage.collect(block, some, gptq.NEEDS, weights=guided.weights)
+        own: Stats = {}
+        for site in some:
+            one = sums.pop(site.id)
+            _check_finite(site, one)
+            before = stats[guided.parents[site.id]]
+            own[site.id] = replace(before, count=one.count, gram=one.gram, there=one.there)
+        yield some, own
 
 
 def _check_finite(site: Site, stats: SiteStats) -> None:

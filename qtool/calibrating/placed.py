@@ -8,7 +8,7 @@ on their way out, and what the block's own forward pass takes.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -255,13 +255,14 @@ class Passage:
         sites: Sequence[Site],
         needs: Iterable[str],
         advance: bool = False,
+        weights: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, SiteStats]:
         """stats.collect of a block; Gram matrices stay on the device, too, as far as they fit."""
         if not sites and not advance:
             return {}
         kept_bytes = 0 if self.device is None else self.device.sums_bytes // 2
         with self.placed(block) as (there, stream, workers):
-            return collect(there, stream, sites, needs, workers, advance, kept_bytes)
+            return collect(there, stream, sites, needs, workers, advance, kept_bytes, weights)
 
 
 class Ahead:

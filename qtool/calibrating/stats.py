@@ -13,7 +13,7 @@ float64 sums in the order of the micro-batches, whichever thread is ready first,
 not depend on the number of threads. A thread holds one strip, never a Gram matrix of its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -153,13 +153,16 @@ def collect(
     workers: Workers,
     advance: bool = False,
     kept_bytes: int = 0,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, SiteStats]:
     """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
 
     needs: any of NEEDS and HISTOGRAM. Where memory is short, call it for some sites at a time: the
     forward pass stops after the last of them. advance: run it to its end instead and leave its
     outputs in the stream, which spares Skeleton.advance a second pass where the block is not
-    changed. kept_bytes: of a device, for Gram matrices that stay there, too.
+    changed. kept_bytes: of a device, for Gram matrices that stay there, too. weights: by site id,
+    of those that read each token once, how much a token counts in sums of products and of squares,
+    [tokens].
     """
     wanted = frozenset(needs)
     assert wanted <= NEEDS | HISTOGRAM
@@ -188,6 +191,10 @@ def collect(
             if site.per_token is None:
                 kept.setdefault(site.id, []).append(rows)
                 return
+            if weights is not None and site.id in weights:
+                done = samples * length - left[site.id]
+                own = _of_batch(weights[site.id], number, samples * length, len(stream.hidden))
+                rows = rows * own[done : done + len(rows), None].sqrt().to(rows.device)
             left[site.id] -= len(rows)
             if left[site.id] < 0:
                 raise UnsupportedError(
@@ -222,6 +229,12 @@ def collect(
         kept_bytes -= size if keep else 0
         found[site.id] = sums.pop(site.id).result(keep)
     return found
+
+
+def _of_batch(weights: torch.Tensor, number: int, tokens: int, count: int) -> torch.Tensor:
+    """Those [tokens] of one of `count` micro-batches, which have as many but for the last."""
+    start = number * tokens if number + 1 < count else len(weights) - tokens
+    return weights[start : start + tokens]
 
 
 def gram_of(

@@ -23,7 +23,7 @@ Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import EIO
 
@@ -61,10 +61,12 @@ def measure(
     space: Workspace,
     threads: int,
     progress: Progress,
+    by_token: Callable[[int, Seen], None] | None = None,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
-    seed: of the tokens that are drawn. space: where what is finished is kept.
+    seed: of the tokens that are drawn. space: where what is finished is kept. by_token: is told
+    of each block, from the last to the first, what was seen of it at each token.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
     count = skeleton.count
@@ -95,8 +97,12 @@ def measure(
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
             gradients.go_to(gradients_at(space, index))
-            seen, given = _through_block(block, stream, gradients, before.given[index], workers)
+            seen, given = _through_block(
+                block, stream, gradients, before.given[index], workers, by_token is not None
+            )
             gradients.turn()
+            if by_token is not None:
+                by_token(index, seen)
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
             del block, given
@@ -193,6 +199,7 @@ def _through_block(
     gradients: Passing,
     given: Sequence[int],
     workers: Workers,
+    by_token: bool = False,
 ) -> tuple[Seen, list[list[torch.Tensor]]]:
     """Sums of a block's matrices, and gradients by what it is given beside states; those by its
     states take the place of those by what it hands on.
@@ -210,7 +217,7 @@ def _through_block(
             tensors[place] = tensor
         seen: Seen = {}
         try:
-            with torch.enable_grad(), observed(index, seen):
+            with torch.enable_grad(), observed(index, seen, by_token):
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 parts = iter([t.clone() if t.requires_grad else t for t in tensors])
                 output = block.outputs(block.module, states.clone(), with_tensors(call, parts))

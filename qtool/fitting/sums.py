@@ -1,6 +1,6 @@
 """Squares of what a matrix reads, and of the gradients by what it gives, summed over tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,19 +16,24 @@ class Sums:
     rows: torch.Tensor | None = None  # [out], float64, of gradients
     columns: torch.Tensor | None = None  # [in], float64, of inputs
     count: int = 0  # tokens that it read
+    # Where it is asked for: the mean square of each token's gradient, float32, a call each.
+    by_token: list[torch.Tensor] = field(default_factory=list)
 
     def read(self, x: torch.Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1])
         self.columns = _added(self.columns, rows.square().sum(0, dtype=torch.float64))
         self.count += len(rows)
 
-    def gave(self, gradient: torch.Tensor) -> None:
+    def gave(self, gradient: torch.Tensor, by_token: bool = False) -> None:
         rows = gradient.reshape(-1, gradient.shape[-1])
+        if by_token:
+            self.by_token.append(rows.square().mean(-1))
         self.rows = _added(self.rows, rows.square().sum(0, dtype=torch.float64))
 
     def take(self, other: "Sums") -> None:
         """Add those over other tokens."""
         self.count += other.count
+        self.by_token += other.by_token
         self.rows = _added(self.rows, other.rows)
         self.columns = _added(self.columns, other.columns)
 
@@ -43,7 +48,7 @@ class Sums:
 Seen = dict[Matrix, Sums]
 
 
-def observed(index: WeightIndex, seen: Seen) -> ObserveLinears:
+def observed(index: WeightIndex, seen: Seen, by_token: bool = False) -> ObserveLinears:
     """Within, inputs of linear calls are summed, and later the gradients by their outputs."""
 
     def given(matrix: Matrix, x: torch.Tensor, _: torch.Tensor | None) -> None:
@@ -53,7 +58,7 @@ def observed(index: WeightIndex, seen: Seen) -> ObserveLinears:
         if output.requires_grad:
             sums = seen[matrix]
             hooked: Any = output  # the method has no types
-            hooked.register_hook(lambda gradient: sums.gave(gradient[rows]))
+            hooked.register_hook(lambda gradient: sums.gave(gradient[rows], by_token))
 
     return ObserveLinears(index, given, made)
 

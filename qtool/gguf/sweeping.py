@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
@@ -58,6 +60,8 @@ class Sweeping:
     gram_bytes: int
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
+    guides: float = 0.0  # the power of squared slopes by which tokens count
+    guidance: Guidance | None = None  # these slopes
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
@@ -77,7 +81,9 @@ class Sweeping:
                 by_block[layer_of(tensor.name)].append(tensor)
         options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq", "guided"}))
         tune = recipe.tune if recipe.tunes else None
-        return cls(options, SweptFiles(folder, by_block), gram_bytes, tune, recipe.makes_up)
+        return cls(
+            options, SweptFiles(folder, by_block), gram_bytes, tune, recipe.makes_up, recipe.guides
+        )
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
@@ -152,11 +158,22 @@ class Sweeping:
                 notes += said
             self._originals.advance(before)
             del before
+        weights: Mapping[str, torch.Tensor] = {}
+        if self.guidance is not None:
+            squares = seen or passage.collect(block, wanted, {"square"})
+            yield from ((site, _without_gram(squares[site.id])) for site in wanted)
+            del squares
+            seen.clear()
+            together = [t.source.origin for t in self.files.tensors.get(block.index, ())]
+            guided = self.guidance.split(block.index, found, wanted, together)
+            wanted, weights = list(guided.sites), guided.weights
+            parts = self._parts(block.index, replace(found, sites=guided.sites))
         for group in [wanted] if seen else groups_of(wanted, room):
-            stats = seen or passage.collect(block, group, {"gram", "square"})
+            stats = seen or passage.collect(block, group, {"gram", "square"}, weights=weights)
             for site in group:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
-                yield site, _without_gram(stats[site.id])
+                if self.guidance is None:
+                    yield site, _without_gram(stats[site.id])
             give_back()
             jobs = [(site, parts[site.id], stats) for site in sorted(group, key=_cost(parts))]
             beside = partial(_beside, device=device, threads=workers.threads)
