@@ -85,6 +85,8 @@ class Guidance:
             found = replace(found, space=_space(run, folder))
         with closing(found.space.journal):
             if slopes.finished(found.space) is None:
+                if not run.journal.done:  # there is something to go on with from now on
+                    run.journal.commit(FOLDER)
                 progress.say("measuring what errors at each token cost (gptq.guided)")
                 slopes.measure(skeleton, tokens, seed, found.space, threads, progress, found._keep)
         return found
