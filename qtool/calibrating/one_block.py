@@ -186,7 +186,8 @@ def _weighed(
     for site in sites:
         stats[site.id] = replace(stats[site.id], gram=None, there=None)
     guided = guidance.split(block.index, found, sites)
-    for some in groups_of(guided.sites, run.gram_bytes):
+    wanted = [s for s in guided.sites if any(run.plan.by_name[n].scheme for n in s.names)]
+    for some in groups_of(wanted, run.gram_bytes):
         with run.progress.stage("calibrate"):
             sums = run.passage.collect(block, some, gptq.NEEDS, weights=guided.weights)
         own: Stats = {}

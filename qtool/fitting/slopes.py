@@ -83,7 +83,7 @@ def measure(
             way.before(count)
             gradients = Passing(gradients_at(space, count))
             own, unrelated = through_head(
-                skeleton, stream, tokens, seed, gradients, workers, progress
+                skeleton, stream, tokens, seed, gradients, workers, progress, by_token is None
             )
             named: Named = [] if own is None else [(HEAD, -1, own)]
             found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from qtool.calibrating.allocator import give_back
-from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.head import measured
@@ -34,13 +33,13 @@ from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
 from qtool.calibrating.stream import CPU, LoadedBlock
-from qtool.gguf.importance import Squares, matrices_reading
+from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
-from qtool.gguf.pieces import matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.source import GgufSource
 from qtool.gguf.swept_files import OUTSIDE, SweptFiles
+from qtool.gguf.swept_parts import beside, cost_by, is_in_order, parts_of
 from qtool.gguf.swept_site import Made, Part, sweep_head, sweep_site
 from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
@@ -124,7 +123,7 @@ class Sweeping:
         device, room, workers = passage.device, self.gram_bytes, passage.workers
         if device is not None:  # half of it: a factor lies beside what it is made of
             room = min(room, device.sums_bytes // 2)
-        parts = self._parts(block.index, found)
+        parts = parts_of(self.files, block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
         if self.originals is not None and not self.makes_up:
             self.originals.advance(block)
@@ -146,18 +145,7 @@ class Sweeping:
         if self.makes_up:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
-            unseen = [site for site in compared if site.id not in seen]
-            known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
-            known |= passage.collect(block, unseen, {"square"})
-            known = {name: _without_gram(one) for name, one in known.items()}
-            yield from ((site, known[site.id]) for site in compared)
-            before = placed_block(block, CPU)
-            for site in compared:
-                some, said = self._made_up(site, parts[site.id], known, block, before, work)
-                made += some
-                notes += said
-            self._originals.advance(before)
-            del before
+            yield from self._all_made_up(compared, parts, seen, block, passage, work, made, notes)
         weights: Mapping[str, torch.Tensor] = {}
         if self.guidance is not None:
             squares = seen or passage.collect(block, wanted, {"square"})
@@ -166,8 +154,9 @@ class Sweeping:
             seen.clear()
             together = [t.source.origin for t in self.files.tensors.get(block.index, ())]
             guided = self.guidance.split(block.index, found, wanted, together)
-            wanted, weights = list(guided.sites), guided.weights
-            parts = self._parts(block.index, replace(found, sites=guided.sites))
+            weights = guided.weights
+            parts = parts_of(self.files, block.index, replace(found, sites=guided.sites))
+            wanted = [site for site in guided.sites if site.id in parts]
         for group in [wanted] if seen else groups_of(wanted, room):
             stats = seen or passage.collect(block, group, {"gram", "square"}, weights=weights)
             for site in group:
@@ -175,10 +164,10 @@ class Sweeping:
                 if self.guidance is None:
                     yield site, _without_gram(stats[site.id])
             give_back()
-            jobs = [(site, parts[site.id], stats) for site in sorted(group, key=_cost(parts))]
-            beside = partial(_beside, device=device, threads=workers.threads)
-            results = [work(job, each=workers.map) for job in jobs if not beside(job[0])]
-            for some, said in results + workers.map(work, (j for j in jobs if beside(j[0]))):
+            jobs = [(site, parts[site.id], stats) for site in sorted(group, key=cost_by(parts))]
+            alone = partial(beside, device=device, threads=workers.threads)
+            results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
+            for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
                 made += some
                 notes += said
         give_back()
@@ -187,6 +176,30 @@ class Sweeping:
             tuned = self._tune(self._originals, self.tune, block, made)
         kept = self.files.entry(block.index, made, notes)
         self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
+
+    def _all_made_up(
+        self,
+        compared: Sequence[Site],
+        parts: Mapping[str, list[Part]],
+        seen: dict[str, SiteStats],
+        block: LoadedBlock,
+        passage: Passage,
+        work: Callable[..., tuple[list[Made], list[str]]],
+        made: list[Made],
+        notes: list[str],
+    ) -> Iterator[tuple[Site, SiteStats]]:
+        """Sweep the matrices that read inputs which are compared, one after another."""
+        unseen = [site for site in compared if site.id not in seen]
+        known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
+        known |= passage.collect(block, unseen, {"square"})
+        known = {name: _without_gram(one) for name, one in known.items()}
+        yield from ((site, known[site.id]) for site in compared)
+        before = placed_block(block, CPU)
+        for site in compared:
+            some, said = self._made_up(site, parts[site.id], known, block, before, work)
+            made += some
+            notes += said
+        self._originals.advance(before)
 
     def _made_up(
         self,
@@ -238,32 +251,12 @@ class Sweeping:
         ]
         return TunedReport(block.index, tuned.before, tuned.after)
 
-    def _parts(self, index: int, found: BlockSites) -> dict[str, list[Part]]:
-        """The matrices that are swept, by the id of the site that they read."""
-        by_name: dict[str, dict[int, Site]] = defaultdict(dict)
-        for site in found.sites:
-            for name in site.names:
-                by_name[name][-1 if site.expert is None else site.expert] = site
-        parts: dict[str, list[Part]] = defaultdict(list)
-        start = 0
-        for tensor in self.files.tensors.get(index, ()):
-            sites = matrices_reading(tensor.source, by_name, lambda site: site.in_features)
-            if not _is_in_order(tensor.source):
-                sites = []
-            matrices, nbytes = _sizes(tensor)
-            for matrix, site in enumerate(sites):
-                parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
-            if sites:
-                self.files.places[tensor.name] = index, start
-                start += matrices * nbytes
-        return parts
-
     def sweep_head(self, skeleton: Skeleton, passage: Passage) -> None:
         """Sweep the head; passage: behind the last block."""
         head = self.head
         assert head is not None
         source, seen = head.source, None
-        if len(source.origin) == 1 and _is_in_order(source):
+        if len(source.origin) == 1 and is_in_order(source):
             seen = measured(skeleton, passage, source.origin[0], source.in_features)
         made: list[Made] = []
         notes: list[str] = []
@@ -324,35 +317,5 @@ class Sweeping:
         return said
 
 
-def _is_in_order(source: SourceTensor) -> bool:
-    """Whether its columns are in the checkpoint's order, as Gram matrices are."""
-    return source.columns is None and (source.cut is None or source.cut.only_turned)
-
-
-def _beside(site: Site, device: Device | None, threads: int) -> bool:
-    """Whether threads have an input each. Else they share one: a device would have to hold Gram
-    matrix and factor of each, but for experts, which are many and small."""
-    if device is None:
-        return True
-    each = 2 * 4 * site.in_features**2
-    return site.expert is not None and threads * each <= device.sums_bytes // 2
-
-
 def _without_gram(stats: SiteStats) -> SiteStats:
     return replace(stats, gram=None, there=None)
-
-
-def _cost(parts: Mapping[str, Sequence[Part]]) -> Any:
-    """Of a site; the largest first, so that threads end together."""
-
-    def cost(site: Site) -> int:
-        rows = sum(matrices_of(part.tensor)[1] for part in parts[site.id])
-        return -(site.in_features**3) - rows * site.in_features**2
-
-    return cost
-
-
-def _sizes(tensor: PlannedTensor) -> tuple[int, int]:
-    """Matrices of a tensor, and bytes of the blocks of each."""
-    matrices, rows = matrices_of(tensor)
-    return matrices, rows * tensor.type.row_bytes(tensor.source.in_features)
