@@ -172,9 +172,9 @@ def test_what_awq_measured_serves_the_sweep(
     model = checkpoint(models, name, "bfloat16").path
     scale, collect, measured = Scaling.scale, Passage.collect, list[int]()
 
-    def watched(self: Passage, block: Any, sites: Any, needs: Any, *rest: Any) -> Any:
+    def watched(self: Passage, block: Any, sites: Any, needs: Any, **more: Any) -> Any:
         measured.extend([block.index] if "gram" in needs and sites else [])
-        return collect(self, block, sites, needs, *rest)
+        return collect(self, block, sites, needs, **more)
 
     def alone(*given: Any) -> dict[str, Any]:
         scale(*given)

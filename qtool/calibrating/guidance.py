@@ -91,13 +91,15 @@ class Guidance:
                 slopes.measure(skeleton, tokens, seed, found.space, threads, progress, found._keep)
         return found
 
-    def _keep(self, index: int, seen: Seen) -> None:
-        """Of a block, before it counts as measured."""
-        known = {
-            matrix.parameter: torch.cat(sums.by_token).numpy()
-            for matrix, sums in seen.items()
-            if matrix.expert is None and sum(map(len, sums.by_token)) == self.tokens
-        }
+    def _keep(self, index: int, seen: Seen, batches: int) -> None:
+        """Of a block, before it counts as measured: of the matrices that each of the micro-batches
+        called once, with all of its tokens."""
+        known: dict[str, NDArray[np.float32]] = {}
+        for matrix, sums in seen.items():
+            calls = [one for one in sums.by_token if one is not None]
+            once = len(calls) == len(sums.by_token) == batches
+            if matrix.expert is None and once and sum(map(len, calls)) == self.tokens:
+                known[matrix.parameter] = torch.cat(calls).numpy()
         data = np.stack([*known.values()]) if known else np.empty((0, self.tokens), np.float32)
         self._path(index).write_bytes(data.data if data.size else b"")
         self.space.journal.commit(_unit(index), names=[*known], sum=checksum(data.view(np.uint8)))

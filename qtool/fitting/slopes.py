@@ -61,12 +61,13 @@ def measure(
     space: Workspace,
     threads: int,
     progress: Progress,
-    by_token: Callable[[int, Seen], None] | None = None,
+    by_token: Callable[[int, Seen, int], None] | None = None,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
     seed: of the tokens that are drawn. space: where what is finished is kept. by_token: is told
-    of each block, from the last to the first, what was seen of it at each token.
+    of each block, from the last to the first, what was seen of it at each token, in how many
+    micro-batches.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
     count = skeleton.count
@@ -102,7 +103,7 @@ def measure(
             )
             gradients.turn()
             if by_token is not None:
-                by_token(index, seen)
+                by_token(index, seen, len(states))
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
             del block, given

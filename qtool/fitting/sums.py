@@ -16,18 +16,20 @@ class Sums:
     rows: torch.Tensor | None = None  # [out], float64, of gradients
     columns: torch.Tensor | None = None  # [in], float64, of inputs
     count: int = 0  # tokens that it read
-    # Where it is asked for: the mean square of each token's gradient, float32, a call each.
-    by_token: list[torch.Tensor] = field(default_factory=list)
+    # Where it is asked for: the mean square of each token's gradient, float32; a call each, in
+    # their order, or None where no gradient came.
+    by_token: list[torch.Tensor | None] = field(default_factory=list)
 
     def read(self, x: torch.Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1])
         self.columns = _added(self.columns, rows.square().sum(0, dtype=torch.float64))
         self.count += len(rows)
 
-    def gave(self, gradient: torch.Tensor, by_token: bool = False) -> None:
+    def gave(self, gradient: torch.Tensor, call: int | None = None) -> None:
+        """call: whose place in by_token it takes."""
         rows = gradient.reshape(-1, gradient.shape[-1])
-        if by_token:
-            self.by_token.append(rows.square().mean(-1))
+        if call is not None:
+            self.by_token[call] = rows.square().mean(-1)
         self.rows = _added(self.rows, rows.square().sum(0, dtype=torch.float64))
 
     def take(self, other: "Sums") -> None:
@@ -57,8 +59,10 @@ def observed(index: WeightIndex, seen: Seen, by_token: bool = False) -> ObserveL
     def made(matrix: Matrix, output: torch.Tensor, rows: Any) -> None:
         if output.requires_grad:
             sums = seen[matrix]
+            call = len(sums.by_token) if by_token else None
+            sums.by_token += [None] if by_token else []
             hooked: Any = output  # the method has no types
-            hooked.register_hook(lambda gradient: sums.gave(gradient[rows], by_token))
+            hooked.register_hook(lambda gradient: sums.gave(gradient[rows], call))
 
     return ObserveLinears(index, given, made)
 
