@@ -242,13 +242,17 @@ def test_as_good_as_the_cpu(
     assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
-def test_what_was_lost_is_made_up_for_there(models: Path, tmp_path: Path, device: Device) -> None:
-    """Both models pass by on the device, which factors; codes are the CPU's but for a few, and in
-    later blocks for what these move."""
+@pytest.mark.parametrize(
+    "how", ["gptq.gptaq=0.5", pytest.param("gptq.guided=0.5", marks=pytest.mark.slow)]
+)
+def test_what_gptq_goes_by_is_measured_there(
+    how: str, models: Path, tmp_path: Path, device: Device
+) -> None:
+    """Both models, or tokens with their weights, pass by on the device, which factors; codes are
+    the CPU's but for a few, and in later blocks for what these move."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
-        out = made("w4g128-gptq", tmp_path / name, where, "gptq.gptaq=0.5", "gptq.mse=false",
-                   source=source)  # fmt: skip
+        out = made("w4g128-gptq", tmp_path / name, where, how, "gptq.mse=false", source=source)
         assert verify_artifact(out, against=source).ok
         found.append(Artifact.open(out))
     same = {

@@ -102,7 +102,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     results: list[Done] = []
     for group in groups:
         with progress.stage("calibrate"):
-            stats = _statistics(run, block, group)
+            stats = _statistics(run, block, found, group)
         counts |= {site.id: stats[site.id].count for site in group}
         if recipe.reports_outliers:
             columns += outliers.found(group, stats, recipe.llm_int8.threshold)
@@ -154,7 +154,7 @@ def _outputs(run: Run, block: LoadedBlock) -> list[torch.Tensor]:
     return [block.passed(hidden, call) for hidden, call in pairs]
 
 
-def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
+def _statistics(run: Run, block: LoadedBlock, found: BlockSites, sites: Sequence[Site]) -> Stats:
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
@@ -166,10 +166,11 @@ def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
         if not needs:
             return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
-        found = run.passage.collect(block, sites, needs)
+        weights = None if run.guidance is None else run.guidance.of_sites(block.index, found, sites)
+        seen = run.passage.collect(block, sites, needs, weights=weights)
         for site in sites:
-            _check_finite(site, found[site.id])
-        return found
+            _check_finite(site, seen[site.id])
+        return seen
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 

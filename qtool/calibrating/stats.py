@@ -179,9 +179,9 @@ def collect(
         # How many rows an expert reads, in how many calls, is known only when the pass is over.
         kept: dict[str, list[torch.Tensor]] = {}
 
-        def add(site: str, rows: torch.Tensor, last: bool) -> None:
+        def add(site: str, rows: torch.Tensor, last: bool, own: torch.Tensor | None = None) -> None:
             first = first_half(len(rows), samples, number, len(stream.hidden))
-            _add(sums[site], rows, first, site, number, turns, last)
+            _add(sums[site], rows, first, site, number, turns, last, own)
 
         def observe(matrix: Matrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
             site = by_matrix.get(matrix)
@@ -191,10 +191,11 @@ def collect(
             if site.per_token is None:
                 kept.setdefault(site.id, []).append(rows)
                 return
+            own = None
             if weights is not None and site.id in weights:
                 done = samples * length - left[site.id]
                 own = _of_batch(weights[site.id], number, samples * length, len(stream.hidden))
-                rows = rows * own[done : done + len(rows), None].sqrt().to(rows.device)
+                own = own[done : done + len(rows)].to(rows.device)
             left[site.id] -= len(rows)
             if left[site.id] < 0:
                 raise UnsupportedError(
@@ -202,7 +203,7 @@ def collect(
                     "each token that it read on a small input; calibrated methods cannot measure "
                     "it, RTN can quantize it (it needs no forward pass)"
                 )
-            add(site.id, rows, left[site.id] == 0)
+            add(site.id, rows, left[site.id] == 0, own)
             if not advance and not routed and not any(left.values()):
                 raise _AllSeenError
 
@@ -253,16 +254,25 @@ def gram_of(
 
 
 def _add(
-    total: _Sum, rows: torch.Tensor, first: int, site: str, number: int, turns: Turns, last: bool
+    total: _Sum,
+    rows: torch.Tensor,
+    first: int,
+    site: str,
+    number: int,
+    turns: Turns,
+    last: bool,
+    weights: torch.Tensor | None = None,
 ) -> None:
     """Add one call's rows [tokens, in] when the micro-batches before this one have been added.
 
     `first`: of them that are of the first half of the samples.
     `last`: this is the micro-batch's last call of the site, so that the next one may go on.
+    `weights`: [tokens], how much each counts in sums of products and of squares.
     """
+    counted = rows if weights is None else rows * weights[:, None].sqrt()
     if total.gram is not None:
         for place, (start, stop) in enumerate(total.strips):
-            product = rows[:, start:stop].T @ rows[:, start:] if len(rows) else None
+            product = counted[:, start:stop].T @ counted[:, start:] if len(rows) else None
             turns.wait((site, place), number)
             if product is not None:
                 total.gram[place].add_(product)
@@ -272,7 +282,7 @@ def _add(
     if len(rows) and total.histogram is not None:
         histogram = ranges.counts(rows)
     if len(rows) and total.square is not None:
-        square = rows.square().sum(0)
+        square = counted.square().sum(0)
     if len(rows) and (total.abs is not None or total.max is not None):
         absolute = rows.abs()
         mean = absolute.sum(0) if total.abs is not None else None
