@@ -31,9 +31,11 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, LinearCall, Site
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stats import Weights
 from qtool.fitting import slopes
 from qtool.fitting.sums import Seen
 from qtool.native.sums import checksum
+from qtool.plan.shapes import micro_batch
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
@@ -48,7 +50,7 @@ class Guided:
     """Inputs of a block, apart for each matrix whose tokens have weights of their own."""
 
     sites: tuple[Site, ...]
-    weights: dict[str, torch.Tensor]  # by site id: [tokens], of mean 1
+    weights: Weights  # of mean 1
     parents: dict[str, str]  # by site id: that of the input before
 
 
@@ -58,7 +60,8 @@ class Guidance:
 
     space: Workspace
     power: float
-    tokens: int
+    tokens: int  # of all samples
+    batch: int  # of these in a micro-batch
 
     @classmethod
     def of(
@@ -77,7 +80,7 @@ class Guidance:
         """
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
-        found = cls(_space(run, folder), power, tokens.size)
+        found = cls(_space(run, folder), power, tokens.size, micro_batch(*tokens.shape))
         if not found._is_whole():
             found.space.journal.close()
             shutil.rmtree(folder)
@@ -138,7 +141,7 @@ class Guidance:
         if known is None:
             raise OSError(EIO, "what was written reads otherwise", str(self._path(index)))
         apart: list[Site] = []
-        weights: dict[str, torch.Tensor] = {}
+        weights: dict[str, Sequence[torch.Tensor]] = {}
         parents: dict[str, str] = {}
         for site in sites:
             calls = [linear for linear in found.linears if linear.site == site.id]
@@ -147,7 +150,7 @@ class Guidance:
             for group in _groups(calls, together) if guided else ():
                 own = _of_calls(site, group)
                 squares = sum(known[one.matrix.parameter] * one.out_features for one in group)
-                weights[own.id] = self._weights(np.asarray(squares, np.float64))
+                weights[own.id] = self._weights(np.asarray(squares, np.float64)).split(self.batch)
                 apart.append(own)
                 parents[own.id] = site.id
             if not guided:
@@ -155,9 +158,7 @@ class Guidance:
                 parents[site.id] = site.id
         return Guided(tuple(apart), weights, parents)
 
-    def of_sites(
-        self, index: int, found: BlockSites, sites: Sequence[Site]
-    ) -> dict[str, torch.Tensor]:
+    def of_sites(self, index: int, found: BlockSites, sites: Sequence[Site]) -> Weights:
         """Weights of inputs as they are, each for all that read it, by site id."""
         together = [site.names for site in sites]
         return self.split(index, found, sites, together).weights

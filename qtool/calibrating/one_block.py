@@ -13,14 +13,14 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
 from qtool.calibrating.given import recipe_needs, transforms_need
 from qtool.calibrating.groups import groups_for, groups_of
-from qtool.calibrating.guidance import Guidance
+from qtool.calibrating.guidance import Guidance, Guided
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
 from qtool.calibrating.sites import BlockSites, Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stats import SiteStats, Weights
 from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
@@ -118,22 +118,27 @@ def quantize_block(run: Run, index: int) -> Outcome:
         with progress.stage("quantize"):
             give_back()
             left: Sequence[Site] = group
+            weights: Weights = {}
             if run.guidance is not None:
-                for some, own in _weighed(run, run.guidance, block, found, group, stats):
+                guided = run.guidance.split(index, found, group)
+                left, weights = guided.sites, guided.weights
+                stats = _apart(guided, stats)
+            if run.originals is not None and before is not None:
+                jobs = site_jobs(run.plan, index, found, left, rest=False)
+                results += _making_up(run, run.originals, block, before, left, jobs, stats, weights)
+                left = [site for site in left if not is_compared(site)]
+                if group is last:
+                    with progress.stage("calibrate"):
+                        run.originals.advance(before)
+                    before = None
+            if run.guidance is not None:
+                for some, own in _weighed(run, block, left, stats, weights):
                     counts |= {site.id: own[site.id].count for site in some}
                     jobs = site_jobs(run.plan, index, found, some, rest=False)
                     results += run.passage.workers.map(_work(run, block, own), jobs)
                 left = []
             jobs = site_jobs(run.plan, index, found, left, rest=group is groups[-1])
-            work = _work(run, block, stats)
-            if run.originals is not None and before is not None:
-                results += _making_up(run, run.originals, block, before, group, jobs, stats, work)
-                jobs = [job for job in jobs if not is_compared(job.site)]
-                if group is last:
-                    with progress.stage("calibrate"):
-                        run.originals.advance(before)
-                    before = None
-            results += run.passage.workers.map(work, jobs)
+            results += run.passage.workers.map(_work(run, block, stats), jobs)
     give_back()
     tuned: list[TunedReport] = []
     if run.tuning is not None:
@@ -174,29 +179,27 @@ def _statistics(run: Run, block: LoadedBlock, found: BlockSites, sites: Sequence
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 
+def _apart(guided: Guided, stats: Stats) -> Stats:
+    """What was measured of inputs, of each that a matrix has of its own; plain sums are dropped."""
+    for name, one in stats.items():
+        stats[name] = replace(one, gram=None, there=None)
+    return {site.id: stats[guided.parents[site.id]] for site in guided.sites}
+
+
 def _weighed(
-    run: Run,
-    guidance: Guidance,
-    block: LoadedBlock,
-    found: BlockSites,
-    sites: Sequence[Site],
-    stats: Stats,
+    run: Run, block: LoadedBlock, sites: Sequence[Site], stats: Stats, weights: Weights
 ) -> Iterator[tuple[Sequence[Site], Stats]]:
-    """Inputs of these sites, apart by matrix, with Gram matrices in which tokens count by what
-    errors at them cost; some at a time, the last of the block first. Plain ones are dropped."""
-    for site in sites:
-        stats[site.id] = replace(stats[site.id], gram=None, there=None)
-    guided = guidance.split(block.index, found, sites)
-    wanted = [s for s in guided.sites if any(run.plan.by_name[n].scheme for n in s.names)]
+    """Inputs that matrices are quantized by, with Gram matrices in which tokens count by what
+    errors at them cost; some at a time, the last ones of the block first."""
+    wanted = [s for s in sites if any(run.plan.by_name[n].scheme for n in s.names)]
     for some in groups_of(wanted, run.gram_bytes):
         with run.progress.stage("calibrate"):
-            sums = run.passage.collect(block, some, gptq.NEEDS, weights=guided.weights)
+            sums = run.passage.collect(block, some, gptq.NEEDS, weights=weights)
         own: Stats = {}
         for site in some:
             one = sums.pop(site.id)
             _check_finite(site, one)
-            before = stats[guided.parents[site.id]]
-            own[site.id] = replace(before, count=one.count, gram=one.gram, there=one.there)
+            own[site.id] = replace(stats[site.id], count=one.count, gram=one.gram, there=one.there)
         yield some, own
 
 
@@ -254,7 +257,7 @@ def _making_up(
     sites: Sequence[Site],
     jobs: Sequence[Job],
     stats: Stats,
-    work: Callable[[Job], Done],
+    weights: Weights,
 ) -> list[Done]:
     """Quantize the jobs of sites that are compared, in the order of the forward pass, each once its
     matrices make up for what its input has lost."""
@@ -262,12 +265,14 @@ def _making_up(
     for site in compared:  # their Gram matrices are measured again, one by one
         stats[site.id] = replace(stats[site.id], gram=None, there=None)
     by_site = {job.site.id: job for job in jobs if job.site is not None}
+    work = _work(run, block, stats)
     done = []
     for site in compared:
         if (job := by_site.get(site.id)) is None:
             continue
         names = {planned.name for planned in job.readers}
-        made = originals.make_up(block, before, site, names, run.recipe.makes_up)
+        own = weights.get(site.id)
+        made = originals.make_up(block, before, site, names, run.recipe.makes_up, own)
         stats[site.id] = made.added_to(stats[site.id])
         reports, notes = work(job)
         done.append((reports, [*made.notes, *notes]))

@@ -70,14 +70,15 @@ class Originals:
 
     def make_up(
         self, block: LoadedBlock, before: LoadedBlock, site: Site, names: Container[str],
-        part: float,
+        part: float, weights: Sequence[torch.Tensor] | None = None,
     ) -> MadeUp:  # fmt: skip
         """The matrices of these names that read a site go `part` of the way to what makes up for
         what it has lost; see qtool.methods.gptaq.
 
         block: whose matrices are rounded as far as the site. before: a copy, none of them rounded.
+        weights: of each micro-batch how much a token counts.
         """
-        pair = self._pair(block, before, site)
+        pair = self._pair(block, before, site, weights)
         device, spread = self.quantized.device, self.quantized.workers.spread
         gram = pair.gram.cpu().numpy()
         weights = {
@@ -99,13 +100,19 @@ class Originals:
         notes = tuple(f"{where}: what it lost: {note}" for note in step.notes)
         return MadeUp(pair.count, gram, there, notes)
 
-    def _pair(self, block: LoadedBlock, before: LoadedBlock, site: Site) -> Pair:
+    def _pair(
+        self,
+        block: LoadedBlock,
+        before: LoadedBlock,
+        site: Site,
+        weights: Sequence[torch.Tensor] | None,
+    ) -> Pair:
         """The device has both blocks while this lasts."""
         with (
             self.quantized.placed(block) as (there, stream, workers),
             self.original.placed(before) as (other, originals, _),
         ):
-            return collect_pair(there, stream, other, originals, site, workers)
+            return collect_pair(there, stream, other, originals, site, workers, weights)
 
     def tune(
         self, block: LoadedBlock, matrices: Mapping[str, Kind], options: TuneOptions

@@ -8,7 +8,7 @@ float32: what that loses over some hundred of them is far below what is damped.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,9 +49,11 @@ def collect_pair(
     originals: Stream,
     site: Site,
     workers: Workers,
+    weights: Sequence[torch.Tensor] | None = None,
 ) -> Pair:
     """Run a block over the states of the quantized model, and what it was before over those of the
-    original; both stay. site: one that is_compared()."""
+    original; both stay. site: one that is_compared(). weights: of each
+    micro-batch how much a token counts, [tokens]."""
     sums = _Sums(site.in_features, stream.place)
     count = stream.tokens * (site.per_token or 0)
     turns = Turns()
@@ -84,16 +86,24 @@ def collect_pair(
 
     def pair(number: int) -> None:
         rows: deque[torch.Tensor] = deque()
+        counts: torch.Tensor | None = None
+        if weights is not None:
+            counts = weights[number][:, None].sqrt().to(stream.place)
+        done = 0
         with turns.taking(number):
             watched(before, originals, number, rows.append)
 
             def add(x: torch.Tensor) -> None:
+                nonlocal done
                 y = rows.popleft() if rows else None
                 if y is None or y.shape != x.shape:
                     raise UnsupportedError(
                         f"the input of {site.id}: how often it is read depends on its values, so "
                         "that gptq.gptaq cannot compare two models there; leave it out"
                     )
+                if counts is not None:
+                    own = counts[done : done + len(x)]
+                    x, y, done = x * own, y * own, done + len(x)
                 sums.add(x, y, number, turns)
 
             watched(block, stream, number, add)

@@ -8,7 +8,7 @@ on their way out, and what the block's own forward pass takes.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from qtool.calibrating.layout import Stored, mapped
 from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import SiteStats, collect
+from qtool.calibrating.stats import SiteStats, Weights, collect
 from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
 from qtool.calibrating.workers import Workers
 
@@ -255,7 +255,7 @@ class Passage:
         sites: Sequence[Site],
         needs: Iterable[str],
         advance: bool = False,
-        weights: Mapping[str, torch.Tensor] | None = None,
+        weights: Weights | None = None,
     ) -> dict[str, SiteStats]:
         """stats.collect of a block; Gram matrices stay on the device, too, as far as they fit."""
         if not sites and not advance:

@@ -39,6 +39,10 @@ HISTOGRAM = frozenset({"histogram"})
 MIN_EXPERT_TOKENS = 64
 
 
+# By site id, of each micro-batch: how much a token counts, [tokens].
+Weights = Mapping[str, Sequence[torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class SiteStats:
     """Measurements of one site; what was not asked for, or never seen, is None."""
@@ -153,16 +157,15 @@ def collect(
     workers: Workers,
     advance: bool = False,
     kept_bytes: int = 0,
-    weights: Mapping[str, torch.Tensor] | None = None,
+    weights: Weights | None = None,
 ) -> dict[str, SiteStats]:
     """Run the block over the stream, whose hidden states stay, and measure sites, by site id.
 
     needs: any of NEEDS and HISTOGRAM. Where memory is short, call it for some sites at a time: the
     forward pass stops after the last of them. advance: run it to its end instead and leave its
     outputs in the stream, which spares Skeleton.advance a second pass where the block is not
-    changed. kept_bytes: of a device, for Gram matrices that stay there, too. weights: by site id,
-    of those that read each token once, how much a token counts in sums of products and of squares,
-    [tokens].
+    changed. kept_bytes: of a device, for Gram matrices that stay there, too. weights: of some
+    sites that read each token once, how much a token counts in sums of products and of squares.
     """
     wanted = frozenset(needs)
     assert wanted <= NEEDS | HISTOGRAM
@@ -194,8 +197,7 @@ def collect(
             own = None
             if weights is not None and site.id in weights:
                 done = samples * length - left[site.id]
-                own = _of_batch(weights[site.id], number, samples * length, len(stream.hidden))
-                own = own[done : done + len(rows)].to(rows.device)
+                own = weights[site.id][number][done : done + len(rows)].to(rows.device)
             left[site.id] -= len(rows)
             if left[site.id] < 0:
                 raise UnsupportedError(
@@ -230,12 +232,6 @@ def collect(
         kept_bytes -= size if keep else 0
         found[site.id] = sums.pop(site.id).result(keep)
     return found
-
-
-def _of_batch(weights: torch.Tensor, number: int, tokens: int, count: int) -> torch.Tensor:
-    """Those [tokens] of one of `count` micro-batches, which have as many but for the last."""
-    start = number * tokens if number + 1 < count else len(weights) - tokens
-    return weights[start : start + tokens]
 
 
 def gram_of(

@@ -31,7 +31,7 @@ from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, Weights
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
@@ -142,11 +142,7 @@ class Sweeping:
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0,
         )  # fmt: skip
-        if self.makes_up:
-            compared = [site for site in wanted if is_compared(site)]
-            wanted = [site for site in wanted if not is_compared(site)]
-            yield from self._all_made_up(compared, parts, seen, block, passage, work, made, notes)
-        weights: Mapping[str, torch.Tensor] = {}
+        weights: Weights = {}
         if self.guidance is not None:
             squares = seen or passage.collect(block, wanted, {"square"})
             yield from ((site, _without_gram(squares[site.id])) for site in wanted)
@@ -157,6 +153,12 @@ class Sweeping:
             weights = guided.weights
             parts = parts_of(self.files, block.index, replace(found, sites=guided.sites))
             wanted = [site for site in guided.sites if site.id in parts]
+        if self.makes_up:
+            compared = [site for site in wanted if is_compared(site)]
+            wanted = [site for site in wanted if not is_compared(site)]
+            yield from self._all_made_up(
+                compared, parts, seen, weights, block, passage, work, made, notes
+            )
         for group in [wanted] if seen else groups_of(wanted, room):
             stats = seen or passage.collect(block, group, {"gram", "square"}, weights=weights)
             for site in group:
@@ -182,6 +184,7 @@ class Sweeping:
         compared: Sequence[Site],
         parts: Mapping[str, list[Part]],
         seen: dict[str, SiteStats],
+        weights: Weights,
         block: LoadedBlock,
         passage: Passage,
         work: Callable[..., tuple[list[Made], list[str]]],
@@ -191,12 +194,14 @@ class Sweeping:
         """Sweep the matrices that read inputs which are compared, one after another."""
         unseen = [site for site in compared if site.id not in seen]
         known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
-        known |= passage.collect(block, unseen, {"square"})
+        known |= passage.collect(block, unseen, {"square"}, weights=weights)
         known = {name: _without_gram(one) for name, one in known.items()}
-        yield from ((site, known[site.id]) for site in compared)
+        if self.guidance is None:
+            yield from ((site, known[site.id]) for site in compared)
         before = placed_block(block, CPU)
         for site in compared:
-            some, said = self._made_up(site, parts[site.id], known, block, before, work)
+            own = weights.get(site.id)
+            some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
             made += some
             notes += said
         self._originals.advance(before)
@@ -206,13 +211,14 @@ class Sweeping:
         site: Site,
         parts: list[Part],
         known: dict[str, SiteStats],
+        weights: Sequence[torch.Tensor] | None,
         block: LoadedBlock,
         before: LoadedBlock,
         work: Callable[..., tuple[list[Made], list[str]]],
     ) -> tuple[list[Made], list[str]]:
         """Sweep the matrices that read one site, once they make up for what it has lost."""
         names = {name for part in parts for name in part.tensor.source.origin}
-        found = self._originals.make_up(block, before, site, names, self.makes_up)
+        found = self._originals.make_up(block, before, site, names, self.makes_up, weights)
         seen = found.added_to(known.pop(site.id))
         each = self._originals.quantized.workers.map
         made, notes = work((site, parts, {site.id: seen}), each=each)

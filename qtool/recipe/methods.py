@@ -1,10 +1,10 @@
 """The tables `rtn`, `gptq`, `awq` and `tune` of a recipe: how the methods of these names work."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from qtool.recipe.file import Table, conflict
+from qtool.recipe.file import Table
 
 
 class RtnOptions(Table):
@@ -35,13 +35,6 @@ class SweepOptions(Table):
         le=1,
         description="tokens count by what errors at them cost: the power of their squared slopes",
     )
-
-    @model_validator(mode="after")
-    def weighs_once(self) -> Self:
-        """Both measure an input again, each in its own way."""
-        if self.guided and self.gptaq:
-            raise conflict("guided", "does not go with gptaq; guided gains more, leave gptaq out")
-        return self
 
 
 class GptqOptions(SweepOptions):
