@@ -35,13 +35,15 @@ MATRICES = [(HIDDEN, HIDDEN), *[(KV, HIDDEN)] * 2, (HIDDEN, HIDDEN),
 INPUTS = [HIDDEN, HIDDEN, HIDDEN, INNER]
 
 
-def both(folder: Path, recipe: str, *sets: str, **more: int) -> tuple[Plan, Plan]:
+def both(
+    folder: Path, recipe: str, *sets: str, vocabulary: int = WORDS, threads: int | None = None
+) -> tuple[Plan, Plan]:
     """The plan of a recipe as it is, and guided."""
-    shapes = header_files.llama(LAYERS, HIDDEN, INNER, KV, more.pop("vocabulary", WORDS))
-    model = Checkpoint.open(header_files.write(folder, shapes))
-    some = [(*TEXT, *sets), (*TEXT, *sets, GUIDED)]
-    plain, guided = (make_plan(load(recipe, one), model, **more) for one in some)
-    return plain, guided
+    header_files.write(folder, header_files.llama(LAYERS, HIDDEN, INNER, KV, vocabulary))
+    model = Checkpoint.open(folder)
+    plain, guided = (load(recipe, [*TEXT, *sets, *more]) for more in ((), (GUIDED,)))
+    assert isinstance(plain, Recipe) and isinstance(guided, Recipe)
+    return make_plan(plain, model, threads=threads), make_plan(guided, model, threads=threads)
 
 
 def shapes(plan: Plan) -> Shapes:
@@ -134,7 +136,7 @@ def test_inputs_of_routed_experts_stay_as_they_are(tmp_path: Path) -> None:
 def test_what_is_not_swept_is_not_guided(tmp_path: Path) -> None:
     """The option says nothing to a method that does not ask for it."""
     plain, guided = both(tmp_path, "w4g128-awq")
-    assert isinstance(guided.recipe, Recipe) and guided.recipe.gptq.guided
+    assert guided.recipe.gptq.guided
     assert replace(guided, recipe=plain.recipe, warnings=plain.warnings) == plain
 
 
