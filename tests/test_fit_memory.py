@@ -13,9 +13,9 @@ from qtool import api
 from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
 from qtool.fitting import fit as module
-from qtool.fitting.memory import Fitting, memory, passing, slope_bytes
+from qtool.fitting.memory import Fitting, memory, passing
 from qtool.fitting.passing import Passing
-from qtool.plan.shapes import Block, Input, Shapes
+from qtool.plan.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
 
 __all__ = ["call", "tiny"]
@@ -27,14 +27,15 @@ def shapes(width: int, experts: int = 0) -> Shapes:
     inputs = (Input(width, 0, 0.25 * experts),) if experts else ()
     block = Block(4 * 12 * width**2, 4 * width**2, 4 * width, inputs)
     return Shapes(
-        calibrates=True, tokens=0, batch=0, hidden=width, vocabulary=1000, outside=2000 * width,
-        largest=0, quantized=0, blocks=(block,), grams=False, chained=False, solves=False,
+        calibrates=True, tokens=0, length=0, batch=0, hidden=width, vocabulary=1000,
+        outside=2000 * width, largest=0, quantized=0, blocks=(block,), grams=False, chained=False,
+        solves=False, count=1,
     )  # fmt: skip
 
 
 def estimated(width: int, threads: int, samples: int = 8, length: int = 512, **more: int) -> int:
     settings = Calibration(samples=samples, length=length)
-    fitting = Fitting(passing(shapes(width, **more), settings), 0, 0, 1, 100, settings.length)
+    fitting = Fitting(passing(shapes(width, **more), settings), 0, 100)
     return memory(fitting, threads, None, chooses_only=False).estimated.nbytes
 
 

@@ -31,8 +31,6 @@ from qtool.runs.workspace import AskAgain, Workspace, check_free, workspace
 if TYPE_CHECKING:
     from qtool.fitting.slope import Slopes
 
-_KEPT_BESIDE = 3  # states behind the last block, and gradients twice
-
 
 def fit(request: FitRequest, progress: Progress) -> Fitted:
     """Measure, choose and write the recipe; nothing is left under its name unless all succeeds."""
@@ -62,7 +60,7 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
             "tensors that are run": _digest(ways.weights.tensors),
         }
         known = {**of_slopes, **ways.facts}
-        room = _room(ways, tokens.size)
+        room = replace(ways.fitting.shapes, tokens=tokens.size).slopes_on_disk
         with workspace(
             request.out,
             is_folder=False,
@@ -106,14 +104,6 @@ def _digest(tensors: Mapping[str, TensorInfo]) -> str:
     """Of names and shapes: recipes of two families see fused experts differently."""
     seen = sorted((name, *info.shape) for name, info in tensors.items())
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
-
-
-def _room(ways: Ways, tokens: int) -> int:
-    """Bytes on the disk of what is kept to go on with."""
-    shapes, blocks = ways.fitting.shapes, ways.fitting.blocks
-    # What blocks are given beside states, and gradients by it.
-    numbers = shapes.passed * (blocks + _KEPT_BESIDE) + 2 * shapes.handed.given
-    return 4 * numbers * tokens + ways.fitting.slope_bytes
 
 
 def _ways(request: FitRequest) -> AbstractContextManager[Ways]:

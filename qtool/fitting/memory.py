@@ -7,13 +7,12 @@ threads may work so that it stays within a budget. No byte of the recipe depends
                    a block as float32 + what autograd keeps of a micro-batch a thread,
                    the table of the knapsack
 
-States and gradients are on the disk. The constants below are the only measured numbers.
+States and gradients are on the disk. Runs whose tokens count by slopes measure these likewise. The
+constants below are the only measured numbers.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 from qtool.fitting.allocate import STEPS
 from qtool.plan.budget import Memory, choose
@@ -37,23 +36,14 @@ class Fitting:
     """What a fit needs memory for."""
 
     shapes: Shapes
-    slope_bytes: int  # of all matrices
     header_bytes: int  # of the artifact, which each plan has
-    blocks: int
     units: int  # to choose for
-    length: int  # of a sample
 
 
 def passing(shapes: Shapes, settings: Calibration) -> Shapes:
-    """Of the text that is measured, in micro-batches of TOGETHER tokens."""
+    """Of the text that is measured."""
     samples, length = settings.samples, settings.length
-    batch = micro_batch(samples, length, TOGETHER)
-    return replace(shapes, tokens=samples * length, batch=batch)
-
-
-def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
-    """Of matrices [out, in], and of experts [experts, out, in]."""
-    return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
+    return replace(shapes, tokens=samples * length, length=length)
 
 
 def memory(fitting: Fitting, threads: int, max_ram: int | None, *, chooses_only: bool) -> Memory:
@@ -71,41 +61,43 @@ def _choosing(fitting: Fitting, _: Setting) -> Peak:
 
 
 def _peak(fitting: Fitting, setting: Setting) -> Peak:
-    shapes = fitting.shapes
-    batches = min(setting.threads, -(-shapes.tokens // max(1, shapes.batch)))
+    found = measuring(fitting.shapes, setting.threads)
+    found = replace(found, nbytes=found.nbytes + fitting.header_bytes)
+    return max(_choosing(fitting, setting), found, key=lambda one: one.nbytes)
+
+
+def measuring(shapes: Shapes, threads: int) -> Peak:
+    """What it takes to measure slopes, in micro-batches of TOGETHER tokens, beside the header of an
+    artifact."""
+    samples = shapes.tokens // shapes.length
+    shapes = replace(shapes, batch=micro_batch(samples, shapes.length, TOGETHER))
+    batches = min(threads, -(-shapes.tokens // shapes.batch))
     rows = min(shapes.tokens, shapes.vocabulary) + _OF_TABLES * shapes.batch
     # A place of each sample at least.
-    samples = max(1, shapes.batch // max(1, fitting.length))
-    places = samples * max(1, LOGITS // max(1, shapes.vocabulary * samples))
+    together = max(1, shapes.batch // shapes.length)
+    places = together * max(1, LOGITS // max(1, shapes.vocabulary * together))
     logits = min(shapes.batch, places) * shapes.vocabulary
     head = 4 * shapes.vocabulary * shapes.hidden + 4 * batches * _LOGIT_COPIES * logits
     stages = [
-        _choosing(fitting, setting),
-        _with_process(
-            fitting,
+        Peak(
             4 * (shapes.hidden + shapes.handed.given) * rows + reading(shapes.outside),
             "looking up the words of the text",
         ),
-        _with_process(fitting, head + reading(shapes.outside), "the head in float32, and logits"),
-        *(_block(fitting, block, batches) for block in shapes.blocks),
+        Peak(head + reading(shapes.outside), "the head in float32, and logits"),
+        *(_block(shapes, block, batches) for block in shapes.blocks),
     ]
-    return max(stages, key=lambda stage: stage.nbytes)
+    most = max(stages, key=lambda stage: stage.nbytes)
+    return Peak(TORCH_PROCESS_BYTES + shapes.slopes + most.nbytes, most.of)
 
 
-def _with_process(fitting: Fitting, nbytes: int, of: str) -> Peak:
-    base = TORCH_PROCESS_BYTES + fitting.header_bytes + fitting.slope_bytes
-    return Peak(base + nbytes, of)
-
-
-def _block(fitting: Fitting, block: Block, batches: int) -> Peak:
-    shapes = fitting.shapes
+def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
     routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
     numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
-    given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, fitting.blocks)
+    given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, shapes.count)
     # A matrix that was there before leaves its room free between others.
     held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
-    sums = (batches + 1) * fitting.slope_bytes // max(1, fitting.blocks)
+    sums = (batches + 1) * shapes.slopes // max(1, shapes.count)
+    sums += 4 * shapes.tokens * len(block.guided)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)
-    of = "a block in float32, and what goes back through it"
-    return _with_process(fitting, max(passing, loading), of)
+    return Peak(max(passing, loading), "a block in float32, and what goes back through it")

@@ -17,7 +17,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
-from qtool.fitting.memory import Fitting, passing, slope_bytes
+from qtool.fitting.memory import Fitting, passing
 from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.sampled import by_weight, checked, pieces
@@ -63,12 +63,8 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     handed = handed_on(checkpoint.config, request.settings.length)
     active = structure.active_share(checkpoint.config)
     shapes = passing(shapes_of(recipe, plan.tensors, active, handed), request.settings)
-    matrices = (tensor.shape for tensor in plan.tensors)
     header = sum(len(file.header) for file in plan.layout.files)
-    fitting = Fitting(
-        shapes, slope_bytes(matrices), header, plan.blocks.count, len(units),
-        request.settings.length,
-    )  # fmt: skip
+    fitting = Fitting(shapes, header, len(units))
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
         found = calibration_tokens(request.settings, weights.folder)

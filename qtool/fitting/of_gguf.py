@@ -15,7 +15,7 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
-from qtool.fitting.memory import Fitting, passing, slope_bytes
+from qtool.fitting.memory import Fitting, passing
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.slope import Slopes
@@ -77,11 +77,8 @@ def _ways(
     shapes = shapes_of(plan.tensors, request.settings, facts.active_share)
     fitting = Fitting(
         passing(replace(shapes, handed=handed), request.settings),
-        slope_bytes(tensor.shape for tensor in plan.tensors),
         2 * len(plan.layout.header),
-        facts.layers,
         len(free),
-        request.settings.length,
     )
 
     def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:

@@ -39,6 +39,10 @@ STEP_PASSES = 4.0
 SMOOTH_ROWS = 128
 # Forward passes to each of a block's four inputs, of two models, and one on.
 COMPARING_PASSES = 4.5
+# Slopes: a forward pass for the states before each block, then one forwards and one back again.
+SLOPE_PASSES = 4.0
+# How often hidden states are written or read meanwhile: these twice, and gradients by them.
+SLOPE_STATES = 5
 
 
 def turning(weights: int) -> float:
@@ -58,6 +62,13 @@ def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
     """Operations that GPTQ's sweep of the output head takes beside its being rounded."""
     out, width = head
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
+
+
+def beside_slopes(shapes: Shapes, cores: int) -> float:
+    """Seconds that slopes take beside passes through blocks: the head and back, states on disk."""
+    head = 6.0 * shapes.vocabulary * shapes.hidden * shapes.tokens
+    states = SLOPE_STATES * 4 * shapes.passed * shapes.tokens * shapes.count
+    return head / (FLOPS_PER_CORE * cores) + states / STORAGE_BYTES_PER_SECOND
 
 
 def seconds(
@@ -86,6 +97,9 @@ def seconds(
     passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     if recipe.makes_up:
         passes += COMPARING_PASSES
+    slopes = SLOPE_PASSES if shapes.guides else 0.0
+    if shapes.guides:
+        seconds += beside_slopes(shapes, cores)
     for tensor in tensors:
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue
@@ -94,11 +108,15 @@ def seconds(
                 flops += sweeping_head(shapes, tensor.shape)
             continue
         out, width = tensor.shape
-        seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
+        routed = structure.expert_of(tensor.name) is not None
+        seen = shapes.tokens * (active if routed else 1.0)
         site = structure.input_site(tensor.module)
+        own = shapes.guides and not routed  # a Gram matrix of this matrix alone
+        if own:
+            flops += GRAM_SHARE * 2.0 * seen * width * width + 2.0 * width**3
         if site not in grams[tensor.block]:
             grams[tensor.block].add(site)
-            if shapes.grams:
+            if shapes.grams and (shapes.chained or not own):
                 flops += GRAM_SHARE * 2.0 * seen * width * width
             if recipe.searches_scales:
                 flops += recipe.smooth.grid * 2.0 * SMOOTH_ROWS * width * width
@@ -106,11 +124,11 @@ def seconds(
                 flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
                 searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
                 seconds += searched / (ROUNDED_PER_CORE * cores)
-            if recipe.rounding == "gptq":
+            if recipe.rounding == "gptq" and not own:
                 flops += 2.0 * width**3
             if recipe.makes_up:
                 flops += 3.1 * seen * width**2 + 6.0 * width**3
-        flops += passes * 2.0 * seen * out * width
+        flops += (slopes + passes) * 2.0 * seen * out * width
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":

@@ -12,7 +12,7 @@ as it is then. The constants below are the only measured numbers.
 
 from dataclasses import dataclass
 
-from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes
+from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, in_turns
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -60,6 +60,16 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     """Resident memory at its highest, and what it is for."""
     if not shapes.calibrates:
         return (_rotated_peak if shapes.rotates else _plain_peak)(shapes, setting)
+    found = _calibrated_peak(shapes, setting)
+    if not shapes.guides:
+        return found
+    from qtool.fitting.memory import measuring  # which builds on this module
+
+    return max(found, measuring(shapes, setting.threads), key=lambda one: one.nbytes)
+
+
+def _calibrated_peak(shapes: Shapes, setting: Setting) -> Peak:
+    """The same of a run that goes from block to block."""
     stages = [
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
@@ -116,16 +126,15 @@ def _embedding(shapes: Shapes) -> int:
 
 def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     """What a block needs while it is read, measured, quantized and run."""
-    together = _together(shapes, block, setting)
+    every = _together(shapes, block, setting)
     threads = setting.threads
-    measured = together if shapes.grams else []
-    sums = sum(gram_sum_bytes(one.width) for one in measured)
-    widest = max((one.width for one in measured), default=0)
-    matrices = sum(4 * one.width**2 for one in measured)
     proof = 4 * block.folded if shapes.chained else 0
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
-    jobs = sum(_job(shapes, one) for one in together[:threads])
+    # What tokens count for each matrix, and a micro-batch of what one reads, by that.
+    weighted = 4 * shapes.tokens * len(block.guided)
+    weighted += batches * 4 * shapes.batch * max((one.width for one in block.guided), default=0)
+    jobs = max(sum(_job(shapes, one) for one in together[:threads]) for together in every)
     if shapes.grams:
         most = max((one.largest for one in block.inputs), default=0)
         jobs += threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
@@ -150,15 +159,24 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
             Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),
             Peak(2 * block.nbytes + 4 * most**2 + jobs, "rounding the matrices of a block"),
         ]
-    return [
+    stages = [
         *tuning,
         *comparing,
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
-        Peak(block.nbytes + running + sums, "measuring a block's inputs"),
-        Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
-        Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
-        Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
     ]
+    for together in every:
+        measured = together if shapes.grams else ()
+        sums = sum(gram_sum_bytes(one.width) for one in measured)
+        widest = max((one.width for one in measured), default=0)
+        matrices = sum(4 * one.width**2 for one in measured)
+        stages += [
+            Peak(block.nbytes + running + weighted + sums, "measuring a block's inputs"),
+            Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
+            Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
+            Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
+        ]
+        proof = 0  # made once, with the first
+    return stages
 
 
 def _job(shapes: Shapes, one: Input) -> int:
@@ -172,17 +190,18 @@ def _job(shapes: Shapes, one: Input) -> int:
     return max(solve, FACTOR_BYTES * one.width**2 + each * one.largest)
 
 
-def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
-    """The inputs that are measured together, at worst; the widest first."""
-    if not shapes.grams or shapes.chained:
-        return list(block.inputs)
+def _together(shapes: Shapes, block: Block, setting: Setting) -> list[tuple[Input, ...]]:
+    """The inputs that are measured together, at worst, the widest first; twice where transforms
+    look at plain Gram matrices, which are gone when the weighted ones come."""
     found: list[Input] = []
     room = setting.gram_bytes
-    for one in block.inputs:
+    for one in in_turns(shapes, block):
         if not found or gram_sum_bytes(one.width) <= room:
             found.append(one)
             room -= gram_sum_bytes(one.width)
-    return found
+    if not shapes.chained and shapes.grams:
+        return [tuple(found)]
+    return [block.inputs, *([tuple(found)] if found else [])]
 
 
 def activations(shapes: Shapes, block: Block) -> int:

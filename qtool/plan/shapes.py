@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from qtool.plan.handed import ALONE, PER_LAYER, Handed
@@ -52,11 +53,18 @@ class Block:
     widest: int  # the longer side of its largest matrix that every token meets
     inputs: tuple[Input, ...]  # the widest first
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
+    # What each matrix that all tokens meet reads, where it has a Gram matrix of its own.
+    guided: tuple[Input, ...] = ()
 
 
 def gram_sum_bytes(width: int) -> int:
     """Bytes of a Gram matrix while it is summed: half of it, in float64."""
     return width**2 * 9 // 2
+
+
+def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
+    """Of matrices [out, in], and of experts [experts, out, in]."""
+    return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
 
 
 def usable_cores() -> int:
@@ -72,6 +80,7 @@ class Shapes:
 
     calibrates: bool
     tokens: int
+    length: int  # tokens of a sample
     batch: int  # tokens of a micro-batch
     hidden: int  # width of the hidden states
     vocabulary: int
@@ -90,6 +99,8 @@ class Shapes:
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
+    count: int = 0  # of all blocks
+    slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
 
     @property
     def passed(self) -> int:
@@ -101,6 +112,23 @@ class Shapes:
         """Bytes of the states of all tokens, those of the original model and what blocks are given
         beside them included."""
         return 4 * self.tokens * (self.passed * (2 if self.follows else 1) + self.handed.given)
+
+    @property
+    def slopes_on_disk(self) -> int:
+        """Bytes on the disk while slopes are measured: these, states before each block and behind
+        the last, gradients twice; and what blocks are given beside states, and gradients by it."""
+        numbers = self.passed * (self.count + 3) + 2 * self.handed.given
+        return 4 * self.tokens * numbers + self.slopes
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes on the disk beside the artifact: states before a block and after it, from which a
+        run goes on; where it measures slopes, what that takes, and what each token counts for each
+        matrix."""
+        if not self.guides:
+            return 2 * self.states
+        matrices = self.count * max((len(block.guided) for block in self.blocks), default=0)
+        return 2 * self.states + self.slopes_on_disk + 4 * self.tokens * matrices
 
     @property
     def follows(self) -> bool:
@@ -125,10 +153,12 @@ def shapes_of(
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = 0
     turned: list[int] = []
+    matrices: list[tuple[int, ...]] = []
     floats = False
     for tensor in tensors:
         floats |= tensor.scheme is not None and tensor.scheme.is_float
         largest = max(largest, tensor.parameters)
+        matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
             head = max(head, tensor.parameters * (6 + tensor.scheme.bits) // 2)
         elif tensor.scheme is not None:
@@ -144,6 +174,7 @@ def shapes_of(
     for group in inside.values():
         inputs: dict[str, Input] = {}
         alike: dict[str, int] = defaultdict(int)
+        guided: list[Input] = []
         widest = 0
         for tensor in group:
             if len(tensor.shape) != 2:
@@ -156,15 +187,18 @@ def shapes_of(
                 alike[_NUMBER.sub("*", site)] += tensor.parameters
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
-        ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
+                if recipe.guides and share is None:
+                    guided.append(Input(tensor.shape[1], tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
         folded = max(alike.values(), default=0)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded))
+        ordered, each = widest_first(inputs.values()), widest_first(guided)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, ordered, folded, each))
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
         calibrates=recipe.calibrates,
         tokens=settings.samples * settings.length,
+        length=settings.length,
         batch=micro_batch(settings.samples, settings.length),
         hidden=hidden,
         vocabulary=vocabulary,
@@ -183,12 +217,29 @@ def shapes_of(
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,
         head=head,
+        count=len(inside),
+        slopes=slope_bytes(matrices),
     )
+
+
+def widest_first(inputs: Iterable[Input]) -> tuple[Input, ...]:
+    """By what their Gram matrices take."""
+    return tuple(sorted(inputs, key=lambda one: (-one.width, -one.largest)))
+
+
+def in_turns(shapes: Shapes, block: Block) -> tuple[Input, ...]:
+    """The inputs of a block whose Gram matrices are measured some at a time; the widest first.
+
+    Transforms share scales, for which those of all inputs are measured together instead; where
+    tokens count by slopes, before these ones.
+    """
+    if shapes.guides:
+        routed = (one for one in block.inputs if one.share is not None)
+        return widest_first([*block.guided, *routed])
+    return block.inputs if shapes.grams and not shapes.chained else ()
 
 
 def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
     """How many times the inputs of a block are measured, some at a time."""
-    if not shapes.grams or shapes.chained:
-        return 1
-    total = sum(gram_sum_bytes(one.width) for one in block.inputs)
-    return max(1, -(-total // setting.gram_bytes))
+    total = sum(gram_sum_bytes(one.width) for one in in_turns(shapes, block))
+    return max(1, shapes.chained + -(-total // setting.gram_bytes))
