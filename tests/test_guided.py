@@ -121,8 +121,8 @@ def test_weights_count_in_sums(tmp_path: Path) -> None:
         stats = collect(block, stream, found.sites, needs, workers, weights=weights)
     for site in found.sites:
         x = recorded(block, stream)[site.matrix]
-        weighted = x if site.id not in weights else x * torch.cat([*weights[site.id]]).double()[:, None]
-        gram = (weighted.T @ x).numpy()
+        own = torch.cat([*weights[site.id]]) if site.id in weights else torch.ones(tokens)
+        gram = ((x * own.double()[:, None]).T @ x).numpy()
         one = stats[site.id]
         assert one.gram is not None and one.square is not None and one.count == tokens
         assert np.abs(one.gram - gram).max() <= 1e-6 * np.abs(gram).max()
