@@ -29,7 +29,7 @@ class Sums:
         """call: whose place in by_token it takes."""
         rows = gradient.reshape(-1, gradient.shape[-1])
         if call is not None:
-            self.by_token[call] = rows.square().mean(-1)
+            self.by_token[call] = torch.linalg.vector_norm(rows, dim=-1).square_() / rows.shape[1]
         self.rows = _added(self.rows, rows.square().sum(0, dtype=torch.float64))
 
     def take(self, other: "Sums") -> None:
