@@ -10,16 +10,13 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, in_turns
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 461_000_000
-# What a run has beside, while it measures slopes: its plan, and slopes of single tokens, which lie
-# between arrays that are free again.
-BESIDE_SLOPES_BYTES = 90_000_000
 PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
 # Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
 READ_BYTES, READ_COPIES = 1 << 25, 2
@@ -68,9 +65,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         return found
     from qtool.fitting.memory import measuring  # which builds on this module
 
-    first = measuring(shapes, setting.threads)
-    first = replace(first, nbytes=first.nbytes + BESIDE_SLOPES_BYTES)
-    return max(found, first, key=lambda one: one.nbytes)
+    return max(found, measuring(shapes, setting.threads), key=lambda one: one.nbytes)
 
 
 def _calibrated_peak(shapes: Shapes, setting: Setting) -> Peak:
