@@ -29,7 +29,7 @@ _LOGIT_COPIES = 7
 # hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
 # The same for slopes of single tokens, in widths of the widest matrix; and what a run has open that
-# measures them, beside what a fit has.
+# measures them, then and later, beside what others have.
 _OF_TOKENS, BESIDE_BYTES = 5, 75_000_000
 _OF_TABLES = 6  # micro-batches of rows, and of gradients by them
 

@@ -10,7 +10,7 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, in_turns
 
@@ -63,8 +63,9 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     found = _calibrated_peak(shapes, setting)
     if not shapes.guides:
         return found
-    from qtool.fitting.memory import measuring  # which builds on this module
+    from qtool.fitting.memory import BESIDE_BYTES, measuring  # which builds on this module
 
+    found = replace(found, nbytes=found.nbytes + BESIDE_BYTES)
     return max(found, measuring(shapes, setting.threads), key=lambda one: one.nbytes)
 
 
