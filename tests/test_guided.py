@@ -18,7 +18,6 @@ from test_resume import Died, damage, dying
 from test_stats import opened, recorded
 from transformers import AutoModelForCausalLM
 
-import qtool
 from qtool.calibrating import guidance
 from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.sites import Tracer
@@ -34,6 +33,8 @@ from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace, workspace
 from qtool.verification.run import verify_artifact
+
+MADE_UP = "gptq.gptaq=0.5"
 
 __all__ = ["likeliest", "models", "without_tokenizers"]
 
@@ -87,7 +88,9 @@ def by_hand(folder: Path) -> dict[str, NDArray[np.float64]]:
 
 
 @pytest.mark.usefixtures("likeliest")
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "phi3", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "phi3", "mixtral"]
+)
 def test_slopes_are_those_of_autograd(name: str, space: Workspace, tmp_path: Path) -> None:
     folder = quantizing.add_tokenizer(arch_models.build(name, tmp_path / "model", dtype="float32"))
     skeleton = Skeleton.open(Checkpoint.open(folder))
@@ -226,7 +229,7 @@ def test_codes_are_those_of_the_weighted_sums(
     assert verify_artifact(made.out, against=model).ok
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "phi3", "mixtral"])
 def test_a_gguf_is_swept_with_them(name: str, models: Path, tmp_path: Path) -> None:
     """q, k and v in one tensor keep one input; experts go without."""
     model = checkpoint(models, name, "bfloat16").path
@@ -244,31 +247,39 @@ def test_a_gguf_is_swept_with_them(name: str, models: Path, tmp_path: Path) -> N
     assert dense <= differ
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq", "q4_0"])
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("w4g128-awq-gptq", ["weights.group_size=32", "awq.grid=2"]),
+        pytest.param("w4g128-gptq", ["weights.group_size=32", MADE_UP], marks=pytest.mark.slow),
+        pytest.param("q4_0", ["method=gptq"], marks=pytest.mark.slow),
+        ("q4_0", ["method=gptq", MADE_UP]),
+    ],
+)
 def test_killed_it_goes_on_to_the_same_bytes(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, more: list[str], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While slopes are measured, between blocks, and where what was kept of tokens is damaged."""
-    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
-    text = quantizing.text_file(tmp_path / "text.txt")
     gguf = recipe.startswith("q")
-    chosen = ["method=gptq"] if gguf else ["weights.group_size=32"]
+    model = checkpoint(models, "llama", "bfloat16").path
+    chosen = [*more, *sets(quantizing.text_file(tmp_path / "text.txt"))]
 
-    def made(name: str, threads: int) -> Any:
-        out = tmp_path / (f"{name}.gguf" if gguf else name)
-        qtool.quantize(model, recipe, out, changes=[*chosen, *sets(text)], threads=threads)
-        return out.read_bytes() if gguf else quantizing.files(out)
+    def made(name: str, threads: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        if gguf:
+            write(model, out, recipe, *chosen, threads=threads)
+            return {"": out.read_bytes()}
+        quantizing.quantize(model, recipe, out, *chosen, threads=threads)
+        return quantizing.files(out)
 
     whole = made("whole", 1)
-    for after, broken in ((3, False), (6, True), (9, True)):
+    for after, broken in ((3, False), (7, True), (9, True)):
         name = f"killed-{after}"
         with monkeypatch.context() as patched, pytest.raises(Died):
             dying(after, patched)
             made(name, 3)
-        (folder,) = tmp_path.glob(f".{name}*.partial")
-        kept = sorted(folder.glob("guidance/tokens-*"))
+        kept = sorted((tmp_path / f".{name}.partial" / guidance.FOLDER).glob("tokens-*"))
         if broken:
-            assert kept
             damage(kept[0], 100)
         assert made(name, 3) == whole
 

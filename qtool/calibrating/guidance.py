@@ -150,7 +150,8 @@ class Guidance:
             for group in _groups(calls, together) if guided else ():
                 own = _of_calls(site, group)
                 squares = sum(known[one.matrix.parameter] * one.out_features for one in group)
-                weights[own.id] = self._weights(np.asarray(squares, np.float64)).split(self.batch)
+                counts = self._weights(np.asarray(squares, np.float64))
+                weights[own.id] = torch.split(counts, self.batch)
                 apart.append(own)
                 parents[own.id] = site.id
             if not guided:

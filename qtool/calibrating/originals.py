@@ -70,15 +70,15 @@ class Originals:
 
     def make_up(
         self, block: LoadedBlock, before: LoadedBlock, site: Site, names: Container[str],
-        part: float, weights: Sequence[torch.Tensor] | None = None,
+        part: float, counts: Sequence[torch.Tensor] | None = None,
     ) -> MadeUp:  # fmt: skip
         """The matrices of these names that read a site go `part` of the way to what makes up for
         what it has lost; see qtool.methods.gptaq.
 
         block: whose matrices are rounded as far as the site. before: a copy, none of them rounded.
-        weights: of each micro-batch how much a token counts.
+        counts: of each micro-batch how much a token counts.
         """
-        pair = self._pair(block, before, site, weights)
+        pair = self._pair(block, before, site, counts)
         device, spread = self.quantized.device, self.quantized.workers.spread
         gram = pair.gram.cpu().numpy()
         weights = {
