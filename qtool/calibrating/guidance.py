@@ -159,11 +159,6 @@ class Guidance:
                 parents[site.id] = site.id
         return Guided(tuple(apart), weights, parents)
 
-    def of_sites(self, index: int, found: BlockSites, sites: Sequence[Site]) -> Weights:
-        """Weights of inputs as they are, each for all that read it, by site id."""
-        together = [site.names for site in sites]
-        return self.split(index, found, sites, together).weights
-
     def _weights(self, squares: NDArray[np.float64]) -> torch.Tensor:
         """By which tokens count, of mean 1. squares: [tokens]."""
         mean = squares.mean()

@@ -102,7 +102,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     results: list[Done] = []
     for group in groups:
         with progress.stage("calibrate"):
-            stats = _statistics(run, block, found, group)
+            stats = _statistics(run, block, group)
         counts |= {site.id: stats[site.id].count for site in group}
         if recipe.reports_outliers:
             columns += outliers.found(group, stats, recipe.llm_int8.threshold)
@@ -159,7 +159,7 @@ def _outputs(run: Run, block: LoadedBlock) -> list[torch.Tensor]:
     return [block.passed(hidden, call) for hidden, call in pairs]
 
 
-def _statistics(run: Run, block: LoadedBlock, found: BlockSites, sites: Sequence[Site]) -> Stats:
+def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
@@ -171,11 +171,10 @@ def _statistics(run: Run, block: LoadedBlock, found: BlockSites, sites: Sequence
         if not needs:
             return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
-        weights = None if run.guidance is None else run.guidance.of_sites(block.index, found, sites)
-        seen = run.passage.collect(block, sites, needs, weights=weights)
+        found = run.passage.collect(block, sites, needs)
         for site in sites:
-            _check_finite(site, seen[site.id])
-        return seen
+            _check_finite(site, found[site.id])
+        return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 
