@@ -112,8 +112,8 @@ def case(folder: Path) -> tuple[LoadedBlock, Stream, list[torch.Tensor], tuple[S
     return block, stream, originals, Tracer().sites(block, stream).sites
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_pair_is_that_of_two_passes(threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("threads", "counted"), [(1, False), (3, False), (3, True)])
+def test_a_pair_is_that_of_two_passes(threads: int, counted: bool, tmp_path: Path) -> None:
     """Of an input behind a matrix that has been moved already, which the original has as it was."""
     block, stream, originals, sites = case(tmp_path / "model")
     before = placed_block(block, torch.device("cpu"))
@@ -131,7 +131,11 @@ def test_a_pair_is_that_of_two_passes(threads: int, tmp_path: Path) -> None:
     x, y = seen
     with Workers(threads) as workers:
         other = replace(stream, hidden=originals)
-        pair = collect_pair(block, stream, before, other, site, workers)
+        counts = torch.rand(len(x)) if counted else torch.ones(len(x))
+        parts = torch.split(counts, 64) if counted else None
+        pair = collect_pair(block, stream, before, other, site, workers, parts)
+    root = counts.double().sqrt()[:, None]
+    x, y = x * root, y * root
     torch.testing.assert_close(pair.gram.double(), x.T @ x, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(pair.cross.double(), (y - x).T @ x, rtol=1e-4, atol=1e-3)
     assert torch.equal(pair.gram, pair.gram.T)

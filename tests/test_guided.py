@@ -25,8 +25,9 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import RecipeError, UnsupportedError
+from qtool.errors import QtoolError, RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
+from qtool.gguf import kept_importance
 from qtool.matrix.cells import cells
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
@@ -229,7 +230,7 @@ def test_codes_are_those_of_the_weighted_sums(
     assert verify_artifact(made.out, against=model).ok
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "phi3", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "phi3", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_a_gguf_is_swept_with_them(name: str, models: Path, tmp_path: Path) -> None:
     """q, k and v in one tensor keep one input; experts go without."""
     model = checkpoint(models, name, "bfloat16").path
@@ -245,6 +246,50 @@ def test_a_gguf_is_swept_with_them(name: str, models: Path, tmp_path: Path) -> N
     differ = {one for one in names if found[0][one] != found[1][one]}
     dense = {one for one in names if "_exps" not in one and "_inp" not in one}
     assert dense <= differ
+
+
+def test_slopes_of_a_source_that_is_changed_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    keep, (file,) = Guidance._keep, model.glob("*.safetensors")
+
+    def changing(self: Guidance, *given: Any) -> None:
+        content = file.read_bytes()
+        file.write_bytes(content[:-4] + bytes(4))
+        keep(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Guidance, "_keep", changing)
+        with pytest.raises(QtoolError, match="changed"):
+            quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+    journal = tmp_path / ".out.partial" / guidance.FOLDER / "journal"
+    assert b"states before block" in journal.read_bytes()
+    assert b"tokens of block" not in journal.read_bytes()
+
+
+def test_importance_stays_of_plain_sums(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first block, which both runs read alike."""
+    model = checkpoint(models, "llama", "bfloat16").path
+    text = quantizing.text_file(tmp_path / "text.txt")
+    keep, kept = kept_importance.keep, list[dict[tuple[str, ...], Any]]()
+
+    def watched(space: Any, index: int, block: Any, *rest: Any, **more: Any) -> None:
+        if index == 0:
+            kept.append({one.names: (one.count, one.square) for one in block})
+        keep(space, index, block, *rest, **more)
+
+    monkeypatch.setattr(kept_importance, "keep", watched)
+    for power in (0.0, 0.5):
+        write(model, tmp_path / f"{power}.gguf", "q4_0", "method=gptq", *sets(text, power))
+    plain, guided = kept
+    assert plain.keys() == guided.keys() and len(plain) >= 4
+    for names, (count, square) in plain.items():
+        assert guided[names][0] == count
+        np.testing.assert_array_equal(guided[names][1], square)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +318,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
         return quantizing.files(out)
 
     whole = made("whole", 1)
-    for after, broken in ((3, False), (7, True), (9, True)):
+    for after, broken in ((3, False), (9, True), (15, False), (16, True)):
         name = f"killed-{after}"
         with monkeypatch.context() as patched, pytest.raises(Died):
             dying(after, patched)

@@ -41,6 +41,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
 FOLDER = "guidance"  # within a run's
+_ALL = "tokens of all blocks"
 
 ByToken = Mapping[str, NDArray[np.float32]]  # by parameter of the block: squares, [tokens]
 
@@ -81,17 +82,18 @@ class Guidance:
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
         found = cls(_space(run, folder), power, tokens.size, micro_batch(*tokens.shape))
-        if not found._is_whole():
+        if not found._is_whole(skeleton.count):
             found.space.journal.close()
             shutil.rmtree(folder)
             folder.mkdir()
             found = replace(found, space=_space(run, folder))
-        with closing(found.space.journal):
-            if slopes.finished(found.space) is None:
+        with closing(found.space.journal) as journal:
+            if _ALL not in journal.done:
                 if not run.journal.done:  # there is something to go on with from now on
                     run.journal.commit(FOLDER)
                 progress.say("measuring what errors at each token cost (gptq.guided)")
                 slopes.measure(skeleton, tokens, seed, found.space, threads, progress, found._keep)
+                journal.commit(_ALL)
         return found
 
     def _keep(self, index: int, seen: Seen, batches: int) -> None:
@@ -107,15 +109,17 @@ class Guidance:
         self._path(index).write_bytes(data.data if data.size else b"")
         self.space.journal.commit(_unit(index), names=[*known], sum=checksum(data.view(np.uint8)))
 
-    def _is_whole(self) -> bool:
-        """Whether what an earlier run has kept of blocks is there as it was written."""
-        kept = (
-            n for n in range(len(self.space.journal.done)) if _unit(n) in self.space.journal.done
+    def _is_whole(self, count: int) -> bool:
+        """Whether what an earlier run has kept of `count` blocks is there as it was written."""
+        done = self.space.journal.done
+        kept = [n for n in range(count) if _unit(n) in done]
+        return all(self._read(n) is not None for n in kept) and (
+            _ALL not in done or len(kept) == count
         )
-        return all(self._read(index) is not None for index in kept)
 
     def _read(self, index: int) -> ByToken | None:
-        entry = self.space.journal.done[_unit(index)]
+        """What was kept of a block; None where it is not there, or not whole."""
+        entry = self.space.journal.done.get(_unit(index), {})
         names = entry.get("names")
         try:
             data = np.fromfile(self._path(index), np.float32)
@@ -145,18 +149,16 @@ class Guidance:
         parents: dict[str, str] = {}
         for site in sites:
             calls = [linear for linear in found.linears if linear.site == site.id]
-            guided = site.per_token == 1 and site.expert is None
-            guided &= all(one.matrix.parameter in known for one in calls)
-            for group in _groups(calls, together) if guided else ():
-                own = _of_calls(site, group)
-                squares = sum(known[one.matrix.parameter] * one.out_features for one in group)
-                counts = self._weights(np.asarray(squares, np.float64))
-                weights[own.id] = torch.split(counts, self.batch)
-                apart.append(own)
-                parents[own.id] = site.id
-            if not guided:
-                apart.append(site)
-                parents[site.id] = site.id
+            every_token = site.per_token == 1 and site.expert is None
+            own = [_of_calls(site, group) for group in _groups(calls, together)]
+            for one in own if every_token else [site]:
+                apart.append(one)
+                parents[one.id] = site.id
+                some = [call for call in calls if call.readers[0] in one.readers]
+                if every_token and all(call.matrix.parameter in known for call in some):
+                    squares = sum(known[one.matrix.parameter] * one.out_features for one in some)
+                    counts = self._weights(np.asarray(squares, np.float64))
+                    weights[one.id] = torch.split(counts, self.batch)
         return Guided(tuple(apart), weights, parents)
 
     def _weights(self, squares: NDArray[np.float64]) -> torch.Tensor:
@@ -168,8 +170,18 @@ class Guidance:
         return torch.from_numpy((found / found.mean()).astype(np.float32))
 
 
+def guided_note(power: float) -> list[str]:
+    """What relative errors are of."""
+    if not power:
+        return []
+    return [
+        "tokens count by what errors at them cost (gptq.guided), and so they do in the relative "
+        "errors of outputs"
+    ]
+
+
 def _space(run: Workspace, folder: Path) -> Workspace:
-    return Workspace(run.out, folder, Journal(folder / "journal"))
+    return Workspace(run.out, folder, Journal(folder / "journal", run.journal.look))
 
 
 def _unit(index: int) -> str:
@@ -179,7 +191,8 @@ def _unit(index: int) -> str:
 def _groups(
     calls: Sequence[LinearCall], together: Sequence[Collection[str]]
 ) -> list[list[LinearCall]]:
-    """Calls on one input, apart but for those that `together` joins; in their order."""
+    """Calls on one input, apart but for those that `together` joins, which come where the last of
+    them does."""
     groups: list[list[LinearCall]] = []
     for call in calls:
         names = {reader.name for reader in call.readers}

@@ -199,6 +199,7 @@ def _weighed(
             one = sums.pop(site.id)
             _check_finite(site, one)
             own[site.id] = replace(stats[site.id], count=one.count, gram=one.gram, there=one.there)
+            del one
         yield some, own
 
 

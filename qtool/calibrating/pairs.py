@@ -49,11 +49,11 @@ def collect_pair(
     originals: Stream,
     site: Site,
     workers: Workers,
-    weights: Sequence[torch.Tensor] | None = None,
+    counts: Sequence[torch.Tensor] | None = None,
 ) -> Pair:
     """Run a block over the states of the quantized model, and what it was before over those of the
-    original; both stay. site: one that is_compared(). weights: of each
-    micro-batch how much a token counts, [tokens]."""
+    original; both stay. site: one that is_compared(). counts: of each micro-batch how much a token
+    does, [tokens]."""
     sums = _Sums(site.in_features, stream.place)
     count = stream.tokens * (site.per_token or 0)
     turns = Turns()
@@ -86,9 +86,9 @@ def collect_pair(
 
     def pair(number: int) -> None:
         rows: deque[torch.Tensor] = deque()
-        counts: torch.Tensor | None = None
-        if weights is not None:
-            counts = weights[number][:, None].sqrt().to(stream.place)
+        roots: torch.Tensor | None = None
+        if counts is not None:
+            roots = counts[number][:, None].sqrt().to(stream.place)
         done = 0
         with turns.taking(number):
             watched(before, originals, number, rows.append)
@@ -101,8 +101,8 @@ def collect_pair(
                         f"the input of {site.id}: how often it is read depends on its values, so "
                         "that gptq.gptaq cannot compare two models there; leave it out"
                     )
-                if counts is not None:
-                    own = counts[done : done + len(x)]
+                if roots is not None:
+                    own = roots[done : done + len(x)]
                     x, y, done = x * own, y * own, done + len(x)
                 sums.add(x, y, number, turns)
 

@@ -170,7 +170,7 @@ def take_all(space: Workspace) -> tuple[list[Block], dict[str, Slope]] | None:
 
 def _drop_passed(space: Workspace) -> None:
     """Remove what only the passes through the blocks need."""
-    for kind in ("states-*", "gradients-*", "given-*"):
+    for kind in ("states-*", "gradients-*", "given-*", "arguments*"):
         for path in space.folder.glob(kind):
             path.unlink(missing_ok=True)
 

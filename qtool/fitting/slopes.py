@@ -106,7 +106,7 @@ def measure(
                 by_token(index, seen, len(states))
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
-            del block, given
+            del block, given, seen
 
         def given_to(index: int, number: int) -> list[torch.Tensor]:
             return way.kept.read_given(index, found[count - index], number)

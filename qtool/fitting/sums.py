@@ -59,8 +59,9 @@ def observed(index: WeightIndex, seen: Seen, by_token: bool = False) -> ObserveL
     def made(matrix: Matrix, output: torch.Tensor, rows: Any) -> None:
         if output.requires_grad:
             sums = seen[matrix]
-            call = len(sums.by_token) if by_token else None
-            sums.by_token += [None] if by_token else []
+            noted = by_token and matrix.expert is None
+            call = len(sums.by_token) if noted else None
+            sums.by_token += [None] if noted else []
             hooked: Any = output  # the method has no types
             hooked.register_hook(lambda gradient: sums.gave(gradient[rows], call))
 

@@ -230,7 +230,7 @@ def run_cost(
         passes += max(each, default=1) - measuring.searches  # which measures for the sweep, too
         passes += any("_exps" in tensor.name for tensor in tensors)
     if measuring.makes_up:
-        passes += duration.COMPARING_PASSES
+        passes += duration.comparing_passes(shapes)
     if measuring.guides:
         # Importance is of plain sums, which transforms that search have measured.
         passes += duration.SLOPE_PASSES + (not measuring.searches)

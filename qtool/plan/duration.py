@@ -37,8 +37,11 @@ AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
 STEP_PASSES = 4.0
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
 SMOOTH_ROWS = 128
-# Forward passes to each of a block's four inputs, of two models, and one on.
-COMPARING_PASSES = 4.5
+# Forward passes to each of a block's four inputs, of two models, and one on; where each matrix has
+# an input of its own, as many for each of them. What a matrix then takes: operations for each token
+# and twice the width, times the width squared.
+COMPARING_PASSES, _INPUTS = 4.5, 4
+MAKING_UP = 3.1
 # Slopes: a forward pass for the states before each block, then one forwards and one back again.
 SLOPE_PASSES = 4.0
 # How often hidden states are written or read meanwhile: these twice, and gradients by them.
@@ -62,6 +65,12 @@ def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
     """Operations that GPTQ's sweep of the output head takes beside its being rounded."""
     out, width = head
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
+
+
+def comparing_passes(shapes: Shapes) -> float:
+    """Of a run whose matrices make up for what their inputs have lost."""
+    most = max((len(block.guided) for block in shapes.blocks), default=0)
+    return COMPARING_PASSES * max(_INPUTS, most) / _INPUTS
 
 
 def beside_slopes(shapes: Shapes, cores: int) -> float:
@@ -96,7 +105,7 @@ def seconds(
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     if recipe.makes_up:
-        passes += COMPARING_PASSES
+        passes += comparing_passes(shapes)
     slopes = SLOPE_PASSES if shapes.guides else 0.0
     if shapes.guides:
         seconds += beside_slopes(shapes, cores)
@@ -114,6 +123,8 @@ def seconds(
         own = shapes.guides and not routed  # a Gram matrix of this matrix alone
         if own:
             flops += GRAM_SHARE * 2.0 * seen * width * width + 2.0 * width**3
+            if recipe.makes_up:
+                flops += MAKING_UP * (seen + 2.0 * width) * width**2
         if site not in grams[tensor.block]:
             grams[tensor.block].add(site)
             if shapes.grams and (shapes.chained or not own):
@@ -126,8 +137,8 @@ def seconds(
                 seconds += searched / (ROUNDED_PER_CORE * cores)
             if recipe.rounding == "gptq" and not own:
                 flops += 2.0 * width**3
-            if recipe.makes_up:
-                flops += 3.1 * seen * width**2 + 6.0 * width**3
+            if recipe.makes_up and not own:
+                flops += MAKING_UP * (seen + 2.0 * width) * width**2
         flops += (slopes + passes) * 2.0 * seen * out * width
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)

@@ -133,7 +133,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
     # What tokens count for each matrix, and a micro-batch of what one reads, by that.
-    weighted = 4 * shapes.tokens * len(block.guided)
+    weighted = 8 * shapes.tokens * len(block.guided)
     weighted += batches * 4 * shapes.batch * max((one.width for one in block.guided), default=0)
     jobs = max(sum(_job(shapes, one) for one in together[:threads]) for together in every)
     if shapes.grams:
