@@ -10,6 +10,7 @@ from planning import plan_of
 from test_gguf_plan import plan_of as gguf_plan_of
 
 from qtool.checkpoint import Checkpoint
+from qtool.cli.plan import _end
 from qtool.fitting.memory import BESIDE_BYTES, Fitting, memory, passing
 from qtool.plan import budget, estimate
 from qtool.plan.plan import Plan, make_plan
@@ -58,6 +59,16 @@ def test_the_disk_holds_states_before_every_block(recipe: str, tmp_path: Path) -
     slopes = 8 * (LAYERS * sum(map(sum, MATRICES)) + 2 * (WORDS + HIDDEN))
     counted = 4 * TOKENS * LAYERS * len(MATRICES)
     assert guided.disk_bytes - plain.disk_bytes == states + slopes + counted
+
+
+def test_much_room_on_the_disk_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, guided = both(tmp_path, "w4g128-gptq", "calibration.samples=400")
+    assert plain.disk_bytes < 1e9 < guided.disk_bytes
+    for plan in (plain, guided):
+        _end(plan.memory, 1.0, [])
+    few, many = capsys.readouterr().out.splitlines()
+    assert "disk" not in few
+    assert f" MiB, {guided.disk_bytes / 1e9:.1f} GB of disk beside the artifact, time " in many
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq"])

@@ -268,8 +268,10 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
+    disk = memory.disk_bytes / 1e9
+    meanwhile = f"{disk:.1f} GB of disk beside the artifact, " if disk >= 1 else ""
     typer.echo(
-        f"estimated: peak memory {_memory(memory.estimated.nbytes)}, "
+        f"estimated: peak memory {_memory(memory.estimated.nbytes)}, {meanwhile}"
         f"time {_duration(seconds)} on this machine"
     )
     if memory.max_ram_bytes is not None:
