@@ -79,7 +79,7 @@ def gpu_of(path: Path) -> str | None:
 
 WHOLE = ["q4_k_m-awq-gptq", "q4_0-awq-gptq", "iq4_xs-awq-gptq", "iq3_s-awq-gptq"]
 FEW = [
-    ("q4_k_m", ["method=gptq"]),
+    pytest.param("q4_k_m", ["method=gptq"], marks=pytest.mark.slow),
     pytest.param("iq3_s", ["method=gptq"], marks=pytest.mark.slow),
 ]
 

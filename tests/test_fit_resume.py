@@ -209,7 +209,7 @@ def test_the_disk_is_full(after: int, tiny: Path, whole: Fitted, tmp_path: Path)
     [
         pytest.param("q4_k_m", PASSED, marks=pytest.mark.slow),
         pytest.param("q4_k_m", PASSED + 6, marks=pytest.mark.slow),
-        ("w4g128-gptq", PASSED + 2),
+        pytest.param("w4g128-gptq", PASSED + 2, marks=pytest.mark.slow),
     ],
 )
 def test_kill_9(recipe: str, lines: int, tiny: Path, tmp_path: Path, call: Call) -> None:

@@ -163,6 +163,7 @@ def test_a_run_differs_from_the_plain_one_in_scales_alone(
     assert verify_artifact(out, against=model).ok
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_goes_on(
     models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

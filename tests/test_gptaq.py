@@ -197,7 +197,8 @@ def test_the_first_input_is_plain_gptqs(tmp_path: Path) -> None:
     assert verify_artifact(other.out, against=model).ok
 
 
-@pytest.mark.parametrize("recipe", [pytest.param("w3g128-gptq", marks=pytest.mark.slow), "q2_k"])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["w3g128-gptq", "q2_k"])
 def test_what_is_made_up_for_is_nearer(recipe: str, tmp_path: Path) -> None:
     """On text that took no part divergence from the original falls."""
     model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
@@ -260,7 +261,8 @@ def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
     assert other.layout == plain.layout
 
 
-@pytest.mark.parametrize("tunes", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("tunes", [False, True])
 def test_killed_it_goes_on_to_the_same_bytes(
     tunes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

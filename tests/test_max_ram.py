@@ -90,7 +90,7 @@ def run(
         pytest.param("llama", "w4g128-gptq", marks=pytest.mark.slow),
         pytest.param("llama", "w4g128-awq", marks=pytest.mark.slow),
         ("moe", "w4g128-gptq"),
-        ("llama", "w4g128-awq-gptq-tune"),
+        pytest.param("llama", "w4g128-awq-gptq-tune", marks=pytest.mark.slow),
     ],
 )
 def test_no_byte_depends_on_the_budget(
