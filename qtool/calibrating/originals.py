@@ -105,14 +105,14 @@ class Originals:
         block: LoadedBlock,
         before: LoadedBlock,
         site: Site,
-        weights: Sequence[torch.Tensor] | None,
+        counts: Sequence[torch.Tensor] | None,
     ) -> Pair:
         """The device has both blocks while this lasts."""
         with (
             self.quantized.placed(block) as (there, stream, workers),
             self.original.placed(before) as (other, originals, _),
         ):
-            return collect_pair(there, stream, other, originals, site, workers, weights)
+            return collect_pair(there, stream, other, originals, site, workers, counts)
 
     def tune(
         self, block: LoadedBlock, matrices: Mapping[str, Kind], options: TuneOptions
