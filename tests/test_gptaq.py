@@ -234,17 +234,19 @@ def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
         )
 
 
-def test_recipes(tmp_path: Path) -> None:
-    assert load("w4g128-gptq", ["gptq.gptaq=0.25"]).makes_up == 0.25
+@pytest.mark.parametrize(("key", "read"), [("gptaq", "makes_up"), ("guided", "guides")])
+def test_recipes(key: str, read: str, tmp_path: Path) -> None:
+    """The keys that say what GPTQ goes by."""
+    assert getattr(load("w4g128-gptq", [f"gptq.{key}=0.25"]), read) == 0.25
     for name in ("w4g128-rtn", "w4g128-awq", "fp8-dynamic", "mxfp4", "kv-fp8"):
-        assert load(name, ["gptq.gptaq=0.5"]).idle_options == ["gptq.gptaq"]
-    assert "gptaq" not in str(load("q3_k_m-awq-gptq").effective())
-    with pytest.raises(RecipeError, match=r"gptq\.gptaq: .*less than or equal to 1|at most 1"):
-        load("w4g128-gptq", ["gptq.gptaq=1.5"])
+        assert load(name, [f"gptq.{key}=0.5"]).idle_options == [f"gptq.{key}"]
+    assert key not in str(load("q3_k_m-awq-gptq").effective())
+    with pytest.raises(RecipeError, match=rf"gptq\.{key}: .*less than or equal to 1|at most 1"):
+        load("w4g128-gptq", [f"gptq.{key}=1.5"])
     own = tmp_path / "own.yaml"
     own.write_text(
         "method: gptq\nformat: gptq\nweights: {bits: 4, group_size: 128, symmetric: true}\n"
-        "gptq: {gptaq: 0.5}\n"
+        f"gptq: {{{key}: 0.5}}\n"
     )
     found = cells(["w4g128-gptq", str(own)], tmp_path, [], share=True, error_aware=False)
     assert [cell.calibrated for cell in found] == ["shared", "itself"]

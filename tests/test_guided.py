@@ -25,10 +25,9 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError, RecipeError, UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import kept_importance
-from qtool.matrix.cells import cells
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
@@ -331,19 +330,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
         assert made(name, 3) == whole
 
 
-def test_what_does_not_go_together(tmp_path: Path) -> None:
-    assert load("w4g128-gptq", ["gptq.guided=0.25"]).guides == 0.25
-    assert load("w4g128-rtn", ["gptq.guided=0.5"]).idle_options == ["gptq.guided"]
-    assert "guided" not in str(load("q3_k_m-awq-gptq").effective())
-    with pytest.raises(RecipeError, match=r"gptq\.guided: .*less than or equal to 1|at most 1"):
-        load("w4g128-gptq", ["gptq.guided=1.5"])
-    own = tmp_path / "own.yaml"
-    own.write_text(
-        "method: gptq\nformat: gptq\nweights: {bits: 4, group_size: 128, symmetric: true}\n"
-        "gptq: {guided: 0.5}\n"
-    )
-    found = cells(["w4g128-gptq", str(own)], tmp_path, [], share=True, error_aware=False)
-    assert [cell.calibrated for cell in found] == ["shared", "itself"]
+def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
     model = quantizing.build("llama", tmp_path / "model")
     (tmp_path / "stats").write_bytes(b"")
     with pytest.raises(UnsupportedError, match=r"holds no text, over which gptq\.guided"):

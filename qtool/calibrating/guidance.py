@@ -103,7 +103,7 @@ class Guidance:
         for matrix, sums in seen.items():
             calls = [one for one in sums.by_token if one is not None]
             once = len(calls) == len(sums.by_token) == batches
-            if matrix.expert is None and once and sum(map(len, calls)) == self.tokens:
+            if once and sum(map(len, calls)) == self.tokens:
                 known[matrix.parameter] = torch.cat(calls).numpy()
         data = np.stack([*known.values()]) if known else np.empty((0, self.tokens), np.float32)
         self._path(index).write_bytes(data.data if data.size else b"")
@@ -149,16 +149,18 @@ class Guidance:
         parents: dict[str, str] = {}
         for site in sites:
             calls = [linear for linear in found.linears if linear.site == site.id]
-            every_token = site.per_token == 1 and site.expert is None
-            own = [_of_calls(site, group) for group in _groups(calls, together)]
-            for one in own if every_token else [site]:
-                apart.append(one)
-                parents[one.id] = site.id
-                some = [call for call in calls if call.readers[0] in one.readers]
-                if every_token and all(call.matrix.parameter in known for call in some):
-                    squares = sum(known[one.matrix.parameter] * one.out_features for one in some)
+            if site.per_token != 1 or site.expert is not None:
+                apart.append(site)
+                parents[site.id] = site.id
+                continue
+            for group in _groups(calls, together):
+                own = _of_calls(site, group)
+                apart.append(own)
+                parents[own.id] = site.id
+                if all(call.matrix.parameter in known for call in group):
+                    squares = sum(known[one.matrix.parameter] * one.out_features for one in group)
                     counts = self._weights(np.asarray(squares, np.float64))
-                    weights[one.id] = torch.split(counts, self.batch)
+                    weights[own.id] = torch.split(counts, self.batch)
         return Guided(tuple(apart), weights, parents)
 
     def _weights(self, squares: NDArray[np.float64]) -> torch.Tensor:

@@ -120,25 +120,24 @@ def seconds(
         routed = structure.expert_of(tensor.name) is not None
         seen = shapes.tokens * (active if routed else 1.0)
         site = structure.input_site(tensor.module)
-        own = shapes.guides and not routed  # a Gram matrix of this matrix alone
-        if own:
-            flops += GRAM_SHARE * 2.0 * seen * width * width + 2.0 * width**3
+        first = site not in grams[tensor.block]
+        grams[tensor.block].add(site)
+        # Gram matrices: one for all that read the input, one of this matrix alone.
+        own = shapes.guides and not routed
+        plain = first and shapes.grams and (shapes.chained or not own)
+        flops += (plain + own) * GRAM_SHARE * 2.0 * seen * width * width
+        if own or first:
+            if recipe.rounding == "gptq":
+                flops += 2.0 * width**3
             if recipe.makes_up:
                 flops += MAKING_UP * (seen + 2.0 * width) * width**2
-        if site not in grams[tensor.block]:
-            grams[tensor.block].add(site)
-            if shapes.grams and (shapes.chained or not own):
-                flops += GRAM_SHARE * 2.0 * seen * width * width
+        if first:
             if recipe.searches_scales:
                 flops += recipe.smooth.grid * 2.0 * SMOOTH_ROWS * width * width
             if "awq" in recipe.transform_chain:
                 flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
                 searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
                 seconds += searched / (ROUNDED_PER_CORE * cores)
-            if recipe.rounding == "gptq" and not own:
-                flops += 2.0 * width**3
-            if recipe.makes_up and not own:
-                flops += MAKING_UP * (seen + 2.0 * width) * width**2
         flops += (slopes + passes) * 2.0 * seen * out * width
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
