@@ -11,7 +11,6 @@ transforms change nothing.
 """
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from qtool.calibrating import outliers
@@ -60,9 +59,6 @@ def quantize_blocks(
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
-            guidance = None
-            if resume.unit(skeleton.count - 1) not in journal.done:  # before there are states
-                guidance = _guidance(request, skeleton, given, space, progress)
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
@@ -71,14 +67,14 @@ def quantize_blocks(
         if recipe.follows_original:
             originals = Originals.of(skeleton, passage, space.folder)
         tuning = Tuning(originals, recipe.tune) if originals and recipe.tunes else None
+        guides = recipe.guides if given.saved is None else 0.0
+        guidance = Guidance(guides, recipe.calibration.seed) if guides else None
         run = Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
             blocks, originals, tuning, guidance, planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space, outside is None)
-        if len(done) < skeleton.count and run.guidance is None:  # the last was not whole
-            run = replace(run, guidance=_guidance(request, skeleton, given, space, progress))
         resume.say(progress, len(done) + (outside is not None), skeleton.count + 1)
         if outside is None and run.head is None:
             outside = _write_outside(run)
@@ -99,24 +95,12 @@ def quantize_blocks(
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
-    notes += made_up_note(recipe.makes_up) + guided_note(recipe.guides)
+    notes += made_up_note(recipe.makes_up) + guided_note(run.guidance is not None)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:
         notes.append(outliers.note(found, recipe.llm_int8.threshold))
     return Outcome(layers, notes, given.record, experts, found)
-
-
-def _guidance(
-    request: Request, skeleton: Skeleton, given: Given, space: Workspace, progress: Progress
-) -> Guidance | None:
-    """What tokens count, where the recipe asks for that."""
-    recipe = request.recipe
-    if not recipe.guides:
-        return None
-    seed = recipe.calibration.seed
-    threads = request.threads
-    return Guidance.of(recipe.guides, skeleton, given.tokens, seed, space, threads, progress)
 
 
 def _taken_up(run: Run, space: Workspace, more: bool) -> list[Outcome]:

@@ -26,19 +26,13 @@ class Given:
     record: dict[str, Any]  # of the calibration, for provenance
 
 
-def transforms_need(recipe: Recipe) -> frozenset[str]:
-    """The statistics that a recipe's transforms ask for."""
+def recipe_needs(recipe: Recipe) -> frozenset[str]:
+    """The statistics that a recipe's methods and transforms ask for."""
     needs = frozenset[str]()
     if "awq" in recipe.transform_chain:
         needs |= awq.NEEDS
     if "smooth" in recipe.transform_chain:
         needs |= smooth.needs(recipe)
-    return needs
-
-
-def recipe_needs(recipe: Recipe) -> frozenset[str]:
-    """The statistics that a recipe's methods and transforms ask for."""
-    needs = transforms_need(recipe)
     if recipe.rounding == "gptq":
         needs |= gptq.NEEDS
     if recipe.measures_inputs or recipe.reports_outliers:

@@ -27,11 +27,10 @@ def groups_of(sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
 
 
 def groups_for(recipe: Recipe, sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
-    """groups_of(), with exceptions: scales of AWQ and of smoothing are shared by sites, so all are
-    one group, and so they are where each matrix is going to be measured apart; where matrices make
-    up for what their inputs lost, these come one after another, so that each sees what those before
-    it have become."""
-    if recipe.shares_scales or (recipe.guides and not recipe.makes_up):
+    """groups_of(), with two exceptions: scales of AWQ and of smoothing are shared by sites, so all
+    are one group; and where matrices make up for what their inputs lost, these come one after
+    another, so that each sees what those before it have become."""
+    if recipe.shares_scales:
         return [list(sites)]
     if not recipe.makes_up:
         return groups_of(sites, gram_bytes)

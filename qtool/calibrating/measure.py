@@ -8,14 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.device import Device
-from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
@@ -210,9 +208,6 @@ def measure_importance(
             blocks = kept_importance.take_up(space, count, scaling, sweeping)
         awaits_head = sweeping is not None and sweeping.awaits_head
         if len(blocks) < count or awaits_head:
-            guide = partial(_guide, sweeping, skeleton, calibration, space, threads, progress)
-            if len(blocks) < count:
-                guide()  # before there are states
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             passage = Passage.of(stream, workers, device)
@@ -223,8 +218,6 @@ def measure_importance(
             for kept in (scaling, sweeping):
                 if kept is not None:
                     del kept.kept[len(blocks) :]
-            if len(blocks) < count:
-                guide()
             resume.say(progress, len(blocks), count)
             tracer = Tracer(stacked=True)
             coming = stack.enter_context(ahead(skeleton, device))
@@ -256,24 +249,6 @@ def measure_importance(
         for squares in block:
             gathered.add(squares)
     return gathered.importance(source, calibration, None if device is None else device.name)
-
-
-def _guide(
-    sweeping: "Sweeping | None",
-    skeleton: Skeleton,
-    calibration: Calibration,
-    space: Workspace | None,
-    threads: int,
-    progress: Progress,
-) -> None:
-    """Measure what tokens count in a sweep, where it asks for that and does not know it yet."""
-    if sweeping is None or not sweeping.guides or sweeping.guidance is not None:
-        return
-    assert space is not None
-    tokens, seed = calibration.tokens, calibration.seed
-    sweeping.guidance = Guidance.of(
-        sweeping.guides, skeleton, tokens, seed, space, threads, progress
-    )
 
 
 def _measured(

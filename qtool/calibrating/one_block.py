@@ -11,9 +11,9 @@ import torch
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
-from qtool.calibrating.given import recipe_needs, transforms_need
+from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.groups import groups_for, groups_of
-from qtool.calibrating.guidance import Guidance, Guided
+from qtool.calibrating.guidance import Guidance, Guided, Squares, tokens_of
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
@@ -60,7 +60,7 @@ class Run:
     blocks: Ahead
     originals: Originals | None  # where blocks are to give back what they gave
     tuning: Tuning | None
-    guidance: Guidance | None  # where tokens count by what errors at them cost
+    guidance: Guidance | None  # where tokens of keys and values count by what is read of them
     head: Planned | None  # where it is quantized
 
     def goes_on(self, index: int) -> bool:
@@ -90,6 +90,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
         after = [] if run.saved is None else _outputs(run, block)
         if run.originals is not None and not recipe.makes_up:
             run.originals.advance(block)
+        squares = {} if run.guidance is None else run.guidance.squares(block, run.passage)
     wanted = [s for s in found.sites if any(takes_part(run.plan, name) for name in s.names)]
     groups = groups_for(recipe, wanted, run.gram_bytes)
     # The last one with inputs that are compared; those without come after it.
@@ -117,26 +118,24 @@ def quantize_block(run: Run, index: int) -> Outcome:
                 stats = _with_histograms(run, block, group, stats)
         with progress.stage("quantize"):
             give_back()
-            left: Sequence[Site] = group
-            weights: Weights = {}
-            if run.guidance is not None:
-                guided = run.guidance.split(index, found, group)
-                left, weights = guided.sites, guided.weights
-                stats = _apart(guided, stats)
+            guided = _guided(run, found, group, squares)
+            left: Sequence[Site] = guided.sites
+            stats = _apart(guided, stats)
             if run.originals is not None and before is not None:
                 jobs = site_jobs(run.plan, index, found, left, rest=False)
-                results += _making_up(run, run.originals, block, before, left, jobs, stats, weights)
+                results += _making_up(
+                    run, run.originals, block, before, left, jobs, stats, guided.weights
+                )
                 left = [site for site in left if not is_compared(site)]
                 if group is last:
                     with progress.stage("calibrate"):
                         run.originals.advance(before)
                     before = None
-            if run.guidance is not None:
-                for some, own in _weighed(run, block, left, stats, weights):
-                    counts |= {site.id: own[site.id].count for site in some}
-                    jobs = site_jobs(run.plan, index, found, some, rest=False)
-                    results += run.passage.workers.map(_work(run, block, own), jobs)
-                left = []
+            # Before what is measured already: the input of keys may come of other matrices.
+            for some, own in _weighed(run, block, left, stats, guided.weights):
+                jobs = site_jobs(run.plan, index, found, some, rest=False)
+                results += run.passage.workers.map(_work(run, block, own), jobs)
+            left = [site for site in left if site.id not in guided.weights]
             jobs = site_jobs(run.plan, index, found, left, rest=group is groups[-1])
             results += run.passage.workers.map(_work(run, block, stats), jobs)
     give_back()
@@ -166,10 +165,6 @@ def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
         needs -= {"gram"}  # it comes with what the original's input is compared by
         if not needs:
             return {site.id: SiteStats(0) for site in sites}
-    if run.guidance is not None:
-        needs -= gptq.NEEDS - transforms_need(run.recipe)  # it comes with weights for tokens
-        if not needs:
-            return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
         found = run.passage.collect(block, sites, needs)
         for site in sites:
@@ -178,27 +173,40 @@ def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
 
 
+def _guided(run: Run, found: BlockSites, sites: Sequence[Site], squares: Squares) -> Guided:
+    """Sites, with those of keys and values apart where their tokens count by what is read."""
+    if run.guidance is None:
+        return Guided(tuple(sites), {}, {site.id: site.id for site in sites})
+    batches = tokens_of(run.passage.stream)
+    return run.guidance.split(found, sites, squares, batches)
+
+
 def _apart(guided: Guided, stats: Stats) -> Stats:
-    """What was measured of inputs, of each that a matrix has of its own; plain sums are dropped."""
-    for name, one in stats.items():
-        stats[name] = replace(one, gram=None, there=None)
-    return {site.id: stats[guided.parents[site.id]] for site in guided.sites}
+    """What was measured of inputs, of each that was parted; without the Gram matrix where tokens
+    count by weights."""
+    found: Stats = {}
+    for site in guided.sites:
+        one = stats[guided.parents[site.id]]
+        weighed = site.id in guided.weights
+        found[site.id] = replace(one, gram=None, there=None) if weighed else one
+    return found
 
 
 def _weighed(
     run: Run, block: LoadedBlock, sites: Sequence[Site], stats: Stats, weights: Weights
 ) -> Iterator[tuple[Sequence[Site], Stats]]:
-    """Inputs that matrices are quantized by, with Gram matrices in which tokens count by what
-    errors at them cost; some at a time, the last ones of the block first."""
-    wanted = [s for s in sites if any(run.plan.by_name[n].scheme for n in s.names)]
-    for some in groups_of(wanted, run.gram_bytes):
+    """Inputs with Gram matrices in which tokens count by weights, some at a time, the last ones of
+    the block first."""
+    names = run.plan.by_name
+    wanted = [s for s in sites if s.id in weights and any(names[n].scheme for n in s.names)]
+    for some in groups_of(wanted, run.gram_bytes) if wanted else []:
         with run.progress.stage("calibrate"):
             sums = run.passage.collect(block, some, gptq.NEEDS, weights=weights)
         own: Stats = {}
         for site in some:
             one = sums.pop(site.id)
             _check_finite(site, one)
-            own[site.id] = replace(stats[site.id], count=one.count, gram=one.gram, there=one.there)
+            own[site.id] = replace(stats[site.id], gram=one.gram, there=one.there)
             del one
         yield some, own
 

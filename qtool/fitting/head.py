@@ -34,11 +34,9 @@ def through_head(
     gradients: Passing,
     workers: Workers,
     progress: Progress,
-    unrelated: bool = True,
 ) -> tuple[Slope | None, float | None]:
     """The head's slope, None where there is no one matrix; and the mean KL divergence between
-    predictions at places that are unrelated, None of a text too short to have any, or where it is
-    not asked for.
+    predictions at places that are unrelated, None of a text too short to have any.
 
     gradients: none yet; those by what leaves the last block are appended, a micro-batch each.
     """
@@ -69,7 +67,7 @@ def through_head(
                         )
                     told = logits.log_softmax(-1)
                     found += torch.autograd.grad(_drawn(told, random), part)
-                apart += _unrelated(told.detach()) if unrelated else []
+                apart += _unrelated(told.detach())
             return seen, torch.cat(found, dim=1), apart
 
         turns = range(0, count, workers.threads)

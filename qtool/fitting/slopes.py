@@ -23,7 +23,7 @@ Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import EIO
 
@@ -61,13 +61,10 @@ def measure(
     space: Workspace,
     threads: int,
     progress: Progress,
-    by_token: Callable[[int, Seen, int], None] | None = None,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
-    seed: of the tokens that are drawn. space: where what is finished is kept. by_token: is told
-    of each block, from the last to the first, what was seen of it at each token, in how many
-    micro-batches.
+    seed: of the tokens that are drawn. space: where what is finished is kept.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
     count = skeleton.count
@@ -84,7 +81,7 @@ def measure(
             way.before(count)
             gradients = Passing(gradients_at(space, count))
             own, unrelated = through_head(
-                skeleton, stream, tokens, seed, gradients, workers, progress, by_token is None
+                skeleton, stream, tokens, seed, gradients, workers, progress
             )
             named: Named = [] if own is None else [(HEAD, -1, own)]
             found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]
@@ -98,15 +95,11 @@ def measure(
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
             gradients.go_to(gradients_at(space, index))
-            seen, given = _through_block(
-                block, stream, gradients, before.given[index], workers, by_token is not None
-            )
+            seen, given = _through_block(block, stream, gradients, before.given[index], workers)
             gradients.turn()
-            if by_token is not None:
-                by_token(index, seen, len(states))
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
-            del block, given, seen
+            del block, given
 
         def given_to(index: int, number: int) -> list[torch.Tensor]:
             return way.kept.read_given(index, found[count - index], number)
@@ -200,7 +193,6 @@ def _through_block(
     gradients: Passing,
     given: Sequence[int],
     workers: Workers,
-    by_token: bool = False,
 ) -> tuple[Seen, list[list[torch.Tensor]]]:
     """Sums of a block's matrices, and gradients by what it is given beside states; those by its
     states take the place of those by what it hands on.
@@ -218,7 +210,7 @@ def _through_block(
             tensors[place] = tensor
         seen: Seen = {}
         try:
-            with torch.enable_grad(), observed(index, seen, by_token):
+            with torch.enable_grad(), observed(index, seen):
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 parts = iter([t.clone() if t.requires_grad else t for t in tensors])
                 output = block.outputs(block.module, states.clone(), with_tensors(call, parts))

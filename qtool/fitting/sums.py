@@ -1,6 +1,6 @@
 """Squares of what a matrix reads, and of the gradients by what it gives, summed over tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +16,19 @@ class Sums:
     rows: torch.Tensor | None = None  # [out], float64, of gradients
     columns: torch.Tensor | None = None  # [in], float64, of inputs
     count: int = 0  # tokens that it read
-    # Where it is asked for: the mean square of each token's gradient, float32; a call each, in
-    # their order, or None where no gradient came.
-    by_token: list[torch.Tensor | None] = field(default_factory=list)
 
     def read(self, x: torch.Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1])
         self.columns = _added(self.columns, rows.square().sum(0, dtype=torch.float64))
         self.count += len(rows)
 
-    def gave(self, gradient: torch.Tensor, call: int | None = None) -> None:
-        """call: whose place in by_token it takes."""
+    def gave(self, gradient: torch.Tensor) -> None:
         rows = gradient.reshape(-1, gradient.shape[-1])
-        if call is not None:
-            self.by_token[call] = torch.linalg.vector_norm(rows, dim=-1).square_() / rows.shape[1]
         self.rows = _added(self.rows, rows.square().sum(0, dtype=torch.float64))
 
     def take(self, other: "Sums") -> None:
         """Add those over other tokens."""
         self.count += other.count
-        self.by_token += other.by_token
         self.rows = _added(self.rows, other.rows)
         self.columns = _added(self.columns, other.columns)
 
@@ -50,7 +43,7 @@ class Sums:
 Seen = dict[Matrix, Sums]
 
 
-def observed(index: WeightIndex, seen: Seen, by_token: bool = False) -> ObserveLinears:
+def observed(index: WeightIndex, seen: Seen) -> ObserveLinears:
     """Within, inputs of linear calls are summed, and later the gradients by their outputs."""
 
     def given(matrix: Matrix, x: torch.Tensor, _: torch.Tensor | None) -> None:
@@ -59,11 +52,8 @@ def observed(index: WeightIndex, seen: Seen, by_token: bool = False) -> ObserveL
     def made(matrix: Matrix, output: torch.Tensor, rows: Any) -> None:
         if output.requires_grad:
             sums = seen[matrix]
-            noted = by_token and matrix.expert is None
-            call = len(sums.by_token) if noted else None
-            sums.by_token += [None] if noted else []
             hooked: Any = output  # the method has no types
-            hooked.register_hook(lambda gradient: sums.gave(gradient[rows], call))
+            hooked.register_hook(lambda gradient: sums.gave(gradient[rows]))
 
     return ObserveLinears(index, given, made)
 

@@ -24,14 +24,14 @@ import torch
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.guidance import Guidance, guided_note
+from qtool.calibrating.guidance import Guidance, Guided, guided_note, tokens_of
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, Weights
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
@@ -59,8 +59,7 @@ class Sweeping:
     gram_bytes: int
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
-    guides: float = 0.0  # the power of squared slopes by which tokens count
-    guidance: Guidance | None = None  # these slopes
+    guidance: Guidance | None = None  # of tokens of keys and values
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
@@ -80,9 +79,9 @@ class Sweeping:
                 by_block[layer_of(tensor.name)].append(tensor)
         options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq", "guided"}))
         tune = recipe.tune if recipe.tunes else None
-        return cls(
-            options, SweptFiles(folder, by_block), gram_bytes, tune, recipe.makes_up, recipe.guides
-        )
+        guidance = Guidance(recipe.guides, recipe.calibration.seed) if recipe.guides else None
+        files = SweptFiles(folder, by_block)
+        return cls(options, files, gram_bytes, tune, recipe.makes_up, guidance)
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
@@ -125,11 +124,13 @@ class Sweeping:
             room = min(room, device.sums_bytes // 2)
         parts = parts_of(self.files, block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
+        guided = self._guided(block, passage, found, wanted)
+        parts = parts_of(self.files, block.index, replace(found, sites=guided.sites))
         if self.originals is not None and not self.makes_up:
             self.originals.advance(block)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
-        rest = [site for site in found.sites if site.id not in parts]
+        rest = [site for site in found.sites if site not in wanted]
         unseen = [site for site in rest if site.id not in seen]
         squares = seen | passage.collect(block, unseen, {"square"})
         yield from ((site, _without_gram(squares[site.id])) for site in rest)
@@ -142,36 +143,36 @@ class Sweeping:
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0,
         )  # fmt: skip
-        weights: Weights = {}
-        if self.guidance is not None:
-            squares = seen or passage.collect(block, wanted, {"square"})
-            yield from ((site, _without_gram(squares[site.id])) for site in wanted)
-            del squares
-            seen.clear()
-            together = [t.source.origin for t in self.files.tensors.get(block.index, ())]
-            guided = self.guidance.split(block.index, found, wanted, together)
-            weights = guided.weights
-            parts = parts_of(self.files, block.index, replace(found, sites=guided.sites))
-            wanted = [site for site in guided.sites if site.id in parts]
         if self.makes_up:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
             yield from self._all_made_up(
-                compared, parts, seen, weights, block, passage, work, made, notes
+                compared, guided, parts, seen, block, passage, work, made, notes
             )
-        for group in [wanted] if seen else groups_of(wanted, room):
-            stats = seen or passage.collect(block, group, {"gram", "square"}, weights=weights)
-            for site in group:
-                Squares.of(site, stats[site.id])  # SourceError where it is not finite
-                if self.guidance is None:
-                    yield site, _without_gram(stats[site.id])
+        alone = partial(beside, device=device, threads=workers.threads)
+
+        def swept(sites: Sequence[Site], stats: dict[str, SiteStats]) -> None:
             give_back()
-            jobs = [(site, parts[site.id], stats) for site in sorted(group, key=cost_by(parts))]
-            alone = partial(beside, device=device, threads=workers.threads)
+            jobs = [(site, parts[site.id], stats) for site in sorted(sites, key=cost_by(parts))]
             results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
             for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
-                made += some
-                notes += said
+                made.extend(some)
+                notes.extend(said)
+
+        for group in [wanted] if seen else groups_of(wanted, room):
+            stats = seen or passage.collect(block, group, {"gram", "square"})
+            for site in group:
+                Squares.of(site, stats[site.id])  # SourceError where it is not finite
+                yield site, _without_gram(stats[site.id])
+            own = {site.id for site in group}
+            left = [site for site in guided.sites if guided.parents[site.id] in own]
+            weighed = [site for site in left if site.id in guided.weights]
+            # Before what is measured already: the input of keys may come of other matrices.
+            for some in groups_of(weighed, room) if weighed else []:
+                needs = {"gram", "square"}
+                swept(some, passage.collect(block, some, needs, weights=guided.weights))
+            left = [site for site in left if site not in weighed]
+            swept(left, {site.id: stats.pop(guided.parents[site.id]) for site in left})
         give_back()
         tuned = None
         if self.tune is not None:
@@ -179,12 +180,23 @@ class Sweeping:
         kept = self.files.entry(block.index, made, notes)
         self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
 
+    def _guided(
+        self, block: LoadedBlock, passage: Passage, found: BlockSites, sites: Sequence[Site]
+    ) -> Guided:
+        """Sites, with those of keys and values apart where their tokens count by what is read."""
+        if self.guidance is None:
+            return Guided(tuple(sites), {}, {site.id: site.id for site in sites})
+        together = [t.source.origin for t in self.files.tensors.get(block.index, ())]
+        squares = self.guidance.squares(block, passage)
+        batches = tokens_of(passage.stream)
+        return self.guidance.split(found, sites, squares, batches, together)
+
     def _all_made_up(
         self,
         compared: Sequence[Site],
+        guided: Guided,
         parts: Mapping[str, list[Part]],
         seen: dict[str, SiteStats],
-        weights: Weights,
         block: LoadedBlock,
         passage: Passage,
         work: Callable[..., tuple[list[Made], list[str]]],
@@ -194,14 +206,15 @@ class Sweeping:
         """Sweep the matrices that read inputs which are compared, one after another."""
         unseen = [site for site in compared if site.id not in seen]
         known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
-        known |= passage.collect(block, unseen, {"square"}, weights=weights)
+        known |= passage.collect(block, unseen, {"square"})
         known = {name: _without_gram(one) for name, one in known.items()}
-        if self.guidance is None:
-            yield from ((site, known[site.id]) for site in compared)
+        yield from ((site, known[site.id]) for site in compared)
         before = placed_block(block, CPU)
-        for site in compared:
-            own = weights.get(site.id)
-            some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
+        for site in guided.sites:
+            if (parent := known.get(guided.parents[site.id])) is None:
+                continue
+            own = guided.weights.get(site.id)
+            some, said = self._made_up(site, parts[site.id], parent, own, block, before, work)
             made += some
             notes += said
         self._originals.advance(before)
@@ -210,7 +223,7 @@ class Sweeping:
         self,
         site: Site,
         parts: list[Part],
-        known: dict[str, SiteStats],
+        known: SiteStats,
         weights: Sequence[torch.Tensor] | None,
         block: LoadedBlock,
         before: LoadedBlock,
@@ -219,7 +232,9 @@ class Sweeping:
         """Sweep the matrices that read one site, once they make up for what it has lost."""
         names = {name for part in parts for name in part.tensor.source.origin}
         found = self._originals.make_up(block, before, site, names, self.makes_up, weights)
-        seen = found.added_to(known.pop(site.id))
+        seen = found.added_to(known)
+        if weights is not None:
+            seen = replace(seen, square=np.ascontiguousarray(np.diagonal(found.gram)))
         each = self._originals.quantized.workers.map
         made, notes = work((site, parts, {site.id: seen}), each=each)
         return made, [*found.notes, *notes]
@@ -307,7 +322,7 @@ class Sweeping:
         rare = every - sum(entry["swept"] for entry in entries)
         left = [name for kept in every_kept for name in kept["left"]]
         said = merged([note for kept in every_kept for note in kept["notes"]])
-        said += made_up_note(self.makes_up) + guided_note(self.guides)
+        said += made_up_note(self.makes_up) + guided_note(self.guidance is not None)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
         if rare:
