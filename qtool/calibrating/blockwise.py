@@ -67,7 +67,7 @@ def quantize_blocks(
         if recipe.follows_original:
             originals = Originals.of(skeleton, passage, space.folder)
         tuning = Tuning(originals, recipe.tune) if originals and recipe.tunes else None
-        guides = recipe.guides if given.saved is None else 0.0
+        guides = recipe.guides if given.saved is None else 0.0  # a file holds no text
         guidance = Guidance(guides, recipe.calibration.seed) if guides else None
         run = Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,

@@ -1,27 +1,26 @@
-"""gptq.guided: in GPTQ's sums of keys and values a token counts by what others read of it.
+"""gptq.guided: in GPTQ's sums of what keys and values read, tokens count by what is read of them.
 
-    gram = sum over tokens of weight(token) x x'        for each matrix, not for each input
+    gram = sum over tokens of weight(token) x x'
     weight(token) = (g^2 / their mean)^power / the mean of that
-    g^2 = mean over what the matrix gives of the squared slopes there, of a random sum of all
-          numbers that the first matrix behind the attention gives, each drawn from N(0, 1)
+    g^2 = squared slopes by what keys and values are at the token, of a random sum of all numbers
+          that the first matrix behind the attention gives, each drawn from N(0, 1)
 
 Attention reads some tokens many times, the first of a text most of all, and others hardly ever: an
 error in their keys and values costs as much more or less. Plain GPTQ counts all alike. Which
 matrices other tokens read of, whatever a model calls them and however it mixes tokens, is seen on
-the probe: those on whose outputs at earlier tokens the block's last output depends. Queries, the
-MLP and what gathers the heads are read by their own token alone, and keep to plain sums; so do
-routed experts, and what is called more than once for a token.
+the probe: those on whose outputs at earlier tokens the block's last output depends. What else reads
+the same input, as queries do, counts tokens likewise. All other inputs keep to plain sums.
 
 Slopes are of the block as it is before its matrices are quantized, on what comes of those before
-it; one pass through its first matrices and back.
+it: one pass through its first matrices and back.
 
 Source: Kim et al., GuidedQuant: Large Language Model Quantization via Exploiting End Loss Guidance,
 2025, whose slopes are of the whole model's loss, for all matrices; Sung et al., RSQ: Learning from
 Important Tokens Leads to Better Quantized LLMs, 2025, who count tokens by the attention they get.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,20 +28,9 @@ import torch
 
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import BlockSites, LinearCall, Site
+from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
-
-Squares = Mapping[str, torch.Tensor]  # by parameter of the block: of all tokens, float32
-
-
-@dataclass(frozen=True)
-class Guided:
-    """Inputs of a block, those of keys and values apart."""
-
-    sites: tuple[Site, ...]
-    weights: Weights  # of mean 1
-    parents: dict[str, str]  # by site id: that of the input before
 
 
 @dataclass(frozen=True)
@@ -65,9 +53,9 @@ class Guidance:
     seed: int
     _known: dict[Any, Mixing] = field(default_factory=dict)  # by structure of block
 
-    def squares(self, block: LoadedBlock, passage: Passage) -> Squares:
-        """Squared slopes at each token of what other tokens read of; none where torch has no
-        gradient."""
+    def weights(self, block: LoadedBlock, passage: Passage, found: BlockSites) -> Weights:
+        """How much tokens count for the inputs of keys and values, by site id, 1 in the mean; none
+        where torch has no gradient, or slopes say nothing."""
         key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
         if key not in self._known:
             self._known[key] = mixing(block, *passage.stream.probe(block.index))
@@ -80,69 +68,31 @@ class Guidance:
             def one(number: int) -> dict[Matrix, torch.Tensor]:
                 return _slopes(there, index, stream, number, how, self._noise(block, number))
 
-            found = workers.map(one, range(len(stream.hidden)))
-        every = {matrix: [batch.get(matrix) for batch in found] for matrix in how.read}
-        return {
-            matrix.parameter: torch.cat([part for part in parts if part is not None])
-            for matrix, parts in every.items()
-            if not any(part is None for part in parts)
-        }
-
-    def _noise(self, block: LoadedBlock, number: int) -> torch.Generator:
-        """Of a micro-batch, whichever thread computes it."""
-        seed = np.random.SeedSequence([self.seed, block.index, number]).generate_state(1)
-        return torch.Generator().manual_seed(int(seed[0]))
-
-    def split(
-        self,
-        found: BlockSites,
-        sites: Sequence[Site],
-        squares: Squares,
-        batches: Sequence[int],
-        together: Sequence[Collection[str]] = (),
-    ) -> Guided:
-        """Some sites of a block, in the same order, keys and values apart from what else reads
-        their input. batches: tokens of each micro-batch. together: checkpoint tensors that are to
-        keep one input, as one tensor is made of them."""
-        apart: list[Site] = []
+            batches = workers.map(one, range(len(stream.hidden)))
         weights: dict[str, Sequence[torch.Tensor]] = {}
-        parents: dict[str, str] = {}
-        for site in sites:
-            calls = [linear for linear in found.linears if linear.site == site.id]
-            rest: list[LinearCall] = []
-            own: list[tuple[Site, torch.Tensor]] = []
-            for group in _groups(calls, together):
-                known = [one for one in group if one.matrix.parameter in squares]
-                if site.per_token != 1 or site.expert is not None or not known:
-                    rest += group
-                    continue
-                total = sum(squares[one.matrix.parameter] * one.out_features for one in known)
-                assert isinstance(total, torch.Tensor)
-                counts = self._weights(total)
-                if counts is None:
-                    rest += group
-                else:
-                    own.append((_of_calls(site, group), counts))
-            if not own:
-                rest = []
-                apart.append(site)
-                parents[site.id] = site.id
-            if rest:
-                apart.append(_of_calls(site, rest))
-                parents[apart[-1].id] = site.id
-            for part, counts in own:
-                apart.append(part)
-                parents[part.id] = site.id
-                weights[part.id] = torch.split(counts, list(batches))
-        return Guided(tuple(apart), weights, parents)
+        for site in found.sites:
+            read = [one.matrix for one in found.linears if one.site == site.id]
+            own = [one for one in read if one in how.read and all(one in b for b in batches)]
+            if site.per_token != 1 or not own:
+                continue
+            squares = [torch.stack([batch[one] for one in own]).sum(0) for batch in batches]
+            counts = self._counts(torch.cat(squares))
+            if counts is not None:
+                weights[site.id] = torch.split(counts, [len(some) for some in squares])
+        return weights
 
-    def _weights(self, squares: torch.Tensor) -> torch.Tensor | None:
-        """By which tokens count, of mean 1; None where slopes say nothing. squares: [tokens]."""
+    def _counts(self, squares: torch.Tensor) -> torch.Tensor | None:
+        """[tokens], None where slopes say nothing."""
         mean = squares.double().mean()
         if not (torch.isfinite(mean) and mean > 0):
             return None
         found = (squares.double() / mean) ** self.power
         return (found / found.mean()).float()
+
+    def _noise(self, block: LoadedBlock, number: int) -> torch.Generator:
+        """Of a micro-batch, whichever thread computes it."""
+        seed = np.random.SeedSequence([self.seed, block.index, number]).generate_state(1)
+        return torch.Generator().manual_seed(int(seed[0]))
 
 
 def guided_note(guides: bool) -> list[str]:
@@ -150,14 +100,9 @@ def guided_note(guides: bool) -> list[str]:
     if not guides:
         return []
     return [
-        "in keys and values tokens count by what others read of them (gptq.guided), and so they do "
-        "in the relative errors of their outputs"
+        "in what keys and values read, tokens count by what others read of them (gptq.guided), and "
+        "so they do in the relative errors of outputs"
     ]
-
-
-def tokens_of(stream: Stream) -> list[int]:
-    """Tokens of each micro-batch."""
-    return [states.shape[0] * states.shape[1] for states in stream.hidden]
 
 
 def mixing(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Mixing:
@@ -238,25 +183,3 @@ def _slopes(
         matrix: one.reshape(tokens, -1).square().mean(-1).cpu()
         for matrix, one in zip(found, slopes, strict=True)
     }
-
-
-def _groups(
-    calls: Sequence[LinearCall], together: Sequence[Collection[str]]
-) -> list[list[LinearCall]]:
-    """Calls on one input, apart but for those that `together` joins, which come where the last of
-    them does."""
-    groups: list[list[LinearCall]] = []
-    for call in calls:
-        names = {reader.name for reader in call.readers}
-        joined = [names, *(set(some) for some in together if names.intersection(some))]
-        every = set[str]().union(*joined)
-        near = [g for g in groups if any(r.name in every for one in g for r in one.readers)]
-        groups = [g for g in groups if g not in near]
-        groups.append([*(one for g in near for one in g), call])
-    return groups
-
-
-def _of_calls(site: Site, calls: Sequence[LinearCall]) -> Site:
-    """What some of a site's matrices read."""
-    readers = tuple(reader for call in calls for reader in call.readers)
-    return replace(site, id=readers[0].name, readers=readers, matrix=calls[0].matrix)

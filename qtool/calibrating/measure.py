@@ -19,6 +19,7 @@ from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.texts import TOPICS
@@ -280,12 +281,16 @@ def _measure_block(
     """Every site of one block, scaled and quantized where that is asked for; the stream is then
     before the next one."""
     seen: dict[str, SiteStats] = {}
-    if scaling is not None:
-        seen = scaling.scale(block, passage, SWEEP if sweeping is not None else frozenset())
     found = tracer.sites(block, passage.stream)
+    counts: Counts = {}
+    if sweeping is not None and sweeping.guidance is not None:
+        counts = sweeping.guidance.weights(block, passage, found)
+    if scaling is not None:
+        own = SWEEP if sweeping is not None else frozenset[str]()
+        seen = scaling.scale(block, passage, own, counts)
     more = block.index + 1 < skeleton.count
     if sweeping is not None:
-        yield from sweeping.block(block, passage, found, seen)
+        yield from sweeping.block(block, passage, found, seen, counts)
         if more or sweeping.awaits_head:
             with passage.placed(block) as (there, stream, workers):
                 skeleton.advance(there, stream, workers)

@@ -1,7 +1,7 @@
 """One decoder block: measured, transformed, quantized site by site, tuned, written, and run for
 what the next block reads. Which blocks, and what is outside: qtool.calibrating.blockwise."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,8 +12,8 @@ from qtool.calibrating import cache, outliers
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
 from qtool.calibrating.given import recipe_needs
-from qtool.calibrating.groups import groups_for, groups_of
-from qtool.calibrating.guidance import Guidance, Guided, Squares, tokens_of
+from qtool.calibrating.groups import groups_for
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
@@ -25,7 +25,6 @@ from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
 from qtool.errors import SourceError
-from qtool.methods import gptq
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -90,7 +89,9 @@ def quantize_block(run: Run, index: int) -> Outcome:
         after = [] if run.saved is None else _outputs(run, block)
         if run.originals is not None and not recipe.makes_up:
             run.originals.advance(block)
-        squares = {} if run.guidance is None else run.guidance.squares(block, run.passage)
+        weights: Weights = {}
+        if run.guidance is not None:
+            weights = run.guidance.weights(block, run.passage, found)
     wanted = [s for s in found.sites if any(takes_part(run.plan, name) for name in s.names)]
     groups = groups_for(recipe, wanted, run.gram_bytes)
     # The last one with inputs that are compared; those without come after it.
@@ -103,7 +104,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     results: list[Done] = []
     for group in groups:
         with progress.stage("calibrate"):
-            stats = _statistics(run, block, group)
+            stats = _statistics(run, block, group, weights)
         counts |= {site.id: stats[site.id].count for site in group}
         if recipe.reports_outliers:
             columns += outliers.found(group, stats, recipe.llm_int8.threshold)
@@ -118,26 +119,18 @@ def quantize_block(run: Run, index: int) -> Outcome:
                 stats = _with_histograms(run, block, group, stats)
         with progress.stage("quantize"):
             give_back()
-            guided = _guided(run, found, group, squares)
-            left: Sequence[Site] = guided.sites
-            stats = _apart(guided, stats)
+            jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
+            work = _work(run, block, stats)
             if run.originals is not None and before is not None:
-                jobs = site_jobs(run.plan, index, found, left, rest=False)
                 results += _making_up(
-                    run, run.originals, block, before, left, jobs, stats, guided.weights
+                    run, run.originals, block, before, group, jobs, stats, weights, work
                 )
-                left = [site for site in left if not is_compared(site)]
+                jobs = [job for job in jobs if not is_compared(job.site)]
                 if group is last:
                     with progress.stage("calibrate"):
                         run.originals.advance(before)
                     before = None
-            # Before what is measured already: the input of keys may come of other matrices.
-            for some, own in _weighed(run, block, left, stats, guided.weights):
-                jobs = site_jobs(run.plan, index, found, some, rest=False)
-                results += run.passage.workers.map(_work(run, block, own), jobs)
-            left = [site for site in left if site.id not in guided.weights]
-            jobs = site_jobs(run.plan, index, found, left, rest=group is groups[-1])
-            results += run.passage.workers.map(_work(run, block, stats), jobs)
+            results += run.passage.workers.map(work, jobs)
     give_back()
     tuned: list[TunedReport] = []
     if run.tuning is not None:
@@ -158,7 +151,7 @@ def _outputs(run: Run, block: LoadedBlock) -> list[torch.Tensor]:
     return [block.passed(hidden, call) for hidden, call in pairs]
 
 
-def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
+def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site], weights: Weights) -> Stats:
     """What the recipe needs to know of some sites: from the file, or measured."""
     needs = recipe_needs(run.recipe)
     if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
@@ -166,49 +159,11 @@ def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
         if not needs:
             return {site.id: SiteStats(0) for site in sites}
     if run.saved is None:
-        found = run.passage.collect(block, sites, needs)
+        found = run.passage.collect(block, sites, needs, weights=weights)
         for site in sites:
             _check_finite(site, found[site.id])
         return found
     return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
-
-
-def _guided(run: Run, found: BlockSites, sites: Sequence[Site], squares: Squares) -> Guided:
-    """Sites, with those of keys and values apart where their tokens count by what is read."""
-    if run.guidance is None:
-        return Guided(tuple(sites), {}, {site.id: site.id for site in sites})
-    batches = tokens_of(run.passage.stream)
-    return run.guidance.split(found, sites, squares, batches)
-
-
-def _apart(guided: Guided, stats: Stats) -> Stats:
-    """What was measured of inputs, of each that was parted; without the Gram matrix where tokens
-    count by weights."""
-    found: Stats = {}
-    for site in guided.sites:
-        one = stats[guided.parents[site.id]]
-        weighed = site.id in guided.weights
-        found[site.id] = replace(one, gram=None, there=None) if weighed else one
-    return found
-
-
-def _weighed(
-    run: Run, block: LoadedBlock, sites: Sequence[Site], stats: Stats, weights: Weights
-) -> Iterator[tuple[Sequence[Site], Stats]]:
-    """Inputs with Gram matrices in which tokens count by weights, some at a time, the last ones of
-    the block first."""
-    names = run.plan.by_name
-    wanted = [s for s in sites if s.id in weights and any(names[n].scheme for n in s.names)]
-    for some in groups_of(wanted, run.gram_bytes) if wanted else []:
-        with run.progress.stage("calibrate"):
-            sums = run.passage.collect(block, some, gptq.NEEDS, weights=weights)
-        own: Stats = {}
-        for site in some:
-            one = sums.pop(site.id)
-            _check_finite(site, one)
-            own[site.id] = replace(stats[site.id], gram=one.gram, there=one.there)
-            del one
-        yield some, own
 
 
 def _check_finite(site: Site, stats: SiteStats) -> None:
@@ -266,6 +221,7 @@ def _making_up(
     jobs: Sequence[Job],
     stats: Stats,
     weights: Weights,
+    work: Callable[[Job], Done],
 ) -> list[Done]:
     """Quantize the jobs of sites that are compared, in the order of the forward pass, each once its
     matrices make up for what its input has lost."""
@@ -273,7 +229,6 @@ def _making_up(
     for site in compared:  # their Gram matrices are measured again, one by one
         stats[site.id] = replace(stats[site.id], gram=None, there=None)
     by_site = {job.site.id: job for job in jobs if job.site is not None}
-    work = _work(run, block, stats)
     done = []
     for site in compared:
         if (job := by_site.get(site.id)) is None:

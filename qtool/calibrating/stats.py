@@ -165,7 +165,7 @@ def collect(
     forward pass stops after the last of them. advance: run it to its end instead and leave its
     outputs in the stream, which spares Skeleton.advance a second pass where the block is not
     changed. kept_bytes: of a device, for Gram matrices that stay there, too. weights: of some
-    sites that read each token once, how much a token counts in sums of products and of squares.
+    sites that read each token once, how much a token counts in sums of products.
     """
     wanted = frozenset(needs)
     assert wanted <= NEEDS | HISTOGRAM
@@ -263,7 +263,7 @@ def _add(
 
     `first`: of them that are of the first half of the samples.
     `last`: this is the micro-batch's last call of the site, so that the next one may go on.
-    `weights`: [tokens], how much each counts in sums of products and of squares.
+    `weights`: [tokens], how much each counts in sums of products.
     """
     counted = rows if weights is None else rows * weights[:, None].sqrt()
     if total.gram is not None:
@@ -278,7 +278,7 @@ def _add(
     if len(rows) and total.histogram is not None:
         histogram = ranges.counts(rows)
     if len(rows) and total.square is not None:
-        square = counted.square().sum(0)
+        square = rows.square().sum(0)
     if len(rows) and (total.abs is not None or total.max is not None):
         absolute = rows.abs()
         mean = absolute.sum(0) if total.abs is not None else None

@@ -7,8 +7,7 @@ threads may work so that it stays within a budget. No byte of the recipe depends
                    a block as float32 + what autograd keeps of a micro-batch a thread,
                    the table of the knapsack
 
-States and gradients are on the disk. Runs whose tokens count by slopes measure these likewise. The
-constants below are the only measured numbers.
+States and gradients are on the disk. The constants below are the only measured numbers.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +27,6 @@ _LOGIT_COPIES = 7
 # What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
 # hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
-# The same for slopes of single tokens, in widths of the widest matrix; and what a run has open that
-# measures them, then and later, beside what others have.
-_OF_TOKENS, BESIDE_BYTES = 5, 75_000_000
 _OF_TABLES = 6  # micro-batches of rows, and of gradients by them
 
 
@@ -90,20 +86,16 @@ def measuring(shapes: Shapes, threads: int) -> Peak:
         *(_block(shapes, block, batches) for block in shapes.blocks),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
-    beside = BESIDE_BYTES if shapes.guides else 0
-    return Peak(TORCH_PROCESS_BYTES + beside + shapes.slopes + most.nbytes, most.of)
+    return Peak(TORCH_PROCESS_BYTES + shapes.slopes + most.nbytes, most.of)
 
 
 def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
     routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
     numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
-    if block.guided:
-        numbers += _OF_TOKENS * block.widest
     given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, shapes.count)
     # A matrix that was there before leaves its room free between others.
     held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
     sums = (batches + 1) * shapes.slopes // max(1, shapes.count)
-    sums += 4 * shapes.tokens * len(block.guided)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)
     return Peak(max(passing, loading), "a block in float32, and what goes back through it")

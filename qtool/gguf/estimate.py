@@ -35,7 +35,6 @@ from qtool.plan.shapes import (
     micro_batch,
     slope_bytes,
     usable_cores,
-    widest_first,
 )
 from qtool.recipe.file import Calibration
 from qtool.recipe.methods import TuneOptions
@@ -68,7 +67,7 @@ class Measuring:
     sweeps: bool = False  # GPTQ chooses codes
     tune: TuneOptions | None = None  # scales are moved afterwards
     makes_up: bool = False  # before: matrices make up for what earlier blocks have lost
-    guides: bool = False  # tokens count by slopes, which are measured before all blocks
+    guides: bool = False  # tokens of keys and values count by slopes
 
     @property
     def grams(self) -> bool:
@@ -115,10 +114,7 @@ def shapes_of(
             kind = tensor.name.split(".")[-2]
             alike[_SAME_INPUT.get(kind, kind)] += tensor.parameters
         folded = max(alike.values(), default=0)
-        swept = [t for t in shared if t.swept and measuring.guides]
-        guided = (Input(t.shape[-1], min(t.parameters, SWEPT_AT_ONCE)) for t in swept)
-        each = widest_first(guided)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded, each))
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded))
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
@@ -226,15 +222,14 @@ def run_cost(
     flops = 0.0
     passes = 1.0 + measuring.scales
     if measuring.sweeps:  # each group of inputs takes one, and so do those that are not swept
-        each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
-        passes += max(each, default=1) - measuring.searches  # which measures for the sweep, too
+        if not measuring.searches:  # which measures for the sweep, too
+            each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
+            passes += max(each, default=1)
         passes += any("_exps" in tensor.name for tensor in tensors)
     if measuring.makes_up:
-        passes += duration.comparing_passes(shapes)
+        passes += duration.COMPARING_PASSES
     if measuring.guides:
-        # Importance is of plain sums, which transforms that search have measured.
-        passes += duration.SLOPE_PASSES + (not measuring.searches)
-        seconds += duration.beside_slopes(shapes, cores)
+        passes += duration.GUIDED_PASSES
     for tensor in tensors:
         if tensor.swept and layer_of(tensor.name) < 0:
             flops += duration.sweeping_head(shapes, tensor.shape)
@@ -243,16 +238,13 @@ def run_cost(
             width, kind = tensor.shape[-1], tensor.name.split(".")[-2]
             experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
             first = _SAME_INPUT.get(kind, kind) == kind  # of those that read one input
-            # Gram matrices: one for all that read the input, one of this matrix alone.
-            own = measuring.guides and tensor.swept and len(tensor.shape) == 2
-            plain = first and (measuring.searches or not own)
             flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
-            if measuring.grams:  # X'X, of which half is computed
-                flops += (plain + own) * experts * shapes.tokens * share * width**2
+            if measuring.grams and first:  # X'X, of which half is computed
+                flops += experts * shapes.tokens * share * width**2
             if measuring.tune is not None:
                 seconds += duration.tuning(measuring.tune, shapes, share, tensor.parameters, cores)
             if tensor.swept:
-                flops += 2.0 * width * tensor.parameters + 2.0 * (first or own) * experts * width**3
+                flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -16,7 +16,7 @@ from typing import Any
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stats import SiteStats, Weights
 from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.recipe import GgufRecipe
 from qtool.plan.plan import Plan, make_plan
@@ -53,19 +53,20 @@ class Scaling:
         return cls(chosen, make_plan(chosen, view), view)
 
     def scale(
-        self, block: LoadedBlock, passage: Passage, needs: frozenset[str]
+        self, block: LoadedBlock, passage: Passage, needs: frozenset[str], weights: Weights
     ) -> dict[str, SiteStats]:
         """Find the scales of the next block and put them into its weights, and over the view.
 
         What it measured, as it is of scaled inputs (to the bit: scales are powers of two), with
-        `needs`; nothing where these would take Gram matrices that finding scales does not.
+        `needs`; nothing where these would take Gram matrices that finding scales does not. weights:
+        of some inputs, by which their tokens count.
         """
         stream, workers = passage.stream, passage.workers
         sites = self._tracer.sites(block, stream)
         wanted = [s for s in sites.sites if any(takes_part(self.plan, name) for name in s.names)]
         own = recipe_needs(self.recipe)
         serves = bool(needs) and "gram" in own
-        stats = passage.collect(block, wanted, own | needs if serves else own)
+        stats = passage.collect(block, wanted, own | needs if serves else own, weights=weights)
         subject = Subject(
             block, sites, self.plan, self.recipe, stream, workers, passage.device, powers=True
         )

@@ -24,14 +24,14 @@ import torch
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.guidance import Guidance, Guided, guided_note, tokens_of
+from qtool.calibrating.guidance import Guidance, guided_note
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, Weights
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
@@ -112,25 +112,25 @@ class Sweeping:
         passage: Passage,
         found: BlockSites,
         seen: dict[str, SiteStats],
+        weights: Weights,
     ) -> Iterator[tuple[Site, SiteStats]]:
         """Sweep the matrices of the next block, and put what the file will say into it; every site
         with its sum of squares, as it was before; with gptq.gptaq those of swept experts as it is
         once what all tokens meet is swept.
 
-        seen: what was measured already of the inputs, by site id, and is used up.
+        seen: what was measured already of the inputs, by site id, and is used up. weights: of some
+        inputs, by which their tokens count.
         """
         device, room, workers = passage.device, self.gram_bytes, passage.workers
         if device is not None:  # half of it: a factor lies beside what it is made of
             room = min(room, device.sums_bytes // 2)
         parts = parts_of(self.files, block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
-        guided = self._guided(block, passage, found, wanted)
-        parts = parts_of(self.files, block.index, replace(found, sites=guided.sites))
         if self.originals is not None and not self.makes_up:
             self.originals.advance(block)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
-        rest = [site for site in found.sites if site not in wanted]
+        rest = [site for site in found.sites if site.id not in parts]
         unseen = [site for site in rest if site.id not in seen]
         squares = seen | passage.collect(block, unseen, {"square"})
         yield from ((site, _without_gram(squares[site.id])) for site in rest)
@@ -146,33 +146,32 @@ class Sweeping:
         if self.makes_up:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
-            yield from self._all_made_up(
-                compared, guided, parts, seen, block, passage, work, made, notes
-            )
-        alone = partial(beside, device=device, threads=workers.threads)
-
-        def swept(sites: Sequence[Site], stats: dict[str, SiteStats]) -> None:
-            give_back()
-            jobs = [(site, parts[site.id], stats) for site in sorted(sites, key=cost_by(parts))]
-            results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
-            for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
-                made.extend(some)
-                notes.extend(said)
-
+            unseen = [site for site in compared if site.id not in seen]
+            known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
+            known |= passage.collect(block, unseen, {"square"})
+            known = {name: _without_gram(one) for name, one in known.items()}
+            yield from ((site, known[site.id]) for site in compared)
+            before = placed_block(block, CPU)
+            for site in compared:
+                own = weights.get(site.id)
+                some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
+                made += some
+                notes += said
+            self._originals.advance(before)
+            del before
         for group in [wanted] if seen else groups_of(wanted, room):
-            stats = seen or passage.collect(block, group, {"gram", "square"})
+            stats = seen or passage.collect(block, group, {"gram", "square"}, weights=weights)
             for site in group:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
                 yield site, _without_gram(stats[site.id])
-            own = {site.id for site in group}
-            left = [site for site in guided.sites if guided.parents[site.id] in own]
-            weighed = [site for site in left if site.id in guided.weights]
-            # Before what is measured already: the input of keys may come of other matrices.
-            for some in groups_of(weighed, room) if weighed else []:
-                needs = {"gram", "square"}
-                swept(some, passage.collect(block, some, needs, weights=guided.weights))
-            left = [site for site in left if site not in weighed]
-            swept(left, {site.id: stats.pop(guided.parents[site.id]) for site in left})
+                stats[site.id] = _weighed(stats[site.id], site.id in weights)
+            give_back()
+            jobs = [(site, parts[site.id], stats) for site in sorted(group, key=cost_by(parts))]
+            alone = partial(beside, device=device, threads=workers.threads)
+            results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
+            for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
+                made += some
+                notes += said
         give_back()
         tuned = None
         if self.tune is not None:
@@ -180,50 +179,11 @@ class Sweeping:
         kept = self.files.entry(block.index, made, notes)
         self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
 
-    def _guided(
-        self, block: LoadedBlock, passage: Passage, found: BlockSites, sites: Sequence[Site]
-    ) -> Guided:
-        """Sites, with those of keys and values apart where their tokens count by what is read."""
-        if self.guidance is None:
-            return Guided(tuple(sites), {}, {site.id: site.id for site in sites})
-        together = [t.source.origin for t in self.files.tensors.get(block.index, ())]
-        squares = self.guidance.squares(block, passage)
-        batches = tokens_of(passage.stream)
-        return self.guidance.split(found, sites, squares, batches, together)
-
-    def _all_made_up(
-        self,
-        compared: Sequence[Site],
-        guided: Guided,
-        parts: Mapping[str, list[Part]],
-        seen: dict[str, SiteStats],
-        block: LoadedBlock,
-        passage: Passage,
-        work: Callable[..., tuple[list[Made], list[str]]],
-        made: list[Made],
-        notes: list[str],
-    ) -> Iterator[tuple[Site, SiteStats]]:
-        """Sweep the matrices that read inputs which are compared, one after another."""
-        unseen = [site for site in compared if site.id not in seen]
-        known = {site.id: seen.pop(site.id) for site in compared if site.id in seen}
-        known |= passage.collect(block, unseen, {"square"})
-        known = {name: _without_gram(one) for name, one in known.items()}
-        yield from ((site, known[site.id]) for site in compared)
-        before = placed_block(block, CPU)
-        for site in guided.sites:
-            if (parent := known.get(guided.parents[site.id])) is None:
-                continue
-            own = guided.weights.get(site.id)
-            some, said = self._made_up(site, parts[site.id], parent, own, block, before, work)
-            made += some
-            notes += said
-        self._originals.advance(before)
-
     def _made_up(
         self,
         site: Site,
         parts: list[Part],
-        known: SiteStats,
+        known: dict[str, SiteStats],
         weights: Sequence[torch.Tensor] | None,
         block: LoadedBlock,
         before: LoadedBlock,
@@ -232,9 +192,7 @@ class Sweeping:
         """Sweep the matrices that read one site, once they make up for what it has lost."""
         names = {name for part in parts for name in part.tensor.source.origin}
         found = self._originals.make_up(block, before, site, names, self.makes_up, weights)
-        seen = found.added_to(known)
-        if weights is not None:
-            seen = replace(seen, square=np.ascontiguousarray(np.diagonal(found.gram)))
+        seen = _weighed(found.added_to(known.pop(site.id)), weights is not None)
         each = self._originals.quantized.workers.map
         made, notes = work((site, parts, {site.id: seen}), each=each)
         return made, [*found.notes, *notes]
@@ -340,3 +298,10 @@ class Sweeping:
 
 def _without_gram(stats: SiteStats) -> SiteStats:
     return replace(stats, gram=None, there=None)
+
+
+def _weighed(stats: SiteStats, by_weights: bool) -> SiteStats:
+    """Of tokens that count by weights the squares, too."""
+    if not by_weights or stats.gram is None:
+        return stats
+    return replace(stats, square=np.ascontiguousarray(np.diagonal(stats.gram)))

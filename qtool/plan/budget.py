@@ -11,7 +11,7 @@ from typing import Any
 
 from qtool.errors import UnsupportedError
 from qtool.plan.estimate import Peak
-from qtool.plan.shapes import GRAM_BYTES, Setting, Shapes, gram_sum_bytes, in_turns
+from qtool.plan.shapes import GRAM_BYTES, Setting, Shapes, gram_sum_bytes
 
 _MIB = 1 << 20
 
@@ -23,8 +23,8 @@ class Memory:
     max_ram_bytes: int | None  # None: whatever is best
     estimated: Peak
     setting: Setting
-    disk_bytes: int  # beside the artifact: as Shapes.on_disk has it, and matrices of a GGUF file
-    # that are swept
+    disk_bytes: int  # beside the artifact: for hidden states before a block and after it, from
+    # which a run can go on, and matrices of a GGUF file that are swept
 
     def json(self) -> dict[str, Any]:
         """A part of the --json object of `qtool plan` and `qtool quantize`."""
@@ -59,7 +59,7 @@ def choose(
     shapes: of a run that calibrates. estimated: the peak with a setting. UnsupportedError where no
     setting fits.
     """
-    disk = shapes.on_disk if shapes is not None else 0
+    disk = 2 * shapes.states if shapes is not None else 0
     if max_ram is None:
         setting = Setting(threads)
         return Memory(None, estimated(setting), setting, disk)
@@ -91,10 +91,9 @@ def settings(shapes: Shapes | None, threads: int) -> Iterator[Setting]:
 def _rooms(shapes: Shapes | None) -> Iterator[int]:
     """For how many Gram matrices at once there may be room, in bytes."""
     yield GRAM_BYTES
-    if shapes is None:
+    if shapes is None or not shapes.grams or shapes.chained:
         return
-    each = [in_turns(shapes, block) for block in shapes.blocks]
-    sizes = [[gram_sum_bytes(one.width) for one in inputs] for inputs in each]
+    sizes = [[gram_sum_bytes(one.width) for one in block.inputs] for block in shapes.blocks]
     # The largest one has to be there, and others instead of it cost no more.
     least = max((max(one, default=0) for one in sizes), default=0)
     room = min(GRAM_BYTES, max((sum(one) for one in sizes), default=0)) // 2

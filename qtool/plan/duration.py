@@ -37,15 +37,10 @@ AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
 STEP_PASSES = 4.0
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
 SMOOTH_ROWS = 128
-# Forward passes to each of a block's four inputs, of two models, and one on; where each matrix has
-# an input of its own, as many for each of them. What a matrix then takes: operations for each token
-# and twice the width, times the width squared.
-COMPARING_PASSES, _INPUTS = 4.5, 4
-MAKING_UP = 3.1
-# Slopes: a forward pass for the states before each block, then one forwards and one back again.
-SLOPE_PASSES = 4.0
-# How often hidden states are written or read meanwhile: these twice, and gradients by them.
-SLOPE_STATES = 5
+# Forward passes to each of a block's four inputs, of two models, and one on.
+COMPARING_PASSES = 4.5
+# To where keys and values are read, and back.
+GUIDED_PASSES = 0.8
 
 
 def turning(weights: int) -> float:
@@ -65,19 +60,6 @@ def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
     """Operations that GPTQ's sweep of the output head takes beside its being rounded."""
     out, width = head
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
-
-
-def comparing_passes(shapes: Shapes) -> float:
-    """Of a run whose matrices make up for what their inputs have lost."""
-    most = max((len(block.guided) for block in shapes.blocks), default=0)
-    return COMPARING_PASSES * max(_INPUTS, most) / _INPUTS
-
-
-def beside_slopes(shapes: Shapes, cores: int) -> float:
-    """Seconds that slopes take beside passes through blocks: the head and back, states on disk."""
-    head = 6.0 * shapes.vocabulary * shapes.hidden * shapes.tokens
-    states = SLOPE_STATES * 4 * shapes.passed * shapes.tokens * shapes.count
-    return head / (FLOPS_PER_CORE * cores) + states / STORAGE_BYTES_PER_SECOND
 
 
 def seconds(
@@ -105,10 +87,9 @@ def seconds(
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     if recipe.makes_up:
-        passes += comparing_passes(shapes)
-    slopes = SLOPE_PASSES if shapes.guides else 0.0
+        passes += COMPARING_PASSES
     if shapes.guides:
-        seconds += beside_slopes(shapes, cores)
+        passes += GUIDED_PASSES
     for tensor in tensors:
         if tensor.scheme is None or len(tensor.shape) != 2:
             continue
@@ -117,28 +98,23 @@ def seconds(
                 flops += sweeping_head(shapes, tensor.shape)
             continue
         out, width = tensor.shape
-        routed = structure.expert_of(tensor.name) is not None
-        seen = shapes.tokens * (active if routed else 1.0)
+        seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
         site = structure.input_site(tensor.module)
-        first = site not in grams[tensor.block]
-        grams[tensor.block].add(site)
-        # Gram matrices: one for all that read the input, one of this matrix alone.
-        own = shapes.guides and not routed
-        plain = first and shapes.grams and (shapes.chained or not own)
-        flops += (plain + own) * GRAM_SHARE * 2.0 * seen * width * width
-        if own or first:
-            if recipe.rounding == "gptq":
-                flops += 2.0 * width**3
-            if recipe.makes_up:
-                flops += MAKING_UP * (seen + 2.0 * width) * width**2
-        if first:
+        if site not in grams[tensor.block]:
+            grams[tensor.block].add(site)
+            if shapes.grams:
+                flops += GRAM_SHARE * 2.0 * seen * width * width
             if recipe.searches_scales:
                 flops += recipe.smooth.grid * 2.0 * SMOOTH_ROWS * width * width
             if "awq" in recipe.transform_chain:
                 flops += AWQ_FINALISTS * 2.0 * AWQ_ROWS * width * width
                 searched = recipe.awq.grid * AWQ_EXPONENTS * AWQ_ROWS * width
                 seconds += searched / (ROUNDED_PER_CORE * cores)
-        flops += (slopes + passes) * 2.0 * seen * out * width
+            if recipe.rounding == "gptq":
+                flops += 2.0 * width**3
+            if recipe.makes_up:
+                flops += 3.1 * seen * width**2 + 6.0 * width**3
+        flops += passes * 2.0 * seen * out * width
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":

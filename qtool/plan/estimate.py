@@ -10,9 +10,9 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes, in_turns
+from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -26,7 +26,7 @@ OUTSIDE_COPIES = 1.0
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
-# the hidden states and of the block's widest matrix.
+# the hidden states and of the block's widest matrix; of the first alone as far as keys are read.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 # What hidden states that are replaced while all this goes on leave free between others, with them.
 TUNED_STATES = 1.5
@@ -60,17 +60,6 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     """Resident memory at its highest, and what it is for."""
     if not shapes.calibrates:
         return (_rotated_peak if shapes.rotates else _plain_peak)(shapes, setting)
-    found = _calibrated_peak(shapes, setting)
-    if not shapes.guides:
-        return found
-    from qtool.fitting.memory import BESIDE_BYTES, measuring  # which builds on this module
-
-    found = replace(found, nbytes=found.nbytes + BESIDE_BYTES)
-    return max(found, measuring(shapes, setting.threads), key=lambda one: one.nbytes)
-
-
-def _calibrated_peak(shapes: Shapes, setting: Setting) -> Peak:
-    """The same of a run that goes from block to block."""
     stages = [
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
@@ -127,19 +116,25 @@ def _embedding(shapes: Shapes) -> int:
 
 def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     """What a block needs while it is read, measured, quantized and run."""
-    every = _together(shapes, block, setting)
+    together = _together(shapes, block, setting)
     threads = setting.threads
+    measured = together if shapes.grams else []
+    sums = sum(gram_sum_bytes(one.width) for one in measured)
+    widest = max((one.width for one in measured), default=0)
+    matrices = sum(4 * one.width**2 for one in measured)
     proof = 4 * block.folded if shapes.chained else 0
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
-    # What tokens count for each matrix, and a micro-batch of what one reads, by that.
-    weighted = 8 * shapes.tokens * len(block.guided)
-    weighted += batches * 4 * shapes.batch * max((one.width for one in block.guided), default=0)
-    jobs = max(sum(_job(shapes, one) for one in together[:threads]) for together in every)
+    jobs = sum(_job(shapes, one) for one in together[:threads])
     if shapes.grams:
         most = max((one.largest for one in block.inputs), default=0)
         jobs += threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
     codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
+    guiding = []
+    counted = batches * 4 * shapes.batch * shapes.hidden if shapes.guides else 0
+    if shapes.guides:
+        graph = batches * int(4 * shapes.batch * KEPT_OF_HIDDEN * shapes.passed)
+        guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
     tuning = []
     if shapes.tunes:
         kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
@@ -160,24 +155,16 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
             Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),
             Peak(2 * block.nbytes + 4 * most**2 + jobs, "rounding the matrices of a block"),
         ]
-    stages = [
+    return [
         *tuning,
         *comparing,
+        *guiding,
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
+        Peak(block.nbytes + running + counted + sums, "measuring a block's inputs"),
+        Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
+        Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
+        Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
     ]
-    for together in every:
-        measured = together if shapes.grams else ()
-        sums = sum(gram_sum_bytes(one.width) for one in measured)
-        widest = max((one.width for one in measured), default=0)
-        matrices = sum(4 * one.width**2 for one in measured)
-        stages += [
-            Peak(block.nbytes + running + weighted + sums, "measuring a block's inputs"),
-            Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
-            Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
-            Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
-        ]
-        proof = 0  # made once, with the first
-    return stages
 
 
 def _job(shapes: Shapes, one: Input) -> int:
@@ -191,18 +178,17 @@ def _job(shapes: Shapes, one: Input) -> int:
     return max(solve, FACTOR_BYTES * one.width**2 + each * one.largest)
 
 
-def _together(shapes: Shapes, block: Block, setting: Setting) -> list[tuple[Input, ...]]:
-    """The inputs that are measured together, at worst, the widest first; twice where transforms
-    look at plain Gram matrices, which are gone when the weighted ones come."""
+def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
+    """The inputs that are measured together, at worst; the widest first."""
+    if not shapes.grams or shapes.chained:
+        return list(block.inputs)
     found: list[Input] = []
     room = setting.gram_bytes
-    for one in in_turns(shapes, block):
+    for one in block.inputs:
         if not found or gram_sum_bytes(one.width) <= room:
             found.append(one)
             room -= gram_sum_bytes(one.width)
-    if not shapes.chained and shapes.grams:
-        return [tuple(found)]
-    return [block.inputs, *([tuple(found)] if found else [])]
+    return found
 
 
 def activations(shapes: Shapes, block: Block) -> int:

@@ -53,8 +53,6 @@ class Block:
     widest: int  # the longer side of its largest matrix that every token meets
     inputs: tuple[Input, ...]  # the widest first
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
-    # What each matrix that all tokens meet reads, where it has a Gram matrix of its own.
-    guided: tuple[Input, ...] = ()
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -93,7 +91,7 @@ class Shapes:
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
     makes_up: bool = False  # whether inputs are compared with those of the original
-    guides: bool = False  # whether slopes of all tokens are measured first
+    guides: bool = False  # whether tokens of keys and values count by slopes
     light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
@@ -119,16 +117,6 @@ class Shapes:
         the last, gradients twice; and what blocks are given beside states, and gradients by it."""
         numbers = self.passed * (self.count + 3) + 2 * self.handed.given
         return 4 * self.tokens * numbers + self.slopes
-
-    @property
-    def on_disk(self) -> int:
-        """Bytes on the disk beside the artifact: states before a block and after it, from which a
-        run goes on; where it measures slopes, what that takes, and what each token counts for each
-        matrix."""
-        if not self.guides:
-            return 2 * self.states
-        matrices = self.count * max((len(block.guided) for block in self.blocks), default=0)
-        return 2 * self.states + self.slopes_on_disk + 4 * self.tokens * matrices
 
     @property
     def follows(self) -> bool:
@@ -174,7 +162,6 @@ def shapes_of(
     for group in inside.values():
         inputs: dict[str, Input] = {}
         alike: dict[str, int] = defaultdict(int)
-        guided: list[Input] = []
         widest = 0
         for tensor in group:
             if len(tensor.shape) != 2:
@@ -187,12 +174,10 @@ def shapes_of(
                 alike[_NUMBER.sub("*", site)] += tensor.parameters
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
-                if recipe.guides and share is None:
-                    guided.append(Input(tensor.shape[1], tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
         folded = max(alike.values(), default=0)
-        ordered, each = widest_first(inputs.values()), widest_first(guided)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, ordered, folded, each))
+        ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded))
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
@@ -222,24 +207,9 @@ def shapes_of(
     )
 
 
-def widest_first(inputs: Iterable[Input]) -> tuple[Input, ...]:
-    """By what their Gram matrices take."""
-    return tuple(sorted(inputs, key=lambda one: (-one.width, -one.largest)))
-
-
-def in_turns(shapes: Shapes, block: Block) -> tuple[Input, ...]:
-    """The inputs of a block whose Gram matrices are measured some at a time; the widest first.
-
-    Transforms share scales, for which those of all inputs are measured together instead; where
-    tokens count by slopes, before these ones.
-    """
-    if shapes.guides:
-        routed = (one for one in block.inputs if one.share is not None)
-        return widest_first([*block.guided, *routed])
-    return block.inputs if shapes.grams and not shapes.chained else ()
-
-
 def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
     """How many times the inputs of a block are measured, some at a time."""
-    total = sum(gram_sum_bytes(one.width) for one in in_turns(shapes, block))
-    return max(1, shapes.chained + -(-total // setting.gram_bytes))
+    if not shapes.grams or shapes.chained:
+        return 1
+    total = sum(gram_sum_bytes(one.width) for one in block.inputs)
+    return max(1, -(-total // setting.gram_bytes))
