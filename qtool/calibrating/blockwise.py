@@ -40,6 +40,7 @@ from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
+_ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"
 
 
 def quantize_blocks(
@@ -93,7 +94,7 @@ def quantize_blocks(
         (layer for one in done for layer in one.layers), key=lambda layer: position[layer.name]
     )
     experts = [report for one in done for report in one.experts]
-    notes = [] if given.saved is None else [NOT_ERROR_AWARE]
+    notes = [] if given.saved is None else [NOT_ERROR_AWARE, *([_ALIKE] if recipe.guides else [])]
     notes += experts_note(experts) + merged([note for one in done for note in one.notes])
     notes += made_up_note(recipe.makes_up) + guided_note(run.guidance is not None)
     notes += tuned_note([report for one in done for report in one.tuned])

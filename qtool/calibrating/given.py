@@ -54,11 +54,6 @@ def unserved(recipe: Recipe) -> str | None:
             "tune the scales of each block" if recipe.tunes else "make up for what is lost (gptaq)"
         )
         return f"a statistics file holds no text, which recipe {recipe.name} needs to {why}"
-    if recipe.guides:
-        return (
-            "a statistics file holds no text, over which gptq.guided of recipe "
-            f"{recipe.name} measures slopes"
-        )
     if recipe.measures_ranges:
         return (
             "a statistics file holds no histograms, which activations.observer of recipe "

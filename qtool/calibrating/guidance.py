@@ -68,7 +68,13 @@ class Guidance:
             def one(number: int) -> dict[Matrix, torch.Tensor]:
                 return _slopes(there, index, stream, number, how, self._noise(block, number))
 
-            batches = workers.map(one, range(len(stream.hidden)))
+            try:
+                batches = workers.map(one, range(len(stream.hidden)))
+            except torch.OutOfMemoryError:  # of a device, which explains it
+                raise
+            except RuntimeError as error:
+                so = "gptq.guided cannot tell what is read of tokens; set it to 0"
+                raise block.no_gradient(error, so) from error
         weights: dict[str, Sequence[torch.Tensor]] = {}
         for site in found.sites:
             read = [one.matrix for one in found.linears if one.site == site.id]

@@ -33,7 +33,7 @@ class SweepOptions(Table):
         default=0.0,
         ge=0,
         le=1,
-        description="tokens count by what errors at them cost: the power of their squared slopes",
+        description="keys and values: tokens count by what others read of them, to this power",
     )
 
 
