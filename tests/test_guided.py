@@ -88,11 +88,11 @@ def by_hand(block: LoadedBlock, stream: Stream, power: float) -> NDArray[np.floa
         noise = torch.randn(gave["o"].shape, generator=torch.Generator().manual_seed(seed))
         slopes = torch.autograd.grad(gave["o"], [gave["k"], gave["v"]], noise.double())
         tokens = states.shape[0] * states.shape[1]
-        squares.append(sum(one.reshape(tokens, -1).square().mean(-1) for one in slopes))
+        squares.append([one.reshape(tokens, -1).square().mean(-1) for one in slopes])
     block.module.float()
-    found = torch.cat([torch.as_tensor(one) for one in squares]).numpy()
-    counts: NDArray[np.float64] = found**power / (found**power).mean()
-    return counts
+    counts = [torch.cat(some) ** power for some in zip(*squares, strict=True)]
+    mean: NDArray[np.float64] = sum(one / one.mean() for one in counts).numpy() / 2
+    return mean
 
 
 def _keep(

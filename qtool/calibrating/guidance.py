@@ -1,9 +1,9 @@
 """gptq.guided: in GPTQ's sums of what keys and values read, tokens count by what is read of them.
 
     gram = sum over tokens of weight(token) x x'
-    weight(token) = (g^2 / their mean)^power / the mean of that
-    g^2 = squared slopes by what keys and values are at the token, of a random sum of all numbers
-          that the first matrix behind the attention gives, each drawn from N(0, 1)
+    weight(token) = (g^2 / their mean)^power / the mean of that, and the mean of keys' and values'
+    g^2 = mean of the squared slopes, by what the matrix gives at the token, of a random sum of all
+          numbers that the first matrix behind the attention gives, each drawn from N(0, 1)
 
 Attention reads some tokens many times, the first of a text most of all, and others hardly ever: an
 error in their keys and values costs as much more or less. Plain GPTQ counts all alike. Which
@@ -81,14 +81,15 @@ class Guidance:
             own = [one for one in read if one in how.read and all(one in b for b in batches)]
             if site.per_token != 1 or not own:
                 continue
-            squares = [torch.stack([batch[one] for one in own]).sum(0) for batch in batches]
-            counts = self._counts(torch.cat(squares))
-            if counts is not None:
-                weights[site.id] = torch.split(counts, [len(some) for some in squares])
+            every = [self._counts(torch.cat([batch[one] for batch in batches])) for one in own]
+            known = [one for one in every if one is not None]
+            if known:
+                counts = torch.stack(known).mean(0)
+                weights[site.id] = torch.split(counts, [len(batch[own[0]]) for batch in batches])
         return weights
 
     def _counts(self, squares: torch.Tensor) -> torch.Tensor | None:
-        """[tokens], None where slopes say nothing."""
+        """By one matrix, [tokens], of mean 1; None where slopes say nothing."""
         mean = squares.double().mean()
         if not (torch.isfinite(mean) and mean > 0):
             return None
