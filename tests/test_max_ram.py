@@ -41,12 +41,12 @@ PROCESS = estimate.TORCH_PROCESS_BYTES
 MEASURED = [
     ("w4g128-gptq", (1024, 2816, 256), 8, 664),
     ("w4g128-awq", (1024, 2816, 256), 8, 630),
+    ("w4g128-awq-gptq", (1024, 2816, 256), 8, 669),
     ("w4g128-gptq", (2048, 5632, 512), 8, 1175),
     ("w4g128-awq", (2048, 5632, 512), 8, 1043),
     ("w4g128-gptq", (4096, 11008, 4096), 16, 2953),
     ("w4g128-awq", (4096, 11008, 4096), 16, 2574),
 ]
-MEASURED_GUIDED = [((1024, 2816, 256), 777), ((2048, 5632, 512), 1306)]  # w4g128-gptq, 8 samples
 
 
 @pytest.fixture(autouse=True)
@@ -290,19 +290,6 @@ def test_the_estimate_is_a_little_more_than_what_was_measured(
     model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
     sets = [f"calibration.samples={samples}", "calibration.length=512"]
     planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
-    assert measured <= planned / 2**20 <= 1.1 * measured
-
-
-@pytest.mark.parametrize(("widths", "measured"), MEASURED_GUIDED)
-def test_so_is_that_of_slopes(
-    widths: tuple[int, int, int], measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
-    monkeypatch.setattr("qtool.fitting.memory.TORCH_PROCESS_BYTES", PROCESS)
-    model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
-    sets = ["gptq.guided=0.5", "calibration.samples=8", "calibration.length=512"]
-    recipe = load("w4g128-gptq", sets)
-    planned = make_plan(recipe, Checkpoint.open(model), threads=2).peak_rss_bytes
     assert measured <= planned / 2**20 <= 1.1 * measured
 
 

@@ -26,8 +26,8 @@ OUTSIDE_COPIES = 1.0
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
-# the hidden states and of the block's widest matrix; of the first alone as far as keys are read.
-KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
+# the hidden states and of the block's widest matrix; of the first where it ends behind attention.
+KEPT_OF_HIDDEN, KEPT_OF_WIDEST, KEPT_OF_ATTENTION = 26.0, 7.0, 29.5
 # What hidden states that are replaced while all this goes on leave free between others, with them.
 TUNED_STATES = 1.5
 # Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
@@ -133,7 +133,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     guiding = []
     counted = batches * 4 * shapes.batch * shapes.hidden if shapes.guides else 0
     if shapes.guides:
-        graph = batches * int(4 * shapes.batch * KEPT_OF_HIDDEN * shapes.passed)
+        graph = batches * int(4 * shapes.batch * KEPT_OF_ATTENTION * shapes.passed)
         guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
     tuning = []
     if shapes.tunes:
