@@ -7,6 +7,7 @@ from typing import Any
 
 import arch_models
 import gguf_from_hf
+import gguf_models
 import numpy as np
 import pytest
 import quantizing
@@ -22,13 +23,15 @@ from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.guidance import Guidance, Mixing, mixing
 from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import BlockSites, Tracer
+from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError
 from qtool.formats.gguf_file import GgufFile
+from qtool.fused_experts import apart
 from qtool.gguf import kept_importance
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
@@ -66,6 +69,60 @@ def test_what_others_read_is_seen(name: str, read: list[str], behind: str, tmp_p
     how = mixing(block, *stream.probe(0))
     assert sorted(one.parameter.split(".")[-2] for one in how.read) == read
     assert how.behind is not None and how.behind.parameter.split(".")[-2] == behind
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "behind"),
+    [
+        (
+            "deepseek-v2",
+            ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"],
+            "self_attn.o_proj",
+        ),
+        ("mamba", ["mixer.in_proj", "mixer.x_proj"], "mixer.out_proj"),
+        # Attention and state space side by side: what they both come to.
+        (
+            "falcon-h1-tied",
+            ["mamba.in_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "feed_forward.up_proj",
+        ),
+    ],
+)
+def test_so_it_is_without_plain_attention(
+    name: str, read: list[str], behind: str, tmp_path: Path
+) -> None:
+    block, stream, _ = opened(gguf_models.build(name, tmp_path / "model"))
+    how = mixing(block, *stream.probe(0))
+    assert [one.parameter for one in how.read] == [f"{one}.weight" for one in read]
+    assert how.behind is not None and how.behind.parameter == f"{behind}.weight"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_every_block_that_mixes_tokens_is_guided(name: str, tmp_path: Path) -> None:
+    """Of all that can be streamed; weights have a mean of 1."""
+    try:
+        skeleton = Skeleton.open(
+            apart(Checkpoint.open(gguf_models.build(name, tmp_path / "model")))
+        )
+        refuse_conv1d(skeleton.block(0).module, name)
+    except QtoolError as error:
+        pytest.skip(str(error))
+    tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
+    stream, tracer, guided = skeleton.embed(tokens), Tracer(stacked=True), 0
+    with Workers(1) as workers:
+        passage, guide = Passage.of(stream, workers, None), Guidance(0.5, 0)
+        for index in range(skeleton.count):
+            block = skeleton.block(index)
+            made = guide.weights(block, passage, tracer.sites(block, stream))
+            for counts in made.values():
+                one = torch.cat([*counts])
+                assert len(one) == tokens.size and one.min() >= 0
+                assert abs(float(one.mean()) - 1) < 1e-4
+            guided += bool(made)
+            skeleton.advance(block, stream, workers)
+    # Some blocks of Nemotron-H are an MLP alone, later ones of Gemma 3n share keys and values.
+    assert guided == skeleton.count or (guided and name.startswith(("nemotron-h", "gemma")))
 
 
 def by_hand(block: LoadedBlock, stream: Stream, power: float) -> NDArray[np.float64]:
