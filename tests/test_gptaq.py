@@ -234,8 +234,11 @@ def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("key", "read"), [("gptaq", "makes_up"), ("guided", "guides")])
-def test_recipes(key: str, read: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "read", "measures"),
+    [("gptaq", "makes_up", "itself"), ("guided", "guides", "shared")],
+)
+def test_recipes(key: str, read: str, measures: str, tmp_path: Path) -> None:
     """The keys that say what GPTQ goes by."""
     assert getattr(load("w4g128-gptq", [f"gptq.{key}=0.25"]), read) == 0.25
     for name in ("w4g128-rtn", "w4g128-awq", "fp8-dynamic", "mxfp4", "kv-fp8"):
@@ -249,7 +252,7 @@ def test_recipes(key: str, read: str, tmp_path: Path) -> None:
         f"gptq: {{{key}: 0.5}}\n"
     )
     found = cells(["w4g128-gptq", str(own)], tmp_path, [], share=True, error_aware=False)
-    assert [cell.calibrated for cell in found] == ["shared", "itself"]
+    assert [cell.calibrated for cell in found] == ["shared", measures]
 
 
 def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
         return "itself" if recipe.transforms or recipe.sweeps else "shared"
     fits = _FROM_STATISTICS.issuperset(recipe.transform_chain)
     fits = fits and not recipe.measures_cache and not recipe.follows_original
-    fits = fits and not recipe.guides
     return "shared" if fits else "itself"
 
 
