@@ -12,7 +12,7 @@ as it is then. The constants below are the only measured numbers.
 
 from dataclasses import dataclass
 
-from qtool.plan.shapes import Block, Input, Setting, Shapes, gram_sum_bytes
+from qtool.plan.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
@@ -43,6 +43,8 @@ ROUNDING_BYTES_PER_WEIGHT = 14
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
 LIGHT_BYTES_PER_WEIGHT = 6
+# The same of the rows of a head or an embedding that a thread rounds at once.
+HEAD_BYTES_PER_WEIGHT = 19
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 32 MiB, its highest threshold, go back to the system.
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
@@ -64,7 +66,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
         *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
-        _head(shapes),
+        _head(shapes, setting),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     states = 0 if setting.states_on_disk else shapes.states
@@ -76,12 +78,15 @@ def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
     """The same of a run that rounds each tensor on its own: one a thread is there."""
     rounding = setting.threads * shapes.quantized * ROUNDING_BYTES_PER_WEIGHT
     each = Peak(max(rounding, 4 * shapes.largest), "one tensor for each thread")
-    most = max(each, _head(shapes), key=lambda stage: stage.nbytes)
+    most = max(each, _head(shapes, setting), key=lambda stage: stage.nbytes)
     return Peak(PLAIN_PROCESS_BYTES + most.nbytes, most.of)
 
 
-def _head(shapes: Shapes) -> Peak:
-    return Peak(shapes.head, "reading the quantized head back")
+def _head(shapes: Shapes, setting: Setting) -> Peak:
+    weights, stored = shapes.heads
+    rounding = stored + HEAD_BYTES_PER_WEIGHT * setting.threads * min(weights, ROWS_AT_ONCE)
+    back = Peak(shapes.head, "reading the quantized head back")
+    return max(back, Peak(rounding, "rounding the head"), key=lambda stage: stage.nbytes)
 
 
 def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -91,7 +96,7 @@ def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
         Peak(proving(shapes), "a block in float32, as it was and rotated"),
         Peak(rounding, "one tensor for each thread"),
         Peak(sum(shapes.turned[: setting.threads]), "rotating the embedding and the head"),
-        _head(shapes),
+        _head(shapes, setting),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     return Peak(PROVING_PROCESS_BYTES + most.nbytes, most.of)

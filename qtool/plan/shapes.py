@@ -97,6 +97,7 @@ class Shapes:
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
+    heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
     count: int = 0  # of all blocks
     slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
 
@@ -139,7 +140,7 @@ def shapes_of(
     from qtool import structure  # not where only the constants above are wanted
 
     inside: dict[int, list[Planned]] = defaultdict(list)
-    outside = vocabulary = quantized = largest = hidden = head = 0
+    outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
     turned: list[int] = []
     matrices: list[tuple[int, ...]] = []
     floats = False
@@ -149,6 +150,8 @@ def shapes_of(
         matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
             head = max(head, tensor.parameters * (6 + tensor.scheme.bits) // 2)
+            longest = max(longest, tensor.parameters)
+            stored += tensor.parameters * (1 + tensor.scheme.bits) // 8
         elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
         if tensor.block is not None:
@@ -202,6 +205,7 @@ def shapes_of(
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,
         head=head,
+        heads=(longest, stored),
         count=len(inside),
         slopes=slope_bytes(matrices),
     )
