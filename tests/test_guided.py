@@ -79,7 +79,6 @@ def test_what_others_read_is_seen(name: str, read: list[str], behind: str, tmp_p
             ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"],
             "self_attn.o_proj",
         ),
-        ("mamba", ["mixer.in_proj", "mixer.x_proj"], "mixer.out_proj"),
         # Attention and state space side by side: what they both come to.
         (
             "falcon-h1-tied",
@@ -88,7 +87,7 @@ def test_what_others_read_is_seen(name: str, read: list[str], behind: str, tmp_p
         ),
     ],
 )
-def test_so_it_is_without_plain_attention(
+def test_so_it_is_of_other_attention(
     name: str, read: list[str], behind: str, tmp_path: Path
 ) -> None:
     block, stream, _ = opened(gguf_models.build(name, tmp_path / "model"))
@@ -99,7 +98,7 @@ def test_so_it_is_without_plain_attention(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gguf_models.MODELS)
-def test_every_block_that_mixes_tokens_is_guided(name: str, tmp_path: Path) -> None:
+def test_all_models_that_attend_are_guided(name: str, tmp_path: Path) -> None:
     """Of all that can be streamed; weights have a mean of 1."""
     try:
         skeleton = Skeleton.open(
@@ -121,8 +120,15 @@ def test_every_block_that_mixes_tokens_is_guided(name: str, tmp_path: Path) -> N
                 assert abs(float(one.mean()) - 1) < 1e-4
             guided += bool(made)
             skeleton.advance(block, stream, workers)
-    # Some blocks of Nemotron-H are an MLP alone, later ones of Gemma 3n share keys and values.
-    assert guided == skeleton.count or (guided and name.startswith(("nemotron-h", "gemma")))
+    attends = not name.startswith(("mamba", "falcon-mamba"))
+    assert bool(guided) is attends
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_state_space_keeps_to_plain_sums(name: str, tmp_path: Path) -> None:
+    block, stream, found = opened(gguf_models.build(name, tmp_path / "model"))
+    assert mixing(block, *stream.probe(0)) == Mixing()
+    assert weights_of(block, stream, found) == {}
 
 
 def by_hand(block: LoadedBlock, stream: Stream, power: float) -> NDArray[np.float64]:
@@ -181,17 +187,46 @@ def test_weights_are_those_of_slopes(power: float, tmp_path: Path) -> None:
     np.testing.assert_array_equal(made[name], weights_of(block, stream, found, power, 1)[name])
 
 
+@pytest.mark.parametrize("samples", [0, 1])
 def test_a_block_without_a_gradient_keeps_to_plain_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the probe, or only on more samples than it has."""
     block, stream, found = opened(arch_models.build("llama", tmp_path))
     outputs = LoadedBlock.outputs
 
-    def broken(self: LoadedBlock, *given: Any) -> torch.Tensor:
-        return outputs(self, *given).detach()
+    def broken(self: LoadedBlock, module: Any, states: torch.Tensor, call: Any) -> torch.Tensor:
+        with torch.set_grad_enabled(len(states) <= samples):
+            return outputs(self, module, states, call)
 
     monkeypatch.setattr(LoadedBlock, "outputs", broken)
-    assert mixing(block, *stream.probe(0)) == Mixing()
+    assert bool(mixing(block, *stream.probe(0)).read) is bool(samples)
+    assert weights_of(block, stream, found) == {}
+
+
+def test_too_little_memory_is_no_reason_for_plain_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, stream, found = opened(arch_models.build("llama", tmp_path))
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(guidance, "_slopes", failing)
+    with pytest.raises(MemoryError):
+        weights_of(block, stream, found)
+
+
+def test_matrices_that_are_called_otherwise_on_the_text_keep_to_plain_sums(tmp_path: Path) -> None:
+    block, stream, found = opened(arch_models.build("llama", tmp_path))
+    attention: Any = block.module.self_attn
+    for one in (attention.k_proj, attention.v_proj):
+
+        def by_sample(x: torch.Tensor, one: Any = one) -> torch.Tensor:
+            return torch.cat([torch.nn.functional.linear(some, one.weight) for some in x.split(1)])
+
+        one.forward = by_sample
+    assert mixing(block, *stream.probe(0)).read
     assert weights_of(block, stream, found) == {}
 
 
@@ -272,7 +307,8 @@ def test_codes_are_those_of_the_weighted_sums(tmp_path: Path) -> None:
             quant = gptq.quantize_with(source.float32(name), factor, mine.scheme, gptq.Options())
             assert np.mean(quant.codes == mine.codes) > 0.999, name
             assert np.array_equal(mine.codes, plain.quants[name].codes) is not weighed, name
-    assert any("gptq.guided" in note for note in made.summary.notes)
+    count = skeleton.count
+    assert f"{guidance.GUIDED} ({count} times)" in made.summary.notes
     assert verify_artifact(made.out, against=model).ok
 
 

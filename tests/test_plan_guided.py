@@ -67,6 +67,21 @@ def test_memory_of_what_autograd_keeps(tmp_path: Path) -> None:
         assert more[rows] - few[rows] == threads * 4 * batch * HIDDEN
 
 
+def test_wide_queries_take_more(tmp_path: Path) -> None:
+    """As many as Qwen3's, twice as wide as the states."""
+    found = []
+    for kv in (KV, 8 * HIDDEN):
+        header_files.write(tmp_path / f"{kv}", header_files.llama(LAYERS, HIDDEN, INNER, kv, 512))
+        plan = make_plan(load("w4g128-awq-gptq"), Checkpoint.open(tmp_path / f"{kv}"), threads=1)
+        shapes = shapes_of(plan.recipe, plan.tensors)
+        (block,) = shapes.blocks
+        assert block.attending == HIDDEN + 2 * kv
+        stages = estimate._in_block(shapes, block, Setting(1))
+        slopes = next(one.nbytes for one in stages if one.of == "slopes of keys and values")
+        found.append((slopes - block.nbytes) / (4 * shapes.batch * HIDDEN))
+    assert found == [29.5, 9 + 6 * 17]
+
+
 def test_what_is_not_swept_is_not_guided(tmp_path: Path) -> None:
     """The option says nothing to a method that does not ask for it."""
     plain, guided = both(tmp_path, "w4g128-awq")

@@ -7,9 +7,10 @@
 
 Attention reads some tokens many times, the first of a text most of all, and others hardly ever: an
 error in their keys and values costs as much more or less. Plain GPTQ counts all alike. Which
-matrices other tokens read of, whatever a model calls them and however it mixes tokens, is seen on
-the probe: those on whose outputs at earlier tokens the block's last output depends. What else reads
-the same input, as queries do, counts tokens likewise. All other inputs keep to plain sums.
+matrices other tokens read of, whatever a model calls them, is seen on the probe: those on whose
+outputs at earlier tokens the block's last output depends. What else reads the same input, as
+queries do, counts tokens likewise. All other inputs keep to plain sums, and so do blocks without
+attention: the way back through the steps of a state space takes many times the way there.
 
 Slopes are of the block as it is before its matrices are quantized, on what comes of those before
 it: one pass through its first matrices and back.
@@ -19,18 +20,20 @@ Source: Kim et al., GuidedQuant: Large Language Model Quantization via Exploitin
 Important Tokens Leads to Better Quantized LLMs, 2025, who count tokens by the attention they get.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
 from qtool.calibrating.stream import Call, LoadedBlock, Stream
+from qtool.calibrating.torch_calls import TorchCalls
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,18 @@ class Mixing:
 
     read: tuple[Matrix, ...] = ()  # whose outputs later tokens read, in the order of the pass
     behind: Matrix | None = None  # the first that all of these come to; None: the block's output
+
+
+GUIDED = (
+    "in what a block's keys and values read, tokens count by what others read of them "
+    "(gptq.guided), and so they do in the relative errors of its outputs"
+)
+_ATTEND = {
+    F.scaled_dot_product_attention,
+    F.softmax,
+    torch.softmax,
+    torch.Tensor.softmax,
+}
 
 
 class _SeenError(Exception):
@@ -51,15 +66,11 @@ class Guidance:
 
     power: float
     seed: int
-    _known: dict[Any, Mixing] = field(default_factory=dict)  # by structure of block
 
     def weights(self, block: LoadedBlock, passage: Passage, found: BlockSites) -> Weights:
         """How much tokens count for the inputs of keys and values, by site id, 1 in the mean; none
-        where torch has no gradient, or slopes say nothing."""
-        key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
-        if key not in self._known:
-            self._known[key] = mixing(block, *passage.stream.probe(block.index))
-        how = self._known[key]
+        where there is no attention, where torch has no gradient, or where slopes say nothing."""
+        how = mixing(block, *passage.stream.probe(block.index))
         if not how.read:
             return {}
         with passage.placed(block) as (there, stream, workers):
@@ -70,11 +81,9 @@ class Guidance:
 
             try:
                 batches = workers.map(one, range(len(stream.hidden)))
-            except torch.OutOfMemoryError:  # of a device, which explains it
-                raise
             except RuntimeError as error:
-                so = "gptq.guided cannot tell what is read of tokens; set it to 0"
-                raise block.no_gradient(error, so) from error
+                _raise_if_of_memory(error)
+                return {}
         weights: dict[str, Sequence[torch.Tensor]] = {}
         for site in found.sites:
             read = [one.matrix for one in found.linears if one.site == site.id]
@@ -102,29 +111,43 @@ class Guidance:
         return torch.Generator().manual_seed(int(seed[0]))
 
 
-def guided_note(guides: bool) -> list[str]:
-    """What relative errors are of."""
-    if not guides:
-        return []
-    return [
-        "in what keys and values read, tokens count by what others read of them (gptq.guided), and "
-        "so they do in the relative errors of outputs"
-    ]
+def _raise_if_of_memory(error: RuntimeError) -> None:
+    """Bytes do not depend on how much there is."""
+    if isinstance(error, torch.OutOfMemoryError):  # of a device, which explains it
+        raise error
+    if "alloc" in (said := " ".join(str(error).split())[:200]):
+        raise MemoryError(said) from error
+
+
+class _Attention(TorchCalls):
+    """Within, whether something attends is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.met |= func in _ATTEND
+        return func(*args, **kwargs)
 
 
 def mixing(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Mixing:
-    """How tokens meet, seen on a small input of one sample; as if they did not where torch has no
-    gradient."""
+    """How tokens meet, seen on a small input of one sample; as if they did not where nothing
+    attends before the end of it, or torch has no gradient."""
     index, length = WeightIndex(block.module), hidden.shape[1]
     made: dict[Matrix, list[torch.Tensor]] = {}
+    attended: set[Matrix] = set()  # called once something has attended
+    attention = _Attention()
 
     def note(matrix: Matrix, output: torch.Tensor, _: Any) -> None:
         if matrix.expert is None:
             made.setdefault(matrix, []).append(output)
+        if attention.met:
+            attended.add(matrix)
 
     states = hidden.detach().requires_grad_()
     try:
-        with torch.enable_grad(), ObserveLinears(index, lambda *_: None, note):
+        with torch.enable_grad(), attention, ObserveLinears(index, lambda *_: None, note):
             last = block.outputs(block.module, states.clone(), call)
         once = {matrix: outputs[0] for matrix, outputs in made.items() if len(outputs) == 1}
         whole = {m: o for m, o in once.items() if o.requires_grad and _rows(o) == length}
@@ -134,10 +157,11 @@ def mixing(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Mixing:
         for matrix in behind:
             rows = whole[matrix].reshape(length, -1)
             if set(read) <= {*_read_by_the_last(rows, {one: whole[one] for one in read})}:
-                return Mixing(tuple(read), matrix)
-    except RuntimeError:
+                return Mixing(tuple(read), matrix) if matrix in attended else Mixing()
+    except RuntimeError as error:
+        _raise_if_of_memory(error)
         return Mixing()
-    return Mixing(tuple(read))
+    return Mixing(tuple(read)) if attention.met else Mixing()
 
 
 def _rows(output: torch.Tensor) -> int:
@@ -183,6 +207,8 @@ def _slopes(
         pass
     tokens = states.shape[0] * states.shape[1]
     found = {m: o[0] for m, o in outputs.items() if len(o) == 1 and _rows(o[0]) == tokens}
+    if not found:  # they are called otherwise than on the probe
+        return {}
     end = ends[0]
     drawn = torch.randn(end.shape, generator=noise).to(end.device)
     slopes = torch.autograd.grad(end, [*found.values()], drawn, materialize_grads=True)

@@ -13,7 +13,7 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.groups import groups_for
-from qtool.calibrating.guidance import Guidance
+from qtool.calibrating.guidance import GUIDED, Guidance
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
@@ -92,6 +92,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
         weights: Weights = {}
         if run.guidance is not None:
             weights = run.guidance.weights(block, run.passage, found)
+            give_back()
     wanted = [s for s in found.sites if any(takes_part(run.plan, name) for name in s.names)]
     groups = groups_for(recipe, wanted, run.gram_bytes)
     # The last one with inputs that are compared; those without come after it.
@@ -100,7 +101,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
-    notes: list[str] = []
+    notes = [GUIDED] if weights else []
     results: list[Done] = []
     for group in groups:
         with progress.stage("calibrate"):

@@ -265,8 +265,8 @@ def _add(
     `last`: this is the micro-batch's last call of the site, so that the next one may go on.
     `weights`: [tokens], how much each counts in sums of products.
     """
-    counted = rows if weights is None else rows * weights[:, None].sqrt()
     if total.gram is not None:
+        counted = rows if weights is None else rows * weights[:, None].sqrt()
         for place, (start, stop) in enumerate(total.strips):
             product = counted[:, start:stop].T @ counted[:, start:] if len(rows) else None
             turns.wait((site, place), number)

@@ -31,6 +31,7 @@ from qtool.plan.shapes import (
     Input,
     Setting,
     Shapes,
+    attention_rows,
     groups,
     micro_batch,
     slope_bytes,
@@ -114,7 +115,8 @@ def shapes_of(
             kind = tensor.name.split(".")[-2]
             alike[_SAME_INPUT.get(kind, kind)] += tensor.parameters
         folded = max(alike.values(), default=0)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded))
+        attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending))
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,

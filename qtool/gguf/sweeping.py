@@ -24,7 +24,7 @@ import torch
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.guidance import Guidance, guided_note
+from qtool.calibrating.guidance import GUIDED, Guidance
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
@@ -138,7 +138,7 @@ class Sweeping:
         file = self.files.path(block.index)
         file.write_bytes(b"")
         made: list[Made] = []
-        notes: list[str] = []
+        notes = [GUIDED] if weights else []
         work = partial(
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0,
@@ -280,7 +280,7 @@ class Sweeping:
         rare = every - sum(entry["swept"] for entry in entries)
         left = [name for kept in every_kept for name in kept["left"]]
         said = merged([note for kept in every_kept for note in kept["notes"]])
-        said += made_up_note(self.makes_up) + guided_note(self.guidance is not None)
+        said += made_up_note(self.makes_up)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
         if rare:

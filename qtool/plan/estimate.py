@@ -26,8 +26,10 @@ OUTSIDE_COPIES = 1.0
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
-# the hidden states and of the block's widest matrix; of the first where it ends behind attention.
-KEPT_OF_HIDDEN, KEPT_OF_WIDEST, KEPT_OF_ATTENTION = 26.0, 7.0, 29.5
+# the hidden states and of the block's widest matrix. Where it ends behind attention, of the hidden
+# states alone, or of these and of what queries, keys and values are, whichever is more.
+KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
+KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 29.5, 9.0, 6.0
 # What hidden states that are replaced while all this goes on leave free between others, with them.
 TUNED_STATES = 1.5
 # Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
@@ -138,7 +140,8 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     guiding = []
     counted = batches * 4 * shapes.batch * shapes.hidden if shapes.guides else 0
     if shapes.guides:
-        graph = batches * int(4 * shapes.batch * KEPT_OF_ATTENTION * shapes.passed)
+        each = KEPT_BEFORE_ATTENTION * shapes.passed + KEPT_OF_ATTENDING * block.attending
+        graph = batches * int(4 * shapes.batch * max(KEPT_OF_ATTENTION * shapes.passed, each))
         guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
     tuning = []
     if shapes.tunes:
@@ -154,7 +157,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         step = (STEP_BYTES if most <= WHOLE else WIDE_STEP_BYTES) * most**2
         comparing = [
             Peak(
-                2 * block.nbytes + running + rows + PAIR_BYTES * most**2,
+                2 * block.nbytes + running + counted + rows + PAIR_BYTES * most**2,
                 "comparing a block's inputs with the original's",
             ),
             Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),

@@ -23,6 +23,7 @@ GRAM_BYTES = 4 << 30
 # Weights of the output head that a thread rounds at once.
 ROWS_AT_ONCE = 1 << 23
 
+_ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|[qk]v?_[ab])(_proj\w*)?$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -53,6 +54,7 @@ class Block:
     widest: int  # the longer side of its largest matrix that every token meets
     inputs: tuple[Input, ...]  # the widest first
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
+    attending: int = 0  # rows of queries, keys and values, as far as names tell
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -63,6 +65,11 @@ def gram_sum_bytes(width: int) -> int:
 def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
     """Of matrices [out, in], and of experts [experts, out, in]."""
     return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
+
+
+def attention_rows(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Rows of queries, keys and values, of names without ".weight" and shapes; for estimates."""
+    return sum(shape[0] for name, shape in tensors if _ATTENDING.search(name) and len(shape) == 2)
 
 
 def usable_cores() -> int:
@@ -166,6 +173,7 @@ def shapes_of(
         inputs: dict[str, Input] = {}
         alike: dict[str, int] = defaultdict(int)
         widest = 0
+        attending = attention_rows((one.module, one.shape) for one in group)
         for tensor in group:
             if len(tensor.shape) != 2:
                 continue
@@ -180,7 +188,7 @@ def shapes_of(
         numbers = [tensor.parameters for tensor in group]
         folded = max(alike.values(), default=0)
         ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded))
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending))
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
