@@ -62,7 +62,7 @@ def test_memory_of_what_autograd_keeps(tmp_path: Path) -> None:
         (name,) = more.keys() - few.keys()
         assert name == "slopes of keys and values"
         batch = -(-guided.batch // LENGTH) * LENGTH
-        assert more[name] == 4 * (WEIGHTS + 2 * HIDDEN) + threads * int(4 * batch * 29.5 * HIDDEN)
+        assert more[name] == 4 * (WEIGHTS + 2 * HIDDEN) + threads * int(4 * batch * 28 * HIDDEN)
         rows = "measuring a block's inputs"
         assert more[rows] - few[rows] == threads * 4 * batch * HIDDEN
 
@@ -79,7 +79,7 @@ def test_wide_queries_take_more(tmp_path: Path) -> None:
         stages = estimate._in_block(shapes, block, Setting(1))
         slopes = next(one.nbytes for one in stages if one.of == "slopes of keys and values")
         found.append((slopes - block.nbytes) / (4 * shapes.batch * HIDDEN))
-    assert found == [29.5, 9 + 6 * 17]
+    assert found == [28, 9 + 6 * 17]
 
 
 def test_what_is_not_swept_is_not_guided(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # the hidden states and of the block's widest matrix. Where it ends behind attention, of the hidden
 # states alone, or of these and of what queries, keys and values are, whichever is more.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
-KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 29.5, 9.0, 6.0
+KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
 # What hidden states that are replaced while all this goes on leave free between others, with them.
 TUNED_STATES = 1.5
 # Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
@@ -72,7 +72,8 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
     states = 0 if setting.states_on_disk else shapes.states
-    base = TORCH_PROCESS_BYTES + int(states * (TUNED_STATES if shapes.follows else 1.0))
+    apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
+    base = TORCH_PROCESS_BYTES + int(states * apart)
     return Peak(base + most.nbytes, most.of)
 
 
