@@ -56,12 +56,12 @@ def weights_of(
     ("name", "read", "behind"),
     [
         ("llama", ["k_proj", "v_proj"], "o_proj"),
-        ("gemma3", ["k_proj", "v_proj"], "o_proj"),
+        pytest.param(*("gemma3", ["k_proj", "v_proj"], "o_proj"), marks=pytest.mark.slow),
         ("phi3", ["qkv_proj"], "o_proj"),
         ("gpt_neox", ["query_key_value"], "dense"),
-        ("opt", ["k_proj", "v_proj"], "out_proj"),
+        pytest.param(*("opt", ["k_proj", "v_proj"], "out_proj"), marks=pytest.mark.slow),
         ("mixtral", ["k_proj", "v_proj"], "o_proj"),
-        ("stablelm", ["k_proj", "v_proj"], "o_proj"),
+        pytest.param(*("stablelm", ["k_proj", "v_proj"], "o_proj"), marks=pytest.mark.slow),
     ],
 )
 def test_what_others_read_is_seen(name: str, read: list[str], behind: str, tmp_path: Path) -> None:
