@@ -16,7 +16,7 @@ from typing import Any
 from qtool.calibrating import outliers
 from qtool.calibrating.experts import experts_note
 from qtool.calibrating.given import Given
-from qtool.calibrating.guidance import Guidance
+from qtool.calibrating.guidance import Guidance, told
 from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.one_block import Run, quantize_block
@@ -95,7 +95,8 @@ def quantize_blocks(
     )
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE, *([_ALIKE] if recipe.guides else [])]
-    notes += experts_note(experts) + merged([note for one in done for note in one.notes])
+    said = [note for one in done for note in one.notes]
+    notes += experts_note(experts) + merged(told(said, run.skeleton.count))
     notes += made_up_note(recipe.makes_up)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]

@@ -44,10 +44,7 @@ class Mixing:
     behind: Matrix | None = None  # the first that all of these come to; None: the block's output
 
 
-GUIDED = (
-    "in what a block's keys and values read, tokens count by what others read of them "
-    "(gptq.guided), and so they do in the relative errors of its outputs"
-)
+GUIDED = "the tokens of a block were guided"  # its note, which told() counts
 _ATTEND = {
     F.scaled_dot_product_attention,
     F.softmax,
@@ -109,6 +106,19 @@ class Guidance:
         """Of a micro-batch, whichever thread computes it."""
         seed = np.random.SeedSequence([self.seed, block.index, number]).generate_state(1)
         return torch.Generator().manual_seed(int(seed[0]))
+
+
+def told(notes: Sequence[str], blocks: int) -> list[str]:
+    """Notes of all blocks, with how many of them were guided in one sentence."""
+    guided = notes.count(GUIDED)
+    rest = [note for note in notes if note != GUIDED]
+    if guided:
+        rest.append(
+            f"tokens were guided in {guided} of {blocks} blocks (gptq.guided): for keys, values "
+            "and what else reads their input they count by what others read of them, and so they "
+            "do in the relative errors of these"
+        )
+    return rest
 
 
 def _raise_if_of_memory(error: RuntimeError) -> None:

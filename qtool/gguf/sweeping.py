@@ -24,7 +24,7 @@ import torch
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.guidance import GUIDED, Guidance
+from qtool.calibrating.guidance import GUIDED, Guidance, told
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
@@ -279,7 +279,8 @@ class Sweeping:
         every = sum(len(entry["sums"]) for entry in entries)
         rare = every - sum(entry["swept"] for entry in entries)
         left = [name for kept in every_kept for name in kept["left"]]
-        said = merged([note for kept in every_kept for note in kept["notes"]])
+        found = [note for kept in every_kept for note in kept["notes"]]
+        said = merged(told(found, len(self.kept)))
         said += made_up_note(self.makes_up)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
