@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from qtool.calibrating.allocator import give_back
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites
@@ -81,6 +82,7 @@ class Guidance:
             except RuntimeError as error:
                 _raise_if_of_memory(error)
                 return {}
+        give_back()  # what the way back took
         weights: dict[str, Sequence[torch.Tensor]] = {}
         for site in found.sites:
             read = [one.matrix for one in found.linears if one.site == site.id]

@@ -285,7 +285,6 @@ def _measure_block(
     counts: Counts = {}
     if sweeping is not None and sweeping.guidance is not None:
         counts = sweeping.guidance.weights(block, passage, found)
-        give_back()
     if scaling is not None:
         own = SWEEP if sweeping is not None else frozenset[str]()
         seen = scaling.scale(block, passage, own, counts)

@@ -92,7 +92,6 @@ def quantize_block(run: Run, index: int) -> Outcome:
         weights: Weights = {}
         if run.guidance is not None:
             weights = run.guidance.weights(block, run.passage, found)
-            give_back()
     wanted = [s for s in found.sites if any(takes_part(run.plan, name) for name in s.names)]
     groups = groups_for(recipe, wanted, run.gram_bytes)
     # The last one with inputs that are compared; those without come after it.

@@ -30,7 +30,6 @@ def parts_of(files: SweptFiles, index: int, found: BlockSites) -> dict[str, list
         matrices, nbytes = sizes(tensor)
         for matrix, site in enumerate(sites):
             parts[site.id].append(Part(tensor, matrix, start + matrix * nbytes))
-        files.places.pop(tensor.name, None)  # of a call with other sites
         if sites:
             files.places[tensor.name] = index, start
             start += matrices * nbytes
