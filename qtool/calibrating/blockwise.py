@@ -22,12 +22,15 @@ from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.one_block import Run, quantize_block
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.placed import Passage, ahead
+from qtool.calibrating.row_feedback import Feedback
+from qtool.calibrating.row_feedback import told as fed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.tuning import Tuning
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
+from qtool.fitting.ends import Ends
 from qtool.plan.plan import Plan
 from qtool.plan.shared_scales import SharedScales
 from qtool.runs import resume
@@ -41,6 +44,7 @@ from qtool.scheme import Dropped
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 _ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"
+_APART = "rows do not make up for each other: a statistics file holds no text for gptq.yaqa"
 
 
 def quantize_blocks(
@@ -59,6 +63,14 @@ def quantize_blocks(
         workers = stack.enter_context(Workers(request.threads))
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
+            feedback = None
+            if recipe.feeds_back and given.saved is None:
+                feedback = Feedback(
+                    Ends.of(
+                        recipe.feeds_back, skeleton, given.tokens, recipe.calibration.seed, space,
+                        request.threads, progress,
+                    )
+                )  # fmt: skip
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
@@ -72,7 +84,8 @@ def quantize_blocks(
         guidance = Guidance(guides, recipe.calibration.seed) if guides else None
         run = Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
-            blocks, originals, tuning, guidance, planned_head(plan),
+            blocks, originals, tuning, guidance, feedback,
+            planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space, outside is None)
@@ -94,9 +107,11 @@ def quantize_blocks(
         (layer for one in done for layer in one.layers), key=lambda layer: position[layer.name]
     )
     experts = [report for one in done for report in one.experts]
-    notes = [] if given.saved is None else [NOT_ERROR_AWARE, *([_ALIKE] if recipe.guides else [])]
+    notes = [] if given.saved is None else [NOT_ERROR_AWARE]
+    notes += [_ALIKE] if recipe.guides and given.saved is not None else []
+    notes += [_APART] if recipe.feeds_back and given.saved is not None else []
     said = [note for one in done for note in one.notes]
-    notes += experts_note(experts) + merged(told(said, run.skeleton.count))
+    notes += experts_note(experts) + merged(fed(told(said, skeleton.count), skeleton.count))
     notes += made_up_note(recipe.makes_up)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]

@@ -18,6 +18,7 @@ from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
+from qtool.calibrating.row_feedback import FED_BACK, Feedback, Rows
 from qtool.calibrating.sites import BlockSites, Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, Weights
@@ -60,6 +61,7 @@ class Run:
     originals: Originals | None  # where blocks are to give back what they gave
     tuning: Tuning | None
     guidance: Guidance | None  # where tokens of keys and values count by what is read of them
+    feedback: Feedback | None  # where rows make up for each other
     head: Planned | None  # where it is quantized
 
     def goes_on(self, index: int) -> bool:
@@ -117,10 +119,16 @@ def quantize_block(run: Run, index: int) -> Outcome:
         if recipe.measures_ranges:
             with progress.stage("calibrate"):
                 stats = _with_histograms(run, block, group, stats)
+        rows: Rows = {}
+        if run.feedback is not None:
+            with progress.stage("calibrate"):
+                give_back()
+                rows = run.feedback.of(block, run.passage, found, group)
+        notes += [FED_BACK] if rows and FED_BACK not in notes else []
         with progress.stage("quantize"):
             give_back()
             jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
-            work = _work(run, block, stats)
+            work = _work(run, block, stats, rows)
             if run.originals is not None and before is not None:
                 results += _making_up(
                     run, run.originals, block, before, group, jobs, stats, weights, work
@@ -197,7 +205,7 @@ def _with_histograms(run: Run, block: LoadedBlock, sites: Sequence[Site], stats:
     return {key: replace(one, histogram=again[key].histogram) for key, one in stats.items()}
 
 
-def _work(run: Run, block: LoadedBlock, stats: Stats) -> Callable[[Job], Done]:
+def _work(run: Run, block: LoadedBlock, stats: Stats, rows: Rows) -> Callable[[Job], Done]:
     """Quantizes what reads a site, puts it into the block, and writes it or holds it for tuning."""
     return partial(
         quantize_site,
@@ -209,6 +217,7 @@ def _work(run: Run, block: LoadedBlock, stats: Stats) -> Callable[[Job], Done]:
         write=run.sink.quantized if run.tuning is None else run.tuning.hold,
         workers=run.passage.workers,
         device=run.passage.device,
+        rows=rows,
     )
 
 

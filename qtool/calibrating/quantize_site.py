@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
+from qtool.calibrating.row_feedback import Rows, fed_back
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -80,12 +81,14 @@ def quantize_site(
     write: Write,
     workers: Workers,
     device: Device | None = None,
+    rows: Rows | None = None,
 ) -> tuple[list[LayerReport], list[str]]:
     """Quantize, write, and put the dequantized values back into the block.
 
     Takes its own of the stats, which are large, so that they are free when it ends. workers: who
     call this, and have threads for a large matrix when those of others are done. device: that
-    factors, sweeps and rounds; packing and writing stay here.
+    factors, sweeps and rounds; packing and writing stay here. rows: by which those of some matrices
+    make up for each other, used up.
     """
     notes: list[str] = []
     seen = stats.pop(job.site.id, None) if job.site is not None else None
@@ -122,7 +125,14 @@ def quantize_site(
         weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
-                quant = gptq.quantize_with(weight, given, scheme, options, workers.share())
+                sweep = partial(_sweep, given=given, scheme=scheme, options=options, workers=workers)
+                own = None if rows is None else rows.pop(planned.name, None)
+                if own is None:
+                    quant = sweep(weight)
+                else:
+                    moved = fed_back(weight, own, lambda r: dequantize(sweep(r)), workers.spread)
+                    quant = sweep(moved)
+                    del moved
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
@@ -143,6 +153,16 @@ def quantize_site(
         )
     ]
     return reports, notes
+
+
+def _sweep(
+    weight: Floats,
+    given: gptq.Factor,
+    scheme: Scheme,
+    options: gptq.Options,
+    workers: Workers,
+) -> GroupQuant:
+    return gptq.quantize_with(weight, given, scheme, options, workers.share())
 
 
 def _weight(block: LoadedBlock, checkpoint: Weights, name: str) -> Floats:

@@ -5,7 +5,8 @@ A file is one micro-batch after another, float32 [samples, length, columns].
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ class Passing:
     def alike(self, path: Path) -> "Passing":
         """Others of the same shapes, none of which are known yet."""
         found = Passing(path)
-        found.shapes, found._starts = self.shapes, self._starts
-        found.sums = [0] * len(self)
+        found.of_shapes(self.shapes)
         return found
+
+    def of_shapes(self, shapes: Sequence[torch.Size]) -> None:
+        """There are some of these shapes, none of which are known yet."""
+        self.shapes = [*shapes]
+        self._starts = [0, *accumulate(4 * shape.numel() for shape in shapes)]
+        self.sums = [0] * len(self)
 
     def append(self, states: torch.Tensor) -> None:
         """One more micro-batch."""

@@ -23,7 +23,7 @@ Source: Amari, Natural Gradient Works Efficiently in Learning, 1998; Martens and
 Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which these are diagonals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import EIO
 
@@ -61,10 +61,14 @@ def measure(
     space: Workspace,
     threads: int,
     progress: Progress,
+    behind: Callable[[int, Passing], None] | None = None,
+    together: int = TOGETHER,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
-    seed: of the tokens that are drawn. space: where what is finished is kept.
+    seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
+    each block, from the last to the first, what the slopes by what it gives are, before it counts
+    as passed. together: tokens of a micro-batch.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
     count = skeleton.count
@@ -72,7 +76,7 @@ def measure(
         for index, module in enumerate(skeleton.blocks):
             refuse_conv1d(module, f"{skeleton.prefix}{index}")
         states = Passing(states_at(space, 0))
-        stream = skeleton.embed(tokens, TOGETHER, states, space.folder)
+        stream = skeleton.embed(tokens, together, states, space.folder)
         before = Before.of(skeleton, tokens, [shape[0] for shape in states.shapes])
         way = _Way(skeleton, stream, Kept(space, states, workers), progress)
         way.kept.keep_states(0)
@@ -94,6 +98,8 @@ def measure(
             way.before(index)
             block = skeleton.block(index)
             sites = tracer.sites(block, stream)
+            if behind is not None:
+                behind(index, gradients)
             gradients.go_to(gradients_at(space, index))
             seen, given = _through_block(block, stream, gradients, before.given[index], workers)
             gradients.turn()

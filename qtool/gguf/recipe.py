@@ -207,6 +207,12 @@ class GgufRecipe(NamedTable):
         return self.gptq.guided if self.sweeps else 0.0
 
     @property
+    def feeds_back(self) -> int:
+        """Samples whose slopes say how rows make up for each other in GPTQ (YAQA); 0: they do
+        not."""
+        return self.gptq.yaqa if self.sweeps else 0
+
+    @property
     def rotates(self) -> bool:
         """Whether the network is rotated before all else."""
         return "rotate" in self.transforms
@@ -267,8 +273,9 @@ class GgufRecipe(NamedTable):
         if not self.sweeps:
             del found["method"], found["gptq"]
         else:
-            for name, asked in (("gptaq", self.makes_up), ("guided", self.guides)):
-                if not asked:
+            asked = {"gptaq": self.makes_up, "guided": self.guides, "yaqa": self.feeds_back}
+            for name, value in asked.items():
+                if not value:
                     del found["gptq"][name]
         if not self.tunes:
             del found["tune"]

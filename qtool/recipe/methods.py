@@ -35,6 +35,12 @@ class SweepOptions(Table):
         le=1,
         description="keys and values: tokens count by what others read of them, to this power",
     )
+    yaqa: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="YAQA: rows make up for each other, by slopes of the loss over so many samples",
+    )
 
 
 class GptqOptions(SweepOptions):

@@ -127,6 +127,12 @@ class Recipe(NamedTable):
         return self.gptq.guided if self.rounding == "gptq" else 0.0
 
     @property
+    def feeds_back(self) -> int:
+        """Samples whose slopes say how rows make up for each other in GPTQ (YAQA); 0: they do
+        not."""
+        return self.gptq.yaqa if self.rounding == "gptq" else 0
+
+    @property
     def follows_original(self) -> bool:
         """Whether the original model's states pass its blocks beside those of the quantized one."""
         return self.tunes or self.makes_up > 0

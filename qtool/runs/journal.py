@@ -34,7 +34,7 @@ class Journal:
         look: raises where what was done since the work began is not to be believed.
         """
         self.path = path
-        self._look = look
+        self.look = look
         self.facts: dict[str, Any] = {}
         self.done: dict[str, Mapping[str, Any]] = {}
         self._begins: dict[str, int] = {}  # where each unit's line begins in the file
@@ -74,7 +74,7 @@ class Journal:
 
     def commit(self, name: str, **content: Any) -> None:
         """A unit of work is finished. Any thread may say so."""
-        self._look()
+        self.look()
         entry = {"done": name, **content}
         self._append(entry)
         self.done[name] = entry

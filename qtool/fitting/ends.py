@@ -1,0 +1,98 @@
+"""Slopes of the model's loss by what each block gives, over the first samples of a text, in files.
+
+    ends/
+        journal     what is finished; while it is measured also what kept.py lists
+        ends-N      slopes by what block N gives, a micro-batch after another, float32
+
+The loss is that of slopes.py: of tokens that are drawn from the model's own predictions, as it was
+before anything of it is quantized. Micro-batches are those that the run's own stream begins with.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from errno import EIO
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
+from qtool.calibrating.workers import Workers
+from qtool.fitting import slopes
+from qtool.fitting.passing import Passing
+from qtool.runs.journal import Journal
+from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
+
+FOLDER = "ends"  # within a run's
+_ALL = "slopes behind all blocks"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Of one run."""
+
+    space: Workspace
+
+    @classmethod
+    def of(
+        cls,
+        samples: int,
+        skeleton: Skeleton,
+        tokens: NDArray[np.int64],
+        seed: int,
+        run: Workspace,
+        threads: int,
+        progress: Progress,
+    ) -> "Ends":
+        """Measured over the first samples of tokens [all samples, length], whole micro-batches of
+        them, or found where an earlier run has left it.
+
+        SourceError where something is not finite, UnsupportedError where torch has no gradient.
+        """
+        folder = run.folder / FOLDER
+        folder.mkdir(exist_ok=True)
+        found = cls(Workspace(run.out, folder, Journal(folder / "journal", run.journal.look)))
+        together = max(1, -(-MICRO_BATCH_TOKENS // tokens.shape[1]))  # samples of a micro-batch
+        part = tokens[: together * ceil(samples / together)]
+        with closing(found.space.journal) as journal:
+            if _ALL not in journal.done:
+                if not run.journal.done:  # there is something to go on with from now on
+                    run.journal.commit(FOLDER)
+                progress.say(f"measuring slopes over {len(part)} samples (gptq.yaqa)")
+                slopes.measure(
+                    skeleton, part, seed, found.space, threads, progress, found._keep,
+                    MICRO_BATCH_TOKENS,
+                )  # fmt: skip
+                journal.commit(_ALL)
+        return found
+
+    def _keep(self, index: int, gradients: Passing) -> None:
+        """Those by what block `index` gives."""
+        path = self._path(index)
+        path.unlink(missing_ok=True)
+        kept = Passing(path)
+        for one in gradients:
+            kept.append(one)
+        shapes = [list(shape) for shape in kept.shapes]
+        self.space.journal.commit(_unit(index), shapes=shapes, sums=kept.sums)
+
+    def behind(self, index: int, workers: Workers) -> Passing:
+        """Those by what block `index` gives, by micro-batch. OSError where they are not as they
+        were written."""
+        entry = self.space.journal.done[_unit(index)]
+        found = Passing(self._path(index))
+        found.of_shapes([torch.Size(shape) for shape in entry["shapes"]])
+        if not found.take(found.path, entry["sums"], workers):
+            raise OSError(EIO, "what was written reads otherwise", str(found.path))
+        return found
+
+    def _path(self, index: int) -> Path:
+        return self.space.folder / f"ends-{index}"
+
+
+def _unit(index: int) -> str:
+    return f"slopes behind block {index}"
