@@ -125,7 +125,9 @@ def quantize_site(
         weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
-                sweep = partial(_sweep, given=given, scheme=scheme, options=options, workers=workers)
+                sweep = partial(
+                    _sweep, given=given, scheme=scheme, options=options, workers=workers
+                )
                 own = None if rows is None else rows.pop(planned.name, None)
                 if own is None:
                     quant = sweep(weight)

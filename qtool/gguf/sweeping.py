@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.groups import groups_of
@@ -29,10 +30,13 @@ from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Passage, placed_block
+from qtool.calibrating.row_feedback import FED_BACK, Feedback, Rows
+from qtool.calibrating.row_feedback import told as fed_told
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, Weights
 from qtool.calibrating.stream import CPU, LoadedBlock
+from qtool.fitting.ends import Ends
 from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
@@ -45,7 +49,9 @@ from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.outcome import merged
+from qtool.runs.progress import Progress
 from qtool.runs.summary import TunedReport
+from qtool.runs.workspace import Workspace
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some as shown
 
@@ -60,6 +66,9 @@ class Sweeping:
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
     guidance: Guidance | None = None  # of tokens of keys and values
+    samples: int = 0  # whose slopes say how rows make up for each other
+    seed: int = 0  # of those slopes
+    feedback: Feedback | None = None  # rows make up for each other; of measure_slopes()
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
@@ -77,11 +86,28 @@ class Sweeping:
         for tensor in tensors:
             if tensor.swept:
                 by_block[layer_of(tensor.name)].append(tensor)
-        options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq", "guided"}))
+        options = gptq.Options(**recipe.gptq.model_dump(exclude={"gptaq", "guided", "yaqa"}))
         tune = recipe.tune if recipe.tunes else None
         guidance = Guidance(recipe.guides, recipe.calibration.seed) if recipe.guides else None
         files = SweptFiles(folder, by_block)
-        return cls(options, files, gram_bytes, tune, recipe.makes_up, guidance)
+        return cls(
+            options, files, gram_bytes, tune, recipe.makes_up, guidance,
+            recipe.feeds_back, recipe.calibration.seed,
+        )  # fmt: skip
+
+    def measure_slopes(
+        self,
+        skeleton: Skeleton,
+        tokens: NDArray[np.int64],
+        space: Workspace,
+        threads: int,
+        progress: Progress,
+    ) -> None:
+        """Before all else, of the model as it is; tokens [samples, length]."""
+        if self.samples:
+            self.feedback = Feedback(
+                Ends.of(self.samples, skeleton, tokens, self.seed, space, threads, progress)
+            )
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
@@ -143,6 +169,15 @@ class Sweeping:
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0,
         )  # fmt: skip
+
+        def rows_of(sites: Sequence[Site]) -> Rows:
+            give_back()
+            fed = self.feedback
+            rows = {} if fed is None else fed.of(block, passage, found, sites)
+            if rows and FED_BACK not in notes:
+                notes.append(FED_BACK)
+            return rows
+
         if self.makes_up:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
@@ -154,7 +189,8 @@ class Sweeping:
             before = placed_block(block, CPU)
             for site in compared:
                 own = weights.get(site.id)
-                some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
+                each = partial(work, rows=rows_of([site]))
+                some, said = self._made_up(site, parts[site.id], known, own, block, before, each)
                 made += some
                 notes += said
             self._originals.advance(before)
@@ -165,11 +201,11 @@ class Sweeping:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
                 yield site, _without_gram(stats[site.id])
                 stats[site.id] = _weighed(stats[site.id], site.id in weights)
-            give_back()
+            fed = partial(work, rows=rows_of(group))
             jobs = [(site, parts[site.id], stats) for site in sorted(group, key=cost_by(parts))]
             alone = partial(beside, device=device, threads=workers.threads)
-            results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
-            for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
+            results = [fed(job, each=workers.map) for job in jobs if not alone(job[0])]
+            for some, said in results + workers.map(fed, (j for j in jobs if alone(j[0]))):
                 made += some
                 notes += said
         give_back()
@@ -280,7 +316,7 @@ class Sweeping:
         rare = every - sum(entry["swept"] for entry in entries)
         left = [name for kept in every_kept for name in kept["left"]]
         found = [note for kept in every_kept for note in kept["notes"]]
-        said = merged(told(found, len(self.kept)))
+        said = merged(fed_told(told(found, len(self.kept)), len(self.kept)))
         said += made_up_note(self.makes_up)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])

@@ -8,7 +8,7 @@ With a device, it factors and sweeps; threads read, encode and write meanwhile, 
 points of IQ1 to IQ3.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from qtool import methods, native_gguf
 from qtool.calibrating.device import Device
 from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
+from qtool.calibrating.row_feedback import Rows, fed_back
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -80,19 +81,23 @@ def sweep_site(
     device: Device | None,
     each: Each = map,
     moved: bool = False,
+    rows: Rows | None = None,
 ) -> tuple[list[Made], list[str]]:
     """The matrices that read one site, and notes. Takes its own of the stats, which are large.
 
     file: the block's. workers: who call this, and have threads for a large matrix when those of
     others are done. each: maps a function of some rows over all. moved: the block's matrices are
-    others than the source's.
+    others than the source's. rows: by which those of some matrices make up for each other, used up.
     """
     site, parts, stats = job
     seen = stats.pop(site.id)
     square, rare = Squares.of(site, seen).square, is_rare(site, seen)
     with methods.named(_input_of(parts)):
         known = _known(square, parts, seen, rare, options, workers, device)
-    return _sweep(parts, known, block, file, workers, device, each, moved)
+    fed = set[str]()
+    if rows and known.swept:
+        fed = {p.tensor.name for p in parts if _feed_back(p, rows, known, block, workers)}
+    return _sweep(parts, known, block, file, workers, device, each, moved, fed)
 
 
 def sweep_head(
@@ -108,7 +113,7 @@ def sweep_head(
     square = np.ascontiguousarray(np.diagonal(seen.gram))
     with methods.named(_input_of([part])):
         known = _known(square, [part], seen, False, options, workers, device)
-    (made,), notes = _sweep([part], known, None, file, workers, device, workers.map, False)
+    (made,), notes = _sweep([part], known, None, file, workers, device, workers.map, False, set())
     return made, notes
 
 
@@ -125,11 +130,14 @@ def _sweep(
     device: Device | None,
     each: Each,
     moved: bool,
+    fed: Collection[str],
 ) -> tuple[list[Made], list[str]]:
-    """Matrices that read one input, by what is known of it, and notes."""
+    """Matrices that read one input, by what is known of it, and notes. moved: the block has all
+    otherwise than the source; fed: these, whose errors are still of the source's."""
     step = partial(
-        _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved
-    )
+        _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved,
+        fed=fed,
+    )  # fmt: skip
     done = iter(each(step, [(part, *rows) for part in parts for rows in steps_of(part.tensor)]))
     made = []
     for part in parts:
@@ -185,6 +193,7 @@ def _step(
     device: Device | None,
     file: Path,
     moved: bool,
+    fed: Collection[str],
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -193,7 +202,7 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
-    if moved and block is not None:
+    if block is not None and (moved or tensor.name in fed):
         weight = _taken(block, tensor, start, count)
     else:
         weight = floats_of(tensor, start, start + count)
@@ -205,6 +214,8 @@ def _step(
         out.write(blocks.data)
     signal = noise = 0.0
     if known.gram is not None:
+        if tensor.name in fed and not moved:
+            weight = floats_of(tensor, start, start + count)
         kept = slice(-first % every, None, every)
         some = torch.from_numpy(weight[kept])
         lost = some - torch.from_numpy(back[kept])
@@ -212,6 +223,30 @@ def _step(
     if block is not None:
         _put_back(block, tensor, start, back)
     return checksum(blocks), signal, noise
+
+
+def _feed_back(part: Part, rows: Rows, known: _Known, block: LoadedBlock, workers: Workers) -> bool:
+    """Whether the decoder block has a matrix now as its rows are to be rounded, each with what
+    those before it lost."""
+    tensor = part.tensor
+    source, count = tensor.source, matrices_of(tensor)[1]
+    own = rows.pop(source.origin[0], None) if len(source.origin) == 1 else None
+    if own is None or source.cut is not None or matrices_of(tensor)[0] != 1 or len(own) != count:
+        return False
+    if source.order is not None:
+        order = source.order(np.arange(count, dtype=np.int64))
+        own = own[np.ix_(order, order)]
+    if (growth := _growth(tensor, 0, count)) is not None:
+        own = own / growth / growth.T
+
+    def rounded(some: Floats) -> Floats:
+        blocks = sweep.blocks_of(some, tensor.type, known.given, workers.share())
+        return native_gguf.dequantize(blocks, tensor.type, source.in_features, threads=1)
+
+    _put_back(
+        block, tensor, 0, fed_back(_taken(block, tensor, 0, count), own, rounded, workers.spread)
+    )
+    return True
 
 
 def _errors(
