@@ -103,6 +103,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
     notes = [GUIDED] if weights else []
+    rows: Rows = {}  # of all matrices at once: they are of the block before any of it is rounded
     results: list[Done] = []
     for group in groups:
         with progress.stage("calibrate"):
@@ -116,15 +117,14 @@ def quantize_block(run: Run, index: int) -> Outcome:
             notes += applied.notes
             del applied  # Gram matrices of a group go with it
             before = placed_block(block, CPU) if recipe.makes_up else None
+            if run.feedback is not None:
+                with progress.stage("calibrate"):
+                    rows = run.feedback.of(block, run.passage, found, wanted)
+                    give_back()
+                notes += [FED_BACK] if rows else []
         if recipe.measures_ranges:
             with progress.stage("calibrate"):
                 stats = _with_histograms(run, block, group, stats)
-        rows: Rows = {}
-        if run.feedback is not None:
-            with progress.stage("calibrate"):
-                give_back()
-                rows = run.feedback.of(block, run.passage, found, group)
-        notes += [FED_BACK] if rows and FED_BACK not in notes else []
         with progress.stage("quantize"):
             give_back()
             jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])

@@ -125,16 +125,14 @@ def quantize_site(
         weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
-                sweep = partial(
-                    _sweep, given=given, scheme=scheme, options=options, workers=workers
-                )
+                sweep = partial(_sweep, given, scheme, options, workers)
                 own = None if rows is None else rows.pop(planned.name, None)
                 if own is None:
                     quant = sweep(weight)
                 else:
-                    moved = fed_back(weight, own, lambda r: dequantize(sweep(r)), workers.spread)
-                    quant = sweep(moved)
-                    del moved
+                    back = partial(_back, sweep)
+                    quant = sweep(fed_back(weight, own, back, workers.spread))
+                    del own, back
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
@@ -158,13 +156,13 @@ def quantize_site(
 
 
 def _sweep(
-    weight: Floats,
-    given: gptq.Factor,
-    scheme: Scheme,
-    options: gptq.Options,
-    workers: Workers,
+    given: gptq.Factor, scheme: Scheme, options: gptq.Options, workers: Workers, weight: Floats
 ) -> GroupQuant:
     return gptq.quantize_with(weight, given, scheme, options, workers.share())
+
+
+def _back(sweep: Callable[[Floats], GroupQuant], rows: Floats) -> Floats:
+    return dequantize(sweep(rows))
 
 
 def _weight(block: LoadedBlock, checkpoint: Weights, name: str) -> Floats:

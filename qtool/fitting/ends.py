@@ -8,7 +8,6 @@ The loss is that of slopes.py: of tokens that are drawn from the model's own pre
 before anything of it is quantized. Micro-batches are those that the run's own stream begins with.
 """
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from errno import EIO

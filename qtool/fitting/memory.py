@@ -65,11 +65,11 @@ def _peak(fitting: Fitting, setting: Setting) -> Peak:
     return max(_choosing(fitting, setting), found, key=lambda one: one.nbytes)
 
 
-def measuring(shapes: Shapes, threads: int) -> Peak:
-    """What it takes to measure slopes, in micro-batches of TOGETHER tokens, beside the header of an
+def measuring(shapes: Shapes, threads: int, together: int = TOGETHER) -> Peak:
+    """What it takes to measure slopes, in micro-batches of so many tokens, beside the header of an
     artifact."""
     samples = shapes.tokens // shapes.length
-    shapes = replace(shapes, batch=micro_batch(samples, shapes.length, TOGETHER))
+    shapes = replace(shapes, batch=micro_batch(samples, shapes.length, together))
     batches = min(threads, -(-shapes.tokens // shapes.batch))
     rows = min(shapes.tokens, shapes.vocabulary) + _OF_TABLES * shapes.batch
     # A place of each sample at least.

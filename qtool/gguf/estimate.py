@@ -36,6 +36,7 @@ from qtool.plan.shapes import (
     micro_batch,
     slope_bytes,
     usable_cores,
+    whole_batches,
 )
 from qtool.recipe.file import Calibration
 from qtool.recipe.methods import TuneOptions
@@ -69,6 +70,7 @@ class Measuring:
     tune: TuneOptions | None = None  # scales are moved afterwards
     makes_up: bool = False  # before: matrices make up for what earlier blocks have lost
     guides: bool = False  # tokens of keys and values count by slopes
+    feeds_back: int = 0  # samples whose slopes say how rows make up for each other
 
     @property
     def grams(self) -> bool:
@@ -116,7 +118,8 @@ def shapes_of(
             alike[_SAME_INPUT.get(kind, kind)] += tensor.parameters
         folded = max(alike.values(), default=0)
         attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending))
+        made = tuple(sorted((t.shape[0] for t in shared if t.swept), reverse=True))
+        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made))
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
@@ -134,6 +137,7 @@ def shapes_of(
         tunes=0 if measuring.tune is None else measuring.tune.batch,
         makes_up=measuring.makes_up,
         guides=measuring.guides,
+        fed_back=whole_batches(measuring.feeds_back, calibration.samples, calibration.length),
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
         count=len(inside),
@@ -247,6 +251,9 @@ def run_cost(
                 seconds += duration.tuning(measuring.tune, shapes, share, tensor.parameters, cores)
             if tensor.swept:
                 flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
+    if shapes.fed_back:
+        every = sum(tensor.parameters for tensor in tensors if len(tensor.shape) == 2)
+        flops += duration.feeding_back(shapes, every)
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -137,6 +137,7 @@ def make_gguf_plan(
         estimate.Measuring(
             bool(recipe.scaling), recipe.searches_scales, recipe.sweeps,
             recipe.tune if recipe.tunes else None, recipe.makes_up > 0, recipe.guides > 0,
+            recipe.feeds_back,
         ),
         recipe.rotates,
     )  # fmt: skip

@@ -165,19 +165,14 @@ class Sweeping:
         file.write_bytes(b"")
         made: list[Made] = []
         notes = [GUIDED] if weights else []
+        rows: Rows = {}  # of the block before any of it is swept
+        if self.feedback is not None:
+            rows = self.feedback.of(block, passage, found, wanted)
+            notes += [FED_BACK] if rows else []
         work = partial(
             sweep_site, options=self.options, block=block, file=file, workers=workers,
-            device=device, moved=self.makes_up > 0,
+            device=device, moved=self.makes_up > 0, rows=rows,
         )  # fmt: skip
-
-        def rows_of(sites: Sequence[Site]) -> Rows:
-            give_back()
-            fed = self.feedback
-            rows = {} if fed is None else fed.of(block, passage, found, sites)
-            if rows and FED_BACK not in notes:
-                notes.append(FED_BACK)
-            return rows
-
         if self.makes_up:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
@@ -189,8 +184,7 @@ class Sweeping:
             before = placed_block(block, CPU)
             for site in compared:
                 own = weights.get(site.id)
-                each = partial(work, rows=rows_of([site]))
-                some, said = self._made_up(site, parts[site.id], known, own, block, before, each)
+                some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
                 made += some
                 notes += said
             self._originals.advance(before)
@@ -201,11 +195,11 @@ class Sweeping:
                 Squares.of(site, stats[site.id])  # SourceError where it is not finite
                 yield site, _without_gram(stats[site.id])
                 stats[site.id] = _weighed(stats[site.id], site.id in weights)
-            fed = partial(work, rows=rows_of(group))
+            give_back()
             jobs = [(site, parts[site.id], stats) for site in sorted(group, key=cost_by(parts))]
             alone = partial(beside, device=device, threads=workers.threads)
-            results = [fed(job, each=workers.map) for job in jobs if not alone(job[0])]
-            for some, said in results + workers.map(fed, (j for j in jobs if alone(j[0]))):
+            results = [work(job, each=workers.map) for job in jobs if not alone(job[0])]
+            for some, said in results + workers.map(work, (j for j in jobs if alone(j[0]))):
                 made += some
                 notes += said
         give_back()

@@ -23,8 +23,8 @@ class Memory:
     max_ram_bytes: int | None  # None: whatever is best
     estimated: Peak
     setting: Setting
-    disk_bytes: int  # beside the artifact: for hidden states before a block and after it, from
-    # which a run can go on, and matrices of a GGUF file that are swept
+    disk_bytes: int  # beside the artifact: as Shapes.on_disk has it, and matrices of a GGUF file
+    # that are swept
 
     def json(self) -> dict[str, Any]:
         """A part of the --json object of `qtool plan` and `qtool quantize`."""
@@ -59,7 +59,7 @@ def choose(
     shapes: of a run that calibrates. estimated: the peak with a setting. UnsupportedError where no
     setting fits.
     """
-    disk = 2 * shapes.states if shapes is not None else 0
+    disk = shapes.on_disk if shapes is not None else 0
     if max_ram is None:
         setting = Setting(threads)
         return Memory(None, estimated(setting), setting, disk)

@@ -41,6 +41,16 @@ SMOOTH_ROWS = 128
 COMPARING_PASSES = 4.5
 # To where keys and values are read, and back.
 GUIDED_PASSES = 0.8
+# Passes of some tokens forwards and back through all blocks and the head, and of each block again
+# back, with products of what its matrices give.
+FED_BACK_PASSES = 7.0
+
+
+def feeding_back(shapes: Shapes, weights: int) -> float:
+    """Operations that it takes to tell how rows make up for each other. weights: of all matrices
+    that every token meets, the head's included."""
+    rows = max((sum(out**3 for out in block.made) for block in shapes.blocks), default=0)
+    return 2.0 * FED_BACK_PASSES * shapes.fed_back * weights + 4.0 * shapes.count * rows
 
 
 def turning(weights: int) -> float:
@@ -119,6 +129,8 @@ def seconds(
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
+    if shapes.fed_back:
+        flops += feeding_back(shapes, sum(t.parameters for t in tensors if len(t.shape) == 2))
     seconds += flops / (FLOPS_PER_CORE * cores)
     if setting.states_on_disk:
         seconds += 2 * (1 + passes) * shapes.states * len(grams) / STORAGE_BYTES_PER_SECOND

@@ -10,7 +10,7 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qtool.plan.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
 
@@ -47,6 +47,10 @@ ROUNDING_BYTES_PER_WEIGHT = 14
 LIGHT_BYTES_PER_WEIGHT = 6
 # The same of the rows of a head or an embedding that a thread rounds at once.
 HEAD_BYTES_PER_WEIGHT = 19
+# Bytes for each weight of a matrix whose rows make up for each other, beside those of rounding.
+FED_BACK_BYTES = 12
+# What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
+BESIDE_SLOPES_BYTES = 60_000_000
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 32 MiB, its highest threshold, go back to the system.
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
@@ -71,10 +75,17 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         _head(shapes, setting),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
+    slopes = Peak(0, "")
+    if shapes.fed_back:
+        from qtool.fitting.memory import measuring
+
+        fed = replace(shapes, tokens=shapes.fed_back)
+        slopes = measuring(fed, setting.threads, shapes.batch)
+        slopes = replace(slopes, nbytes=slopes.nbytes + BESIDE_SLOPES_BYTES)
     states = 0 if setting.states_on_disk else shapes.states
     apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
     base = TORCH_PROCESS_BYTES + int(states * apart)
-    return Peak(base + most.nbytes, most.of)
+    return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -144,6 +155,15 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         each = KEPT_BEFORE_ATTENTION * shapes.passed + KEPT_OF_ATTENDING * block.attending
         graph = batches * int(4 * shapes.batch * max(KEPT_OF_ATTENTION * shapes.passed, each))
         guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
+    backs = []
+    if shapes.fed_back:
+        rows = 4 * sum(out**2 for out in block.made)
+        kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
+        back = block.nbytes + matrices + rows + batches * int(4 * shapes.batch * kept)
+        backs = [Peak(back, "slopes by what matrices of a block give")]
+        # Each thread has one matrix as it is to be rounded, and one that is being factored.
+        jobs += rows + sum(SOLVE_BYTES * out**2 for out in block.made[:threads])
+        jobs += threads * FED_BACK_BYTES * most
     tuning = []
     if shapes.tunes:
         kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
@@ -168,6 +188,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         *tuning,
         *comparing,
         *guiding,
+        *backs,
         Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
         Peak(block.nbytes + running + counted + sums, "measuring a block's inputs"),
         Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),

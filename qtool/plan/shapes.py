@@ -55,6 +55,7 @@ class Block:
     inputs: tuple[Input, ...]  # the widest first
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
     attending: int = 0  # rows of queries, keys and values, as far as names tell
+    made: tuple[int, ...] = ()  # rows of each matrix that all tokens meet, the most first
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -99,6 +100,7 @@ class Shapes:
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
     makes_up: bool = False  # whether inputs are compared with those of the original
     guides: bool = False  # whether tokens of keys and values count by slopes
+    fed_back: int = 0  # tokens whose slopes say how rows make up for each other
     light: bool = False  # whether kernels read back what was rounded
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
@@ -127,6 +129,17 @@ class Shapes:
         return 4 * self.tokens * numbers + self.slopes
 
     @property
+    def on_disk(self) -> int:
+        """Bytes on the disk beside the artifact: states before a block and after it, from which a
+        run goes on; and where rows make up for each other, slopes behind each block, and what it
+        takes to measure them."""
+        if not self.fed_back:
+            return 2 * self.states
+        measured = replace(self, tokens=self.fed_back)
+        behind = 4 * self.fed_back * self.passed * self.count
+        return behind + max(2 * self.states, measured.slopes_on_disk)
+
+    @property
     def follows(self) -> bool:
         """Whether states of the original model are there beside those of the quantized one."""
         return self.tunes > 0 or self.makes_up
@@ -135,6 +148,12 @@ class Shapes:
 def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> int:
     """Tokens that pass through a block together; of whole samples, at least `tokens`."""
     return length * min(samples, -(-tokens // length))
+
+
+def whole_batches(some: int, samples: int, length: int) -> int:
+    """Tokens of so many of all samples, whole micro-batches of them."""
+    together = -(-MICRO_BATCH_TOKENS // length)
+    return length * min(samples, together * -(-some // together))
 
 
 def shapes_of(
@@ -174,6 +193,7 @@ def shapes_of(
         alike: dict[str, int] = defaultdict(int)
         widest = 0
         attending = attention_rows((one.module, one.shape) for one in group)
+        made: list[int] = []
         for tensor in group:
             if len(tensor.shape) != 2:
                 continue
@@ -183,12 +203,18 @@ def shapes_of(
             if tensor.scheme is not None:
                 site = structure.input_site(tensor.module)
                 alike[_NUMBER.sub("*", site)] += tensor.parameters
+                made += [tensor.shape[0]] if share is None else []
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
         folded = max(alike.values(), default=0)
         ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending))
+        blocks.add(
+            Block(
+                4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
+                tuple(sorted(made, reverse=True)),
+            )
+        )  # fmt: skip
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
@@ -208,6 +234,7 @@ def shapes_of(
         tunes=recipe.tune.batch if recipe.tunes else 0,
         makes_up=recipe.makes_up > 0,
         guides=recipe.guides > 0,
+        fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
         light=not floats and not recipe.reorders_groups,
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
