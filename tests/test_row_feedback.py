@@ -1,0 +1,399 @@
+"""gptq.yaqa: slopes behind blocks, products of slopes, rows that make up for others, whole runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import arch_models
+import gguf_from_hf
+import gguf_models
+import numpy as np
+import pytest
+import quantizing
+import torch
+from gguf_runs import models, without_tokenizers, write
+from numpy.typing import NDArray
+from small_models import checkpoint
+from test_resume import Died, dying
+from transformers import AutoModelForCausalLM
+
+from qtool.calibrating import row_feedback
+from qtool.calibrating.measure import calibrate
+from qtool.calibrating.placed import Passage
+from qtool.calibrating.row_feedback import Feedback, fed_back
+from qtool.calibrating.sites import Tracer, refuse_conv1d
+from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
+from qtool.calibrating.workers import Workers
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError, UnsupportedError
+from qtool.fitting.ends import Ends
+from qtool.formats.gguf_file import GgufFile
+from qtool.fused_experts import apart
+from qtool.gguf import swept_site
+from qtool.recipe.recipe import load
+from qtool.runs.progress import Progress
+from qtool.runs.quantize import Asked, quantize
+from qtool.runs.workspace import Workspace, workspace
+from qtool.verification.run import verify_artifact
+
+__all__ = ["models", "without_tokenizers"]
+
+QUIET = Progress(quiet=True)
+Vector = NDArray[np.float64]
+
+
+# Rows that make up for others.
+
+
+def products(out: int, seed: int = 0) -> NDArray[np.float32]:
+    """Of rows whose errors go together in part."""
+    rng = np.random.default_rng(seed)
+    slopes = rng.normal(size=(3 * out, out)) @ rng.normal(size=(out, out)) / out**0.5
+    found: NDArray[np.float32] = (slopes.T @ slopes).astype(np.float32)
+    return found
+
+
+def halves(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.round(rows * 2) / np.float32(2)
+
+
+def solved(weight: Vector, h: Vector, together: int, rounded: Any) -> tuple[Vector, list[int]]:
+    """The rows that are rounded, by the least squares that they stand for, in float64."""
+    h = h / np.diagonal(h).mean() + np.eye(len(h))
+    order = list(np.argsort(-np.diagonal(h), kind="stable"))
+    left = weight.copy()
+    for first in range(0, len(order), together):
+        now, rest = order[first : first + together], order[first + together :]
+        lost = left[now] - rounded(left[now].astype(np.float32))
+        if rest:
+            left[rest] += np.linalg.solve(h[np.ix_(rest, rest)], h[np.ix_(rest, now)] @ lost)
+    return left, order
+
+
+@pytest.mark.parametrize("out", [5, 16, 40, 300, 530])
+def test_rows_are_those_of_least_squares(out: int) -> None:
+    """530: whole blocks of rows are told at once, twice."""
+    h = products(out)
+    weight = np.random.default_rng(1).normal(size=(out, 24)).astype(np.float32)
+    seen: list[NDArray[np.float32]] = []
+
+    def watched(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        seen.append(rows.copy())
+        return halves(rows)
+
+    made = fed_back(weight, h, watched)
+    wanted, order = solved(weight.astype(np.float64), h.astype(np.float64), 16, halves)
+    assert [len(rows) for rows in seen] == [16] * (out // 16) + [out % 16] * bool(out % 16)
+    assert np.array_equal(np.concatenate(seen), made[order])
+    # A weight that lies half way may be rounded otherwise; none of these does.
+    np.testing.assert_allclose(made, wanted, atol=2e-4)
+    assert (out <= 16) is bool(np.array_equal(made, weight))
+
+
+def test_the_whole_loses_less() -> None:
+    h = products(96)
+    weight = np.random.default_rng(2).normal(size=(96, 40)).astype(np.float32)
+
+    def loss(rounded: NDArray[np.float32]) -> float:
+        error = (weight - rounded).astype(np.float64)
+        return float(np.trace(error.T @ h @ error))
+
+    assert loss(halves(fed_back(weight, h, halves))) < 0.85 * loss(halves(weight))
+
+
+def test_what_nothing_depends_on_takes_part_alone() -> None:
+    """Rows without a slope neither lose nor make up for anything."""
+    h = products(40)
+    h[7] = h[:, 7] = 0
+    weight = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
+    assert np.array_equal(fed_back(weight, h, halves)[7], weight[7])
+
+
+@pytest.mark.parametrize("growth", [None, np.linspace(1, 3, 40, dtype=np.float32)])
+def test_rows_of_a_gguf_in_another_order(
+    growth: NDArray[np.float32] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of llama's queries are: the block has what it would have without."""
+    h, rng = products(40), np.random.default_rng(4)
+    weight = rng.normal(size=(40, 8)).astype(np.float32)
+    order = rng.permutation(40)
+    source = SimpleNamespace(
+        origin=("w",), cut=None, columns=None, in_features=8, growth=growth, rows=40,
+        order=lambda rows: order[rows],
+    )  # fmt: skip
+    tensor: Any = SimpleNamespace(name="w", source=source, shape=(40, 8), type=None)
+    block: Any = SimpleNamespace(weights={"w": torch.from_numpy(weight.copy())})
+    known: Any = SimpleNamespace(given=None)
+    monkeypatch.setattr(swept_site, "matrices_of", lambda _: (1, 40))
+    monkeypatch.setattr(swept_site.sweep, "blocks_of", lambda some, *_: some)
+    grown = np.ones(40, np.float32) if growth is None else growth
+
+    def back(rows: NDArray[np.float32], *_: Any, **__: Any) -> NDArray[np.float32]:
+        return halves(rows)
+
+    monkeypatch.setattr(swept_site.native_gguf, "dequantize", back)
+    with Workers(1) as workers:
+        part = swept_site.Part(tensor, 0, 0)
+        assert swept_site._feed_back(part, {"w": h}, known, block, workers)
+        here = np.empty(40, np.float32)  # what each row of the block is multiplied by
+        here[order] = grown
+        wanted = fed_back(weight * here[:, None], h / np.outer(here, here), halves)
+    found = block.weights["w"].numpy() * here[:, None]
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert np.abs(found - weight * here[:, None]).max() > 0.05
+
+
+# Slopes.
+
+
+def measured(
+    model: Path, folder: Path, samples: int = 2, length: int = 512, all_samples: int = 3
+) -> tuple[Skeleton, NDArray[np.int64], Ends]:
+    skeleton = Skeleton.open(apart(Checkpoint.open(model)))
+    shape = (all_samples, length)
+    tokens = np.random.default_rng(5).integers(3, arch_models.VOCABULARY, shape, dtype=np.int64)
+    with workspace(folder / "out", is_folder=True, nbytes=0, fresh=False) as space:
+        kept = Workspace(folder / "out", folder, space.journal)
+        ends = Ends.of(samples, skeleton, tokens, 1, kept, 2, QUIET)
+    return skeleton, tokens, ends
+
+
+def slopes_of(
+    model: Path, tokens: NDArray[np.int64], last: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Of what comes behind the last block, given these slopes there: by every block's output and
+    every matrix's, [tokens, out] float64; by transformers' own model."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    made: dict[str, torch.Tensor] = {}
+    layers = loaded.model.layers
+    named = {f"model.layers.{n}": layer for n, layer in enumerate(layers)}
+    named |= {
+        f"{prefix}.{name}": one
+        for prefix, layer in [*named.items()]
+        for name, one in layer.named_modules()
+        if isinstance(one, torch.nn.Linear)
+    }
+
+    def keep(name: str) -> Any:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            made[name] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    for name, one in named.items():
+        one.register_forward_hook(keep(name))
+    loaded(torch.from_numpy(tokens))
+    end = made[f"model.layers.{len(layers) - 1}"]
+    found = torch.autograd.grad(end, [*made.values()], torch.cat([*last]).double())
+    return {n: g.reshape(-1, g.shape[-1]) for n, g in zip(made, found, strict=True)}
+
+
+def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    skeleton, tokens, ends = measured(model, tmp_path)
+    with Workers(2) as workers:
+        last = ends.behind(skeleton.count - 1, workers)
+        assert [one.shape[:2] for one in last] == [(2, 512)]  # a micro-batch
+        wanted = slopes_of(model, tokens[:2], [*last])
+        stream = skeleton.embed(tokens)
+        passage = Passage.of(stream, workers, None)
+        feedback, tracer = Feedback(ends), Tracer()
+        for index in range(skeleton.count):
+            (behind,) = ends.behind(index, workers)
+            own = wanted[f"model.layers.{index}"]
+            scale = float(own.abs().max())
+            assert (behind.reshape(own.shape).double() - own).abs().max() < 1e-4 * scale
+            block = skeleton.block(index)
+            found = tracer.sites(block, stream)
+            rows = feedback.of(block, passage, found, found.sites)
+            assert len(rows) == 7
+            for name, h in rows.items():
+                g = wanted[name.removesuffix(".weight")]
+                k = g / g.square().mean(-1, keepdim=True).sqrt().sqrt()
+                products = (k.T @ k).numpy()
+                assert np.abs(h - products).max() < 1e-3 * np.abs(products).max(), name
+            few = feedback.of(block, passage, found, found.sites[:1])
+            assert few.keys() == {*found.sites[0].names}
+            assert all(np.array_equal(rows[name], one) for name, one in few.items())
+            skeleton.advance(block, stream, workers)
+
+
+def test_the_last_ones_are_of_the_loss(tmp_path: Path) -> None:
+    """Their sum of squares is that of the drawn tokens' slopes in the mean: at each position, the
+    trace of the Fisher information by what the last block gives."""
+    model = quantizing.build("llama", tmp_path / "model")
+    skeleton, tokens, ends = measured(model, tmp_path, 8, 128, 8)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    states: list[torch.Tensor] = []
+    loaded.model.layers[-1].register_forward_hook(
+        lambda _, __, out: states.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.no_grad():
+        loaded(torch.from_numpy(tokens))
+
+    def predicted(state: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = loaded.lm_head(loaded.model.norm(state)).log_softmax(-1)
+        return found
+
+    rows = states[0].reshape(-1, states[0].shape[-1])
+    jacobian = torch.func.vmap(torch.func.jacrev(predicted))(rows[:256].detach())
+    chances = predicted(rows[:256]).detach().exp()
+    wanted = float((chances * jacobian.square().sum(-1)).sum(-1).mean().detach())
+    with Workers(1) as workers:
+        last = torch.cat([*ends.behind(skeleton.count - 1, workers)]).reshape(rows.shape)
+    squares = last.double().square().sum(-1)
+    error = float(squares.std()) / len(squares) ** 0.5
+    assert abs(float(squares.mean()) - wanted) < 4 * error + 0.1 * wanted
+
+
+def test_whole_micro_batches_of_the_first_samples(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    length = MICRO_BATCH_TOKENS // 4
+    for samples, wanted in ((1, [4]), (5, [4, 4]), (99, [4, 4, 2])):
+        folder = tmp_path / f"{samples}"
+        folder.mkdir()
+        _, _, ends = measured(model, folder, samples, length, 10)
+        with Workers(1) as workers:
+            assert [len(one) for one in ends.behind(0, workers)] == wanted
+
+
+def test_damaged_slopes_are_told(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    _, _, ends = measured(model, tmp_path, 1, 128)
+    path = tmp_path / "ends" / "ends-0"
+    path.write_bytes(b"\1" * path.stat().st_size)
+    with Workers(1) as workers, pytest.raises(OSError, match=r"reads otherwise.*ends-0"):
+        ends.behind(0, workers)
+
+
+# Whole runs.
+
+
+def sets(text: Path, samples: int = 4) -> list[str]:
+    return [
+        f"gptq.yaqa={samples}", f"calibration.source={text}",
+        "calibration.samples=12", "calibration.length=64",
+    ]  # fmt: skip
+
+
+def test_other_codes_and_no_more(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+    found = []
+    for samples in (0, 4):
+        chosen = ["weights.group_size=32", *sets(text, samples)]
+        found.append(quantizing.quantize(model, "w4g128-gptq", tmp_path / f"{samples}", *chosen))
+    plain, fed = found
+    for name, quant in fed.quants.items():
+        alike = float(np.mean(quant.codes == plain.quants[name].codes))
+        if len(quant.codes) > row_feedback.TOGETHER:
+            assert alike < 0.9, name
+        elif "layers.0." in name:  # rows that are rounded together, of the same input
+            assert alike == 1, name
+    (note,) = (note for note in fed.summary.notes if "gptq.yaqa" in note)
+    assert "in 3 of 3 blocks" in note and row_feedback.FED_BACK not in fed.summary.notes
+    assert not any("gptq.yaqa" in note for note in plain.summary.notes)
+    assert verify_artifact(fed.out, against=model).ok
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral"])
+def test_a_gguf(name: str, models: Path, tmp_path: Path) -> None:
+    """Experts are as they were in the first block, which has the same input."""
+    model = checkpoint(models, name, "bfloat16").path
+    text = quantizing.text_file(tmp_path / "text.txt")
+    found = []
+    for samples in (0, 4):
+        out = tmp_path / f"{samples}.gguf"
+        summary = write(model, out, "q4_0", "method=gptq", *sets(text, samples))
+        assert verify_artifact(out, against=model).ok
+        assert any("gptq.yaqa" in note for note in summary.notes) is bool(samples)
+        with GgufFile.open(out) as file:
+            assert ("yaqa" in str(file.metadata)) is bool(samples)
+            names = [one for one in file.tensors if one.startswith("blk.0.") and "norm" not in one]
+            found.append({one: gguf_from_hf.raw(file, one).tobytes() for one in names})
+    differ = {one for one in found[0] if found[0][one] != found[1][one]}
+    assert any("attn" in one for one in differ)
+    assert not any("_exps" in one or "gate_inp" in one for one in differ) or name != "mixtral"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("w4g128-gptq", ["weights.group_size=32", "gptq.gptaq=0.5"]),
+        ("q4_0", ["method=gptq"]),
+        pytest.param(
+            "w4g128-awq-gptq", ["weights.group_size=32", "awq.grid=2"], marks=pytest.mark.slow
+        ),
+        pytest.param("q4_k", ["method=gptq", "gptq.gptaq=0.5"], marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("lines", [2, 9])
+def test_killed_it_goes_on_to_the_same_bytes(
+    recipe: str, more: list[str], lines: int, models: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """While slopes are measured and between blocks, on another number of threads."""
+    model = checkpoint(models, "llama", "bfloat16").path
+    chosen = [*more, *sets(quantizing.text_file(tmp_path / "text.txt"))]
+
+    def made(name: str, threads: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        if recipe.startswith("q"):
+            write(model, out, recipe, *chosen, threads=threads)
+            return {"": out.read_bytes()}
+        quantizing.quantize(model, recipe, out, *chosen, threads=threads)
+        return quantizing.files(out)
+
+    whole = made("whole", 1)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(lines, patched)
+        made("killed", 3)
+    assert made("killed", 3) == whole
+    assert not [*tmp_path.glob(".*partial*")]
+
+
+def test_statistics_of_a_file_hold_no_text(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    stats, needs = tmp_path / "stats", frozenset({"gram"})
+    settings = load("w4g128-gptq", chosen).calibration
+    calibrate(Checkpoint.open(model), stats, settings, needs, 2, QUIET)
+    made = quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen, stats=stats)
+    assert any("gptq.yaqa" in n and "no text" in n for n in made.summary.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_all_models(name: str, tmp_path: Path) -> None:
+    """Of all that can be streamed: products of every matrix that reads each token once."""
+    try:
+        skeleton = Skeleton.open(
+            apart(Checkpoint.open(gguf_models.build(name, tmp_path / "model")))
+        )
+        refuse_conv1d(skeleton.block(0).module, name)
+    except QtoolError as error:
+        pytest.skip(str(error))
+    tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
+    with workspace(tmp_path / "out", is_folder=True, nbytes=0, fresh=False) as space:
+        kept = Workspace(tmp_path / "out", tmp_path, space.journal)
+        ends = Ends.of(3, skeleton, tokens, 1, kept, 2, QUIET)
+    stream, tracer = skeleton.embed(tokens), Tracer(stacked=True)
+    with Workers(2) as workers:
+        passage = Passage.of(stream, workers, None)
+        for index in range(skeleton.count):
+            block = skeleton.block(index)
+            found = tracer.sites(block, stream)
+            rows = Feedback(ends).of(block, passage, found, found.sites)
+            assert rows
+            for tensor, h in rows.items():
+                assert h.shape == (len(block.weights[tensor]),) * 2
+                assert np.allclose(h, h.T, rtol=1e-3, atol=1e-3 * float(np.abs(h).max()))
+            skeleton.advance(block, stream, workers)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-gptq", "q4_k_m-awq-gptq"])
+def test_a_gpu_is_refused_at_once(recipe: str, tmp_path: Path) -> None:
+    asked = Asked("none", tmp_path / "out", None, None, None, False, False, 1, None, [])
+    with pytest.raises(UnsupportedError, match=r"gptq\.yaqa.*CPU alone.*gptq\.yaqa=0"):
+        quantize(load(recipe, ["gptq.yaqa=4"]), Asked(**vars(asked) | {"device": "cuda"}), QUIET)
