@@ -5,6 +5,7 @@ A micro-batch is a thread's work, in parts of few tokens, and draws from random 
 what comes out does not depend on the number of threads.
 """
 
+from contextlib import nullcontext
 from math import fsum
 from typing import Any
 
@@ -34,9 +35,11 @@ def through_head(
     gradients: Passing,
     workers: Workers,
     progress: Progress,
+    back_alone: bool = False,
 ) -> tuple[Slope | None, float | None]:
     """The head's slope, None where there is no one matrix; and the mean KL divergence between
-    predictions at places that are unrelated, None of a text too short to have any.
+    predictions at places that are unrelated, None of a text too short to have any. back_alone:
+    neither is asked for.
 
     gradients: none yet; those by what leaves the last block are appended, a micro-batch each.
     """
@@ -58,7 +61,7 @@ def through_head(
             for first in range(0, hidden.shape[1], step):
                 with torch.enable_grad():
                     part = hidden[:, first : first + step].detach().requires_grad_()
-                    with observed(index, seen):
+                    with nullcontext() if back_alone else observed(index, seen):
                         logits = head(part).float()
                     if not bool(torch.isfinite(logits).all()):
                         raise SourceError(
@@ -67,7 +70,7 @@ def through_head(
                         )
                     told = logits.log_softmax(-1)
                     found += torch.autograd.grad(_drawn(told, random), part)
-                apart += _unrelated(told.detach())
+                apart += [] if back_alone else _unrelated(told.detach())
             return seen, torch.cat(found, dim=1), apart
 
         turns = range(0, count, workers.threads)

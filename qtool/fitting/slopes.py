@@ -25,6 +25,7 @@ Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from contextlib import nullcontext
 from errno import EIO
 
 import numpy as np
@@ -68,7 +69,7 @@ def measure(
 
     seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
     each block, from the last to the first, what the slopes by what it gives are, before it counts
-    as passed. together: tokens of a micro-batch.
+    as passed; no others are found then. together: tokens of a micro-batch.
     SourceError where something is not finite, UnsupportedError where torch has no gradient.
     """
     count = skeleton.count
@@ -85,7 +86,7 @@ def measure(
             way.before(count)
             gradients = Passing(gradients_at(space, count))
             own, unrelated = through_head(
-                skeleton, stream, tokens, seed, gradients, workers, progress
+                skeleton, stream, tokens, seed, gradients, workers, progress, behind is not None
             )
             named: Named = [] if own is None else [(HEAD, -1, own)]
             found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]
@@ -101,7 +102,9 @@ def measure(
             if behind is not None:
                 behind(index, gradients)
             gradients.go_to(gradients_at(space, index))
-            seen, given = _through_block(block, stream, gradients, before.given[index], workers)
+            seen, given = _through_block(
+                block, stream, gradients, before.given[index], workers, behind is not None
+            )
             gradients.turn()
             named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
@@ -199,11 +202,12 @@ def _through_block(
     gradients: Passing,
     given: Sequence[int],
     workers: Workers,
+    back_alone: bool,
 ) -> tuple[Seen, list[list[torch.Tensor]]]:
     """Sums of a block's matrices, and gradients by what it is given beside states; those by its
     states take the place of those by what it hands on.
 
-    given: which of tensors_in() its call. Gradients by these are by micro-batch.
+    back_alone: there are no sums. given: which of tensors_in() its call. Gradients by these are by micro-batch.
     """
     index = WeightIndex(block.module)
 
@@ -216,7 +220,8 @@ def _through_block(
             tensors[place] = tensor
         seen: Seen = {}
         try:
-            with torch.enable_grad(), observed(index, seen):
+            seeing = nullcontext() if back_alone else observed(index, seen)
+            with torch.enable_grad(), seeing:
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 parts = iter([t.clone() if t.requires_grad else t for t in tensors])
                 output = block.outputs(block.module, states.clone(), with_tensors(call, parts))
