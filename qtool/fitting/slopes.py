@@ -24,8 +24,8 @@ Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from contextlib import nullcontext
+from dataclasses import dataclass
 from errno import EIO
 
 import numpy as np
@@ -207,7 +207,8 @@ def _through_block(
     """Sums of a block's matrices, and gradients by what it is given beside states; those by its
     states take the place of those by what it hands on.
 
-    back_alone: there are no sums. given: which of tensors_in() its call. Gradients by these are by micro-batch.
+    back_alone: there are no sums. given: which of tensors_in() its call. Gradients by these are by
+    micro-batch.
     """
     index = WeightIndex(block.module)
 
