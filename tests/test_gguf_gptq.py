@@ -226,7 +226,7 @@ def test_bytes_do_not_depend_on_threads_or_the_kind_of_source(
     ("recipe", "chain"),
     [
         pytest.param("q4_0", "", marks=pytest.mark.slow),
-        ("q4_0", "awq"),
+        pytest.param("q4_0", "awq", marks=pytest.mark.slow),
         pytest.param("iq2_m", "", marks=pytest.mark.slow),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_run_that_dies_goes_on(
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("which", [".", "originals"])
+@pytest.mark.parametrize("which", [pytest.param(".", marks=pytest.mark.slow), "originals"])
 def test_damaged_states_are_made_again(
     which: str, models: Path, sets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,7 +310,7 @@ def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     ("block", "chosen"),
     [
         (0, "dense: true"),
-        (1, "weights: {bits: 8}"),
+        pytest.param(1, "weights: {bits: 8}", marks=pytest.mark.slow),
         pytest.param(1, "dense: true", marks=pytest.mark.slow),
         pytest.param(0, "weights: {bits: 8}", marks=pytest.mark.slow),
     ],

@@ -55,9 +55,8 @@ def test_tests_that_take_too_long_tell_what_has_failed(check: object, tmp_path: 
     assert not good and "assert (7 * 7) == 48" in said and "took more than 25 s" in said
 
 
-@pytest.mark.parametrize(
-    ("device", "passed"), [("cuda", 5), pytest.param("", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "passed"), [("cuda", 5), ("", 1)])
 def test_a_process_whose_gpu_is_broken_is_replaced(
     device: str, passed: int, tmp_path: Path
 ) -> None:

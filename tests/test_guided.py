@@ -365,7 +365,7 @@ def test_importance_stays_of_plain_sums(
         pytest.param(
             "w4g128-awq-gptq", ["weights.group_size=32", "awq.grid=2"], marks=pytest.mark.slow
         ),
-        ("w4g128-gptq", ["weights.group_size=32", MADE_UP]),
+        pytest.param("w4g128-gptq", ["weights.group_size=32", MADE_UP], marks=pytest.mark.slow),
         pytest.param("q4_0", ["method=gptq"], marks=pytest.mark.slow),
         pytest.param("q4_0", ["method=gptq", MADE_UP], marks=pytest.mark.slow),
     ],

@@ -116,7 +116,7 @@ def going_on(out: Path, replace: Replace | None = FREELY, mark: str = "new") -> 
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("trades", [True, False])
+@pytest.mark.parametrize("trades", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("free", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_whenever_it_is_killed_what_is_finished_is_kept(
     free: bool, trades: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

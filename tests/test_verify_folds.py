@@ -156,7 +156,7 @@ COARSE = [
 
 
 @pytest.mark.parametrize(
-    "chosen", [pytest.param(c, marks=[pytest.mark.slow] if c in COARSE[2:] else []) for c in COARSE]
+    "chosen", [pytest.param(c, marks=[pytest.mark.slow] if c in COARSE[1:] else []) for c in COARSE]
 )
 def test_scales_behind_coarse_codes(chosen: tuple[str, ...], tmp_path: Path) -> None:
     """No sound artifact is accused, errors are those of rounding; a norm that only was divided is
